@@ -1,0 +1,60 @@
+"""Asynchronous reinforcement learning on one workstation.
+
+    from asyncrl import DQN, Trainer
+
+    result = Trainer("CartPole-v1", DQN(), num_actors=2, seed=0).learn(total_steps=200_000)
+
+Names load when they are first used (PEP 562), because an actor process imports `asyncrl.shm` and
+`asyncrl.actors` and must not pay for torch, and because `asyncrl --help` should answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.dqn import DQN
+    from asyncrl.config import TrainerConfig
+    from asyncrl.errors import AsyncRLError, AsyncRLWarning
+    from asyncrl.metrics import EvaluationResult, Snapshot
+    from asyncrl.trainer import Trainer, TrainResult, train
+    from asyncrl.version import __version__
+
+_HOMES = {
+    "AsyncRLError": "asyncrl.errors",
+    "AsyncRLWarning": "asyncrl.errors",
+    "DQN": "asyncrl.algorithms.dqn",
+    "EvaluationResult": "asyncrl.metrics",
+    "Snapshot": "asyncrl.metrics",
+    "TrainResult": "asyncrl.trainer",
+    "Trainer": "asyncrl.trainer",
+    "TrainerConfig": "asyncrl.config",
+    "__version__": "asyncrl.version",
+    "train": "asyncrl.trainer",
+}
+
+__all__ = [
+    "DQN",
+    "AsyncRLError",
+    "AsyncRLWarning",
+    "EvaluationResult",
+    "Snapshot",
+    "TrainResult",
+    "Trainer",
+    "TrainerConfig",
+    "__version__",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

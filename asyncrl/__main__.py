@@ -1,0 +1,8 @@
+"""`python -m asyncrl` is the command `asyncrl`."""
+
+import sys
+
+from asyncrl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""One actor: E streams, a policy and a ring. There is no process in it: a test drives it by hand, row by row."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actors.streams import Event, Streams
+from asyncrl.core import RESET, Policy
+from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep
+from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
+from asyncrl.shm.weights import WeightMailbox
+
+
+def actor_seeds(
+    seed: int, index: int, incarnation: int, num_envs: int
+) -> tuple[list[int], np.random.Generator]:
+    """Seeds of an actor's environments, and its policy's generator; independent over actors and their lives."""
+    ours = np.random.SeedSequence(seed, spawn_key=(index, incarnation))
+    for_envs, for_policy = ours.spawn(2)
+    return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
+
+
+class Actor:
+    """Steps its environments, one row at a time, as far as the learner side grants.
+
+    Args:
+        streams: the environments; begun by `begin`.
+        policy: how to act; used by this actor alone.
+        writer: the actor's end of its ring; a new life of an actor goes on where the last one stopped.
+        mailbox: where the weights come from.
+        index: which actor, from 0 ...
+        num_actors: ... of how many.
+        seed: the run's seed.
+        incarnation: which life of this actor, from 0; stamped on every row.
+
+    Attributes:
+        weights_version: version of the weights the policy acts with, 0 before the first.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        policy: Policy,
+        writer: RingWriter,
+        mailbox: WeightMailbox,
+        *,
+        index: int,
+        num_actors: int,
+        seed: int,
+        incarnation: int = 0,
+    ) -> None:
+        self.streams = streams
+        self.policy = policy
+        self.writer = writer
+        self.index = index
+        self.incarnation = incarnation
+        self.weights_version = 0
+        self._mailbox = mailbox
+        self._num_actors = num_actors
+        self._env_seeds, self._rng = actor_seeds(seed, index, incarnation, streams.num_envs)
+        self._weights = np.empty(policy.weight_count, np.float32)
+        layout, num_envs = writer.layout, streams.num_envs
+        policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
+        self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
+        self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
+        self._rewards = np.zeros(num_envs, np.float64)
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._steps = int(writer.header[STEPS])
+        self._mask = layout.num_slots - 1
+        self._first_row = True
+        writer.set_incarnation(incarnation)
+        streams.show_current_in(writer.header[CURRENT_ENV : CURRENT_ENV + 1])
+
+    def begin(self) -> None:
+        """Reset every environment with its seed. Raises `EnvironmentFailed`."""
+        try:
+            self.streams.reset(self._env_seeds, self._first_obs)
+        except BaseException as error:
+            raise self._explain(error, None) from error
+        self._refuse_non_finite(self._first_obs, self._returns, None)
+
+    def step(self) -> bool:
+        """Write and publish one row; False where that must wait, for a grant or for the first weights.
+
+        A row needs the next row's slot too, for its next observation. Nothing is published of a row that
+        fails.
+
+        Raises:
+            EnvironmentRaised, NonFiniteStep, ObservationOffSpace, OldGymAPI: with actor, environment, step,
+                action.
+        """
+        writer = self.writer
+        position = writer.published
+        if writer.granted < position + 2 or not self._take_newest_weights():
+            return False
+        slot, next_slot = position & self._mask, (position + 1) & self._mask
+        if self._first_row:
+            writer.obs[:, slot] = self._first_obs
+            self._first_row = False
+        next_obs = writer.obs[:, next_slot]
+        actions, extras = self.policy.act(writer.obs[:, slot], self._rng, self._steps * self._num_actors)
+        try:
+            events = self.streams.step(actions, next_obs, self._rewards)
+        except BaseException as error:
+            raise self._explain(error, actions) from error
+        writer.action[:, slot] = actions
+        rewards = writer.reward[:, slot]
+        rewards[:] = self._rewards
+        self._refuse_non_finite(next_obs, rewards, actions)
+        flags = writer.flags[:, slot]
+        flags[:] = 0
+        for i, flag in events:
+            flags[i] = flag
+        for name, values in extras.items():
+            writer.extras[name][:, slot] = values
+        writer.version[slot] = self.weights_version
+        writer.incarnation[slot] = self.incarnation
+        taken = self._count(events)
+        writer.publish(1, taken)
+        return True
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.streams.close()
+
+    def _take_newest_weights(self) -> bool:
+        """Load the mailbox's weights where they moved; False where nothing was ever published."""
+        version = self._mailbox.refresh(self._weights, self.weights_version)
+        if version != self.weights_version:
+            self.policy.load_weights(self._weights)
+            self.weights_version = version
+            self.writer.set_exploration(self.policy.exploration_rate)
+        return version > 0
+
+    def _count(self, events: list[Event]) -> int:
+        """Episode returns and lengths after a row; how many of its steps were taken (RESET: not taken)."""
+        self._returns += self._rewards
+        self._lengths += 1
+        taken = self.streams.num_envs
+        for i, flag in events:
+            if flag & RESET:
+                taken -= 1
+            else:
+                self.writer.record_episode(float(self._returns[i]), int(self._lengths[i]))
+            # After an ended step: for the reset row to come. After a reset row: for the episode to come.
+            self._returns[i] = 0.0
+            self._lengths[i] = 0
+        self._steps += taken
+        return taken
+
+    def _refuse_non_finite(
+        self, obs: NDArray[Any], rewards: NDArray[Any], actions: NDArray[Any] | None
+    ) -> None:
+        finite_obs = not self._obs_may_be_non_finite or np.isfinite(obs).all()
+        if finite_obs and np.isfinite(rewards).all():
+            return
+        what, values = ("observation", obs) if not finite_obs else ("reward", rewards)
+        bad = ~np.isfinite(values).reshape(values.shape[0], -1).all(axis=1)
+        env = int(np.flatnonzero(bad)[0])
+        raise NonFiniteStep(
+            f"Environment {env} of actor {self.index} returned a {what} that is NaN or infinite in float32.",
+            facts={**self._where(env, actions), what: np.array2string(values[env], threshold=20)},
+            fix="mend the environment (a diverged simulation?); nothing of this step was stored",
+        )
+
+    def _explain(self, error: BaseException, actions: NDArray[Any] | None) -> EnvironmentFailed:
+        env = self.streams.current
+        facts = self._where(env, actions)
+        if isinstance(error, EnvironmentFailed):
+            error.facts.update(facts)
+            return error
+        who = (
+            f"Environment {env} of actor {self.index}"
+            if env >= 0
+            else f"The vector environment of actor {self.index}"
+        )
+        call = "reset" if actions is None else "step"
+        return EnvironmentRaised(
+            f"{who} raised {type(error).__name__} in {call}: {error}",
+            facts=facts,
+            fix="mend the environment; seed, action and episode step above say how to get there",
+            remote_traceback="".join(traceback.format_exception(error)),
+        )
+
+    def _where(self, env: int, actions: NDArray[Any] | None) -> dict[str, object]:
+        """What every report of a failed step names."""
+        facts: dict[str, object] = {"actor": self.index, "pid": os.getpid()}
+        if env >= 0:
+            facts["env index"] = env
+            facts["episode step"] = int(self._lengths[env])
+        if actions is not None:
+            facts["action"] = np.array2string(np.asarray(actions if env < 0 else actions[env]), threshold=20)
+        facts["seed"] = self._env_seeds[max(env, 0)]
+        return facts

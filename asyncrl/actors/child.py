@@ -1,0 +1,169 @@
+"""One forked process as the main process holds it: its number, its socket, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.actors.forkserver import ChildExit, ForkServer
+from asyncrl.actors.frames import FrameReader, send_frame
+
+
+class ChildDied(Exception):
+    """A forked process ended without having said why. Internal: callers turn it into an `AsyncRLError`.
+
+    Attributes:
+        exit: how it ended.
+    """
+
+    def __init__(self, exit: ChildExit) -> None:
+        super().__init__(f"process {exit.pid} ended with status {exit.status}")
+        self.exit = exit
+
+
+class Child:
+    """A process that plays a role; all methods on the event loop's thread, but `send_bytes`.
+
+    Args:
+        server: forks it.
+        role: what it plays, see `worker.py`.
+
+    Attributes:
+        pid: its process id, 0 before `start`.
+        exited: how it ended, or None while it runs.
+    """
+
+    def __init__(self, server: ForkServer, role: str) -> None:
+        self._server = server
+        self._role = role
+        self.pid = 0
+        self.exited: ChildExit | None = None
+        self._channel, self._theirs = socket.socketpair()
+        self._reader = FrameReader(self._channel)
+        self._frames: deque[dict[str, Any]] = deque()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._stack = tempfile.TemporaryFile()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(
+        self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None, niceness: int = 0
+    ) -> None:
+        """Fork it; returns when it exists. Raises `ResourceError` where the fork server does not run."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            self.pid = await self._server.fork(
+                self._role,
+                payload,
+                {"channel": self._theirs.fileno(), "stack": self._stack.fileno(), **fds},
+                on_exit=self._on_exit,
+                log=log,
+                niceness=niceness,
+            )
+        except BaseException:
+            self._close_files()
+            raise
+        self._theirs.close()
+        if self.exited is None:
+            self._loop.add_reader(self._channel.fileno(), self._on_readable)
+
+    async def receive(self) -> dict[str, Any]:
+        """Its next frame.
+
+        Raises:
+            AsyncRLError: it sent an error frame.
+            ChildDied: it ended and sent nothing more.
+        """
+        while not self._frames:
+            if self.exited is not None:
+                raise ChildDied(self.exited)
+            await self._something()
+        frame = self._frames.popleft()
+        if frame["kind"] == "error":
+            raise frame["error"]
+        return frame
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send it a small frame; lost where it is gone."""
+        with contextlib.suppress(OSError):
+            send_frame(self._channel, message)
+
+    def send_bytes(self, command: bytes) -> None:
+        """Send it bytes; any thread, never blocks, lost where it is gone or has unread commands enough."""
+        with contextlib.suppress(OSError):
+            self._channel.send(command, socket.MSG_DONTWAIT)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to its process group."""
+        self._server.signal(self.pid, number)
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        """Wait until it has ended (True) or the time is over (False)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while self.exited is None:
+                    await self._something()
+        return self.exited is not None
+
+    async def end(self, *, patience_seconds: float = 0.5) -> None:
+        """End it: the socket is closed, which it should notice, and then it is killed. Idempotent."""
+        if self.pid and self.exited is None:
+            with contextlib.suppress(OSError):
+                self._channel.shutdown(socket.SHUT_WR)
+            if not await self.wait(patience_seconds):
+                self.kill()
+                await self.wait(1.0)
+        self._close_files()
+
+    async def python_stack(self) -> str:
+        """The Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""
+        file = self._stack.fileno()
+        before = size = os.fstat(file).st_size
+        self._server.signal(self.pid, signal.SIGUSR1, group=False)
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            last, size = size, os.fstat(file).st_size
+            if size > before and size == last:
+                break
+        return os.pread(file, size - before, before).decode(errors="replace")
+
+    async def _something(self) -> None:
+        """Wait for a frame or the end."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _on_readable(self) -> None:
+        self._frames.extend(self._reader.frames())
+        if self._reader.eof and self._loop is not None:
+            self._loop.remove_reader(self._channel.fileno())
+        self._wake()
+
+    def _on_exit(self, exit: ChildExit) -> None:
+        """It ended: read what it sent before. Whoever else may hold its socket open is not waited for."""
+        if self._channel.fileno() >= 0:
+            self._frames.extend(self._reader.frames())
+            if self._loop is not None:
+                self._loop.remove_reader(self._channel.fileno())
+        self.exited = exit
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _close_files(self) -> None:
+        if self._loop is not None and self._channel.fileno() >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        self._theirs.close()
+        self._stack.close()

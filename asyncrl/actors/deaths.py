@@ -1,0 +1,85 @@
+"""Words for how a process ended (ASYNC003) or why it had to be ended (ASYNC015)."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+
+from asyncrl.actors.forkserver import ChildExit
+from asyncrl.errors import ActorKilled, EnvironmentHung
+
+_GIB = 2.0**30
+_SCARCE = 0.1
+"""Share of free memory below which an unexplained SIGKILL looks like the kernel's out-of-memory killer."""
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words, e.g. `was killed by SIGSEGV (Segmentation fault)`."""
+    if status >= 0:
+        return f"exited with status {status} without a word"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name} ({signal.strsignal(-status) or 'unknown'})"
+
+
+def actor_killed(who: str, exit: ChildExit, restarts: int) -> ActorKilled:
+    """ASYNC003.
+
+    Args:
+        who: e.g. `Actor 0`.
+        exit: how its last life ended.
+        restarts: how often it had been started again.
+    """
+    if exit.server_lost:
+        return ActorKilled(
+            f"{who} was killed because the fork server died.",
+            facts={"pid": exit.pid},
+            fix="start the run again; if nobody killed the server, the machine may be out of memory",
+        )
+    again = "" if restarts == 0 else f", after {restarts} restart{'s' if restarts > 1 else ''}"
+    facts: dict[str, object] = {"pid": exit.pid, "restarts": restarts}
+    fix = "look at the actor's log; native code in the environment is the usual cause"
+    if exit.status == -signal.SIGKILL:
+        memory = psutil.virtual_memory()
+        facts["most memory it had resident"] = f"{exit.max_rss_bytes / _GIB:.2f} GiB"
+        facts["memory of the machine"] = (
+            f"{memory.available / _GIB:.2f} GiB free of {memory.total / _GIB:.2f} GiB"
+        )
+        fix = "if nobody sent it, the kernel did, for want of memory: lower num_actors or envs_per_actor"
+        if memory.available < _SCARCE * memory.total or exit.max_rss_bytes > memory.total / 2:
+            facts["looks like"] = "out of memory"
+    return ActorKilled(f"{who} {how_it_ended(exit.status)}{again}.", facts=facts, fix=fix)
+
+
+def actor_hung(
+    actor: int, env: int, seconds: float, ready: bool, median_step_seconds: float | None, stack: str
+) -> EnvironmentHung:
+    """ASYNC015.
+
+    Args:
+        actor: which.
+        env: environment it is in, -1 where unknown.
+        seconds: how long it gave no sign of life, in time that the supervisor was awake.
+        ready: whether it had built its environments.
+        median_step_seconds: of one environment step before, or None where there was none.
+        stack: its Python stacks, most recent call first.
+    """
+    where = f"environment {env} of actor {actor}" if env >= 0 else f"an environment of actor {actor}"
+    what = (
+        f"did not return for {seconds:.1f} s" if ready else f"was not built and reset within {seconds:.1f} s"
+    )
+    median = "no step yet" if median_step_seconds is None else f"{median_step_seconds * 1e3:.3f} ms"
+    name = "step_timeout_seconds" if ready else "ready_timeout_seconds"
+    return EnvironmentHung(
+        f"{where[0].upper()}{where[1:]} {what}.",
+        facts={
+            "actor": actor,
+            "seconds": f"{seconds:.1f}",
+            "median step time": median,
+            "stack (most recent call first)": "\n" + (stack.rstrip() or "  not available"),
+        },
+        fix=f"mend what hangs there, or raise {name} if it only takes that long",
+    )

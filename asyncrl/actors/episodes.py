@@ -1,0 +1,159 @@
+"""Greedy episodes of one policy, played in lockstep: one forward pass per step for all environments still
+alive.
+
+The number of episodes is exact and each environment is given its share beforehand. (Taking the first n
+episodes to end out of a running vector favours short ones, and short ones are the bad ones in some tasks and
+the good ones in others.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl import env_checks
+from asyncrl.actors.streams import ActionForm, VectorStreams
+from asyncrl.core import RESET, EnvSpec, Policy
+from asyncrl.envs import EnvSource
+
+MAX_ENVS = 100
+"""Environments played at a time where not told otherwise; more episodes than that take turns."""
+
+Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+def run_episodes(
+    source: EnvSource | Sequence[Any] | Any,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    *,
+    max_envs: int = MAX_ENVS,
+) -> Episodes:
+    """Play `episodes` greedy episodes in this process; blocks until they are over.
+
+    Args:
+        source: where environments come from, or environments already built (a list of them, or one vector);
+            those that are built here are closed again.
+        policy: acts greedily; its weights are loaded.
+        episodes: how many, at least 1.
+        seed: of the first reset of each episode (of the vector, for a vector environment).
+        max_envs: most environments to build.
+
+    Returns:
+        Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    with EpisodePlayer(source, policy, max_envs) as player:
+        return player.play(episodes, seed)
+
+
+class EpisodePlayer:
+    """Environments kept between evaluations, as many as were ever needed.
+
+    Args:
+        source: as in `run_episodes`.
+        policy: whose greedy actions are taken.
+        max_envs: most environments to build.
+    """
+
+    def __init__(
+        self, source: EnvSource | Sequence[Any] | Any, policy: Policy, max_envs: int = MAX_ENVS
+    ) -> None:
+        self._policy = policy
+        self._source = source if isinstance(source, EnvSource) else None
+        self._max_envs = max_envs if self._source is not None else 0
+        built: Any = source.build() if isinstance(source, EnvSource) else source
+        self._vector = built if hasattr(built, "num_envs") else None
+        self._envs: list[Any] = [] if self._vector is not None else _as_list(built)
+        name = self._source.name if self._source is not None else type(built).__name__
+        first = self._vector if self._vector is not None else self._envs[0]
+        self._spec: EnvSpec = env_checks.spec_of(name, first)
+
+    def __enter__(self) -> EpisodePlayer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._source is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs if self._vector is None else [self._vector]:
+            env.close()
+
+    def play(self, episodes: int, seed: int) -> Episodes:
+        """Play exactly `episodes` episodes with the policy's present weights; see `run_episodes`."""
+        if self._vector is not None:
+            return self._play_vector(episodes, seed)
+        while self._source is not None and len(self._envs) < min(episodes, self._max_envs):
+            self._envs.append(self._source.build())
+        seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
+        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
+        obs = np.empty((episodes, *self._spec.observation_shape), self._spec.observation_dtype)
+        form = ActionForm(self._spec, self._envs[0].action_space)
+        live = list(range(min(episodes, len(self._envs))))
+        for episode in live:
+            obs[episode] = self._reset(episode, seeds)
+        while live:
+            actions = form.rows(self._policy.greedy(obs[live]))
+            live = self._step(live, actions, obs, seeds, returns, lengths)
+        return returns, lengths
+
+    def _step(
+        self,
+        live: list[int],
+        actions: list[Any],
+        obs: NDArray[Any],
+        seeds: list[int],
+        returns: NDArray[np.float64],
+        lengths: NDArray[np.int64],
+    ) -> list[int]:
+        """Step every episode in `live`; those that live after it. Environment k mod n plays episode k."""
+        still = []
+        for episode, action in zip(live, actions, strict=True):
+            env = self._envs[episode % len(self._envs)]
+            step = env_checks.check_step(self._spec.name, env.step(action))
+            returns[episode] += float(step[1])
+            lengths[episode] += 1
+            if not (step[2] or step[3]):
+                obs[episode] = step[0]
+                still.append(episode)
+            elif (following := episode + len(self._envs)) < len(seeds):
+                obs[following] = self._reset(following, seeds)
+                still.append(following)
+        return still
+
+    def _reset(self, episode: int, seeds: list[int]) -> Any:
+        env = self._envs[episode % len(self._envs)]
+        return env_checks.check_reset(self._spec.name, env.reset(seed=seeds[episode]))
+
+    def _play_vector(self, episodes: int, seed: int) -> Episodes:
+        streams = VectorStreams(self._vector, self._spec)
+        n = streams.num_envs
+        obs = np.empty((n, *self._spec.observation_shape), self._spec.observation_dtype)
+        rewards, row_returns, row_lengths = np.zeros(n), np.zeros(n), np.zeros(n, np.int64)
+        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
+        next_episode = list(range(n))  # environment i plays episodes i, i + n, ...
+        streams.reset([seed], obs)
+        while min(next_episode) < episodes:
+            events = streams.step(self._policy.greedy(obs), obs, rewards)
+            row_returns += rewards
+            row_lengths += 1
+            for i, flag in events:
+                if flag != RESET and next_episode[i] < episodes:
+                    returns[next_episode[i]], lengths[next_episode[i]] = row_returns[i], row_lengths[i]
+                    next_episode[i] += n
+                row_returns[i] = row_lengths[i] = 0
+        return returns, lengths
+
+
+def _as_list(envs: Any) -> list[Any]:
+    built = list(envs) if isinstance(envs, (list, tuple)) else [envs]
+    if not built:
+        raise ValueError("source must hold at least one environment, got none")
+    return built

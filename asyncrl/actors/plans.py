@@ -1,0 +1,48 @@
+"""What the main process tells the processes it has forked, and the bytes both sides exchange afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.envs import EnvSource
+from asyncrl.shm.ring import RingLayout
+
+SPACE, QUIT = b"S", b"Q"
+"""Commands to an actor: rows were granted; close the environments and leave."""
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """What one life of an actor needs to know; travels pickled.
+
+    Attributes:
+        source: the environment.
+        policy: pickled `Policy`.
+        layout: of its ring.
+        index, num_actors: which actor, of how many.
+        seed: the run's seed.
+        incarnation: which life, from 0.
+    """
+
+    source: EnvSource
+    policy: bytes
+    layout: RingLayout
+    index: int
+    num_actors: int
+    seed: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class EvaluatorPlan:
+    """What an evaluator needs to know; travels pickled.
+
+    Attributes:
+        source: the environment.
+        policy: pickled `Policy`.
+        max_envs: the most environments to build.
+    """
+
+    source: EnvSource
+    policy: bytes
+    max_envs: int

@@ -1,0 +1,319 @@
+"""The actor processes of a run: start, supervise, restart, close.
+
+Each actor has one supervising task, whose story is the life of the actor: fork, READY, work, end, and perhaps
+    another
+life. One more task watches heartbeats. An actor that dies of a signal is started again on the same ring, as
+the next incarnation; one whose environment raises is not, because it would raise again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+
+from asyncrl.actors.child import Child, ChildDied
+from asyncrl.actors.deaths import actor_killed
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
+from asyncrl.actors.vitals import AwakeClock, Vitals
+from asyncrl.core import EnvSpec
+from asyncrl.envs import EnvSource
+from asyncrl.errors import AsyncRLError, EnvironmentHung
+from asyncrl.metrics import ActorStatistics
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.segment import Segment
+from asyncrl.shm.weights import WeightMailbox
+
+WATCH_SECONDS = 0.1
+_BACK_OFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Pause before the n-th restart; the last one for all further ones."""
+
+
+async def probe(server: ForkServer, source: EnvSource) -> EnvSpec:
+    """Build and check one environment in a process of its own; what it looks like.
+
+    Raises:
+        EnvironmentFailed: it does not build or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 018).
+        UserError: it is unknown (ASYNC006) or has spaces that cannot be stored (ASYNC005).
+        ActorKilled: building it killed the process (ASYNC003).
+    """
+    child = Child(server, "probe")
+    try:
+        await child.start(pickle.dumps(source), {})
+        spec: EnvSpec = (await child.receive())["spec"]
+        return spec
+    except ChildDied as died:
+        raise actor_killed(f"The process that built {source.name}", died.exit, 0) from died
+    finally:
+        await child.end()
+
+
+class _Actor:
+    """One actor over all its lives."""
+
+    def __init__(self, index: int, ring: RingReader) -> None:
+        self.index = index
+        self.ring = ring
+        self.child: Child | None = None
+        self.ready = False
+        self.restarts = 0
+        self.hung: EnvironmentHung | None = None
+        self.last_error = ""
+        self.vitals = Vitals(index, ring)
+        self.episodes_seen = 0
+
+
+class ActorPool:
+    """Starts actors, keeps them alive, and ends them; on the event loop's thread, but `wake`.
+
+    Args:
+        server: forks them.
+        source: the environment.
+        layout: of every ring.
+        policy_bytes: pickled `Policy`.
+        num_actors: how many.
+        seed: the run's seed; seeds of actors, lives and environments are spread from it.
+        mailbox: where actors find weights; they wait for the first.
+        doorbell: what they ring.
+        step_timeout_seconds: how long one step (or reset) may take before its actor counts as hung and is
+            killed.
+        ready_timeout_seconds: the same for building and resetting all environments of an actor.
+        max_restarts: how often one actor may be started again after it was killed or hung. 0: never.
+        log_dir: directory for `<index>.log`, the output of each actor; None sends it to standard error.
+        on_failure: told the error that ends an actor for good, at most once per actor, after `start` has
+            returned.
+        on_death: told an actor's index whenever a life of it ended, so that the consumer looks at the rings:
+            a bell may have died with it.
+        poison: fill the rings so that unwritten bytes show (tests).
+
+    Attributes:
+        rings: the reading end of every actor's ring, there before any process is.
+
+    Raises:
+        SharedMemoryTooSmall: the rings do not fit (ASYNC008).
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        source: EnvSource,
+        layout: RingLayout,
+        policy_bytes: bytes,
+        *,
+        num_actors: int,
+        seed: int,
+        mailbox: WeightMailbox,
+        doorbell: Doorbell,
+        step_timeout_seconds: float = 60.0,
+        ready_timeout_seconds: float = 60.0,
+        max_restarts: int = 3,
+        log_dir: Path | None = None,
+        on_failure: Callable[[AsyncRLError], None],
+        on_death: Callable[[int], None] | None = None,
+        poison: bool = False,
+    ) -> None:
+        if num_actors < 1:
+            raise ValueError(f"num_actors must be at least 1, got {num_actors}")
+        self._server = server
+        self._source = source
+        self._layout = layout
+        self._policy_bytes = policy_bytes
+        self._seed = seed
+        self._mailbox = mailbox
+        self._doorbell = doorbell
+        self._step_timeout = step_timeout_seconds
+        self._ready_timeout = ready_timeout_seconds
+        self._max_restarts = max_restarts
+        self._log_dir = log_dir
+        self._on_failure = on_failure
+        self._on_death = on_death
+        self._segments: list[Segment] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: asyncio.Future[None] | None = None
+        self._closing = False
+        try:
+            for i in range(num_actors):
+                self._segments.append(Segment.create(f"ring of actor {i}", layout.arrays(), poison=poison))
+        except BaseException:
+            self._close_segments()
+            raise
+        self.rings = tuple(RingReader(segment, layout) for segment in self._segments)
+        self._actors = [_Actor(i, ring) for i, ring in enumerate(self.rings)]
+
+    async def start(self) -> None:
+        """Start every actor; returns when all have built and reset their environments.
+
+        Raises:
+            AsyncRLError: what the first that failed has shipped; the pool must then be closed.
+        """
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._started = asyncio.get_running_loop().create_future()
+        for actor in self._actors:
+            self._spawn(self._supervise(actor), f"actor {actor.index}")
+        self._spawn(self._watch(), "actor heartbeats")
+        await self._started
+
+    def wake(self, index: int) -> None:
+        """Tell a sleeping actor that it was granted rows; any thread, never blocks, harmless if it is dead."""
+        child = self._actors[index].child
+        if child is not None:
+            child.send_bytes(SPACE)
+
+    async def close(self, timeout_seconds: float = 2.0) -> None:
+        """End every actor: asked first, then told (SIGTERM), then killed with all it started (SIGKILL).
+        Idempotent.
+
+        Args:
+            timeout_seconds: within which all are gone, wherever they are stuck.
+        """
+        self._closing = True
+        children = [a.child for a in self._actors if a.child is not None]
+        for child in children:
+            child.send_bytes(QUIT)
+        for share, number in ((0.4, signal.SIGTERM), (0.2, signal.SIGKILL), (0.4, None)):
+            await asyncio.gather(*(c.wait(share * timeout_seconds) for c in children))
+            left = [c for c in children if c.exited is None]
+            if not left or number is None:
+                break
+            for child in left:
+                child.kill(number)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for child in children:
+            await child.end(patience_seconds=0.0)
+        self._close_segments()
+
+    def statistics(self) -> tuple[ActorStatistics, ...]:
+        """One record per actor; rates and fractions are over the last second or so."""
+        return tuple(
+            a.vitals.statistics(
+                pid=a.child.pid if a.child is not None and a.child.exited is None else 0,
+                state=self._state(a),
+                restarts=a.restarts,
+                last_error=a.last_error,
+            )
+            for a in self._actors
+        )
+
+    def episodes(self) -> Iterator[tuple[float, int]]:
+        """Episodes that finished since the last call: undiscounted return and length in steps."""
+        for actor in self._actors:
+            actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
+            yield from zip(returns.tolist(), lengths.tolist(), strict=True)
+
+    def exploration_rate(self) -> float | None:
+        """Mean exploration rate over the actors that have acted, None before the first."""
+        rates = [s.exploration_rate for s in (ring.statistics() for ring in self.rings) if s.env_steps > 0]
+        return sum(rates) / len(rates) if rates else None
+
+    def _state(self, actor: _Actor) -> str:
+        if self._closing or actor.child is None:
+            return "stopped" if self._closing or actor.last_error else "starting"
+        if actor.child.exited is not None:
+            return "stopped" if actor.restarts >= self._max_restarts else "restarting"
+        return actor.ring.statistics().state if actor.ready else "starting"
+
+    async def _supervise(self, actor: _Actor) -> None:
+        """All lives of one actor."""
+        while True:
+            try:
+                await self._live(actor)
+            except ChildDied as died:
+                error: AsyncRLError = actor.hung or actor_killed(
+                    f"Actor {actor.index}", died.exit, actor.restarts
+                )
+                mortal = died.exit.server_lost or actor.restarts >= self._max_restarts
+            except AsyncRLError as raised:
+                error, mortal = raised, True
+            if self._closing:
+                return
+            actor.last_error = str(error).splitlines()[0]
+            if self._on_death is not None:
+                self._on_death(actor.index)
+            if mortal:
+                self._fail(error)
+                return
+            await asyncio.sleep(_BACK_OFF_SECONDS[min(actor.restarts, len(_BACK_OFF_SECONDS) - 1)])
+            actor.restarts += 1
+
+    async def _live(self, actor: _Actor) -> None:
+        """One life; ends with `ChildDied` or with the error that the actor shipped."""
+        child = actor.child = Child(self._server, "actor")
+        actor.ready, actor.hung = False, None
+        actor.vitals.begin_life()
+        plan = ActorPlan(
+            self._source,
+            self._policy_bytes,
+            self._layout,
+            actor.index,
+            len(self._actors),
+            self._seed,
+            actor.restarts,
+        )
+        bell, bell_pipe = self._doorbell.writer_fds()
+        fds = {
+            "ring": actor.ring.segment.fd,
+            "weights": self._mailbox.fd,
+            "bell": bell,
+            "bell_pipe": bell_pipe,
+        }
+        log = None if self._log_dir is None else self._log_dir / f"{actor.index}.log"
+        try:
+            await child.start(pickle.dumps(plan), fds, log=log)
+            await child.receive()
+            actor.ready = True
+            self._say_started()
+            await child.receive()
+        finally:
+            await child.end()
+
+    def _say_started(self) -> None:
+        assert self._started is not None
+        if all(a.ready for a in self._actors) and not self._started.done():
+            self._started.set_result(None)
+
+    def _fail(self, error: AsyncRLError) -> None:
+        assert self._started is not None
+        if self._started.done():
+            self._on_failure(error)
+        else:
+            self._started.set_exception(error)
+
+    async def _watch(self) -> None:
+        """Take pulses; end whoever has none."""
+        clock = AwakeClock()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            awake_seconds = clock.advance()
+            for actor in self._actors:
+                silent = actor.vitals.look(awake_seconds)
+                limit = self._step_timeout if actor.ready else self._ready_timeout
+                child = actor.child
+                if (
+                    silent > limit
+                    and child is not None
+                    and child.pid
+                    and child.exited is None
+                    and not actor.hung
+                ):
+                    await self._end_hung(actor, child, silent)
+
+    async def _end_hung(self, actor: _Actor, child: Child, silent: float) -> None:
+        stack = await child.python_stack()
+        actor.hung = actor.vitals.hung(silent, actor.ready, stack)
+        child.kill()
+
+    def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(story, name=name))
+
+    def _close_segments(self) -> None:
+        for segment in self._segments:
+            with contextlib.suppress(BufferError):
+                segment.close()

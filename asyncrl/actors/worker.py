@@ -1,0 +1,175 @@
+"""The life of a forked process: take over descriptors, build, say READY, work, report what went wrong.
+
+Three roles share it:
+
+    actor       steps environments into a ring until it is told to quit
+    probe       builds one environment, checks it, and says what it looks like
+    evaluator   plays greedy episodes on request
+
+Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "returns", ...}, {"kind":
+    "error", ...}.
+To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main process's end of the
+    socket
+means that everything is over.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.episodes import EpisodePlayer
+from asyncrl.actors.frames import receive_frame, send_frame
+from asyncrl.actors.plans import QUIT, ActorPlan, EvaluatorPlan
+from asyncrl.actors.streams import make_streams
+from asyncrl.core import Policy
+from asyncrl.envs import EnvSource, describe
+from asyncrl.errors import AsyncRLError
+from asyncrl.shm.doorbell import DoorbellWriter
+from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
+from asyncrl.shm.segment import Segment
+from asyncrl.shm.weights import WeightMailbox
+
+_LISTEN_NS = 5_000_000
+"""How often a busy actor looks whether it was told to quit."""
+_SLEEP_SECONDS = 0.1
+"""Longest sleep for a grant: a wake-up can be lost, and a sleeper must show life."""
+_FIRST_WEIGHTS_SECONDS = 0.001
+_FAILED, _REPORTED = 70, 3
+
+
+def run_role(role: str, fds: dict[str, int]) -> int:
+    """Play `role` in this process and return its exit status; an exception becomes an error frame."""
+    channel = socket.socket(fileno=fds["channel"])
+    try:
+        with os.fdopen(fds["payload"], "rb") as packed:
+            packed.seek(0)
+            plan = pickle.load(packed)
+        _ROLES[role](plan, channel, fds)
+    except ConnectionError:
+        return 0  # the main process is gone
+    except BaseException as error:
+        return _report(channel, role, error)
+    return 0
+
+
+def _report(channel: socket.socket, role: str, error: BaseException) -> int:
+    """Send an error frame; its facts become text, to be readable without the environment's modules."""
+    if not isinstance(error, AsyncRLError):
+        trace = "".join(traceback.format_exception(error))
+        error = AsyncRLError(
+            f"The {role} process failed: {type(error).__name__}: {error}", remote_traceback=trace
+        )
+    error.facts = {name: v if type(v) in (int, float, str) else str(v) for name, v in error.facts.items()}
+    if error.remote_traceback is None and error.__cause__ is not None:
+        error.remote_traceback = "".join(traceback.format_exception(error.__cause__))
+    try:
+        send_frame(channel, {"kind": "error", "error": error})
+    except OSError:
+        return _FAILED
+    return _REPORTED
+
+
+class _Commands:
+    """The actor's end of its socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._poller = select.poll()
+        self._poller.register(channel.fileno(), select.POLLIN)
+        self.quit = False
+
+    def listen(self, timeout_seconds: float = 0.0) -> None:
+        """Wait so long for commands; sets `quit` where told to. ConnectionError where nobody is left."""
+        if self._poller.poll(timeout_seconds * 1000):
+            data = self._channel.recv(4096)
+            if not data:
+                raise ConnectionResetError("the main process is gone")
+            self.quit = self.quit or QUIT in data
+
+
+def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
+    segment = Segment.attach(fds["ring"], plan.layout.arrays())
+    bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
+    writer = RingWriter(segment, plan.layout, bell)
+    writer.set_state(STARTING)
+    writer.heartbeat()
+    policy: Policy = pickle.loads(plan.policy)
+    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count)
+    actor = Actor(
+        make_streams(plan.source, plan.layout.spec, plan.layout.num_envs),
+        policy,
+        writer,
+        mailbox,
+        index=plan.index,
+        num_actors=plan.num_actors,
+        seed=plan.seed,
+        incarnation=plan.incarnation,
+    )
+    actor.begin()
+    send_frame(channel, {"kind": "ready"})
+    _step_until_quit(actor, _Commands(channel))
+    actor.close()
+
+
+def _step_until_quit(actor: Actor, commands: _Commands) -> None:
+    writer, listen_at = actor.writer, 0
+    writer.set_state(RUNNING)
+    while not commands.quit:
+        now = time.monotonic_ns()
+        writer.heartbeat(now)
+        if not actor.step():
+            _sleep(actor, commands)
+        elif now >= listen_at:
+            listen_at = now + _LISTEN_NS
+            commands.listen()
+
+
+def _sleep(actor: Actor, commands: _Commands) -> None:
+    """Wait until there is something to do, or for a while."""
+    writer = actor.writer
+    if not writer.must_sleep(writer.published + 2):
+        if actor.weights_version == 0:
+            commands.listen(_FIRST_WEIGHTS_SECONDS)
+        return
+    writer.set_state(WAITING_FOR_GRANT)
+    before = time.monotonic_ns()
+    commands.listen(_SLEEP_SECONDS)
+    writer.slept(time.monotonic_ns() - before)
+    writer.set_state(RUNNING)
+
+
+def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) -> None:
+    send_frame(channel, {"kind": "spec", "spec": describe(source)})
+
+
+def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
+    policy: Policy = pickle.loads(plan.policy)
+    policy.assign_streams(0, 1, 1)
+    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count)
+    player = EpisodePlayer(plan.source, policy, plan.max_envs)
+    weights, version = np.empty(policy.weight_count, np.float32), 0
+    send_frame(channel, {"kind": "ready"})
+    while (received := receive_frame(channel)) is not None:
+        request, _ = received
+        version = mailbox.refresh(weights, version)
+        policy.load_weights(weights)
+        returns, lengths = player.play(request["episodes"], request["seed"])
+        send_frame(channel, {"kind": "returns", "returns": returns, "lengths": lengths})
+    player.close()
+
+
+_ROLES: dict[str, Callable[[Any, socket.socket, dict[str, int]], None]] = {
+    "actor": _play_actor,
+    "probe": _play_probe,
+    "evaluator": _play_evaluator,
+}

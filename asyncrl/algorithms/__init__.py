@@ -1,0 +1,17 @@
+"""The algorithms by name. Importing this package does not import torch; making a learner core does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.algorithms.dqn import DQN
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (DQN,)}
+"""Every algorithm's record by the name that the command line knows it by."""
+
+__all__ = ["ALGORITHMS", "DQN", "preset_options"]
+
+
+def preset_options(algorithm: str, env: str) -> dict[str, Any]:
+    """Options of the run (`num_actors`, `envs_per_actor`, ...) tuned for `algorithm` in `env`; empty where none are."""
+    return ALGORITHMS[algorithm].preset_options(env) if algorithm in ALGORITHMS else {}

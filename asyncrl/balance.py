@@ -1,0 +1,242 @@
+"""The production-consumption balance: how much actors may produce and how much the learner may consume.
+
+All quantities are environment steps or training samples, counted since the run began:
+
+    I    inserted steps (RESET rows are not steps)         sigma  target samples per insert
+    I0   learning_starts, steps before the first update    B      batch size
+    s    samples trained on                                e      half width of the error band, in samples
+
+    cursor = sigma * (I - I0) - s                                                        (1)
+
+The cursor is what production is ahead of consumption. It is held in the band [-e, +e] from both sides:
+
+    the learner may run an update      while  I >= I0  and  cursor - B >= -e             (2)
+    actors may be granted a step more  while  sigma * (I + O + 1 - I0) - s <= +e         (3)
+
+O counts steps that are granted and not yet taken, so (3) holds whatever the actors do with their grants. Within (3) a
+grant goes to whichever ring has the fewest rows left, at most M rows to one ring, so a slow, hung or dead actor can
+sit on M rows and no more, and nobody waits for a particular actor.
+
+Liveness. Suppose the learner may not go on, cursor < B - e, and no actor that answers has a row left. At most
+N * M * E steps are granted to actors that do not answer, so (3) refuses a row of E steps only if
+cursor > e - sigma * E * (N * M + 1). Both cannot hold while
+
+    2 * e >= B + sigma * E * (N * M + 1)                                                 (4)
+
+and the constructor refuses an `e` that breaks (4) for M = 1. The formulas are ours; the idea of bounding the ratio from
+both sides is TianJi's (arXiv 2502.20190) and also stands in Reverb's `SampleToInsertRatio`. With `samples_per_insert`
+None the pace is free: only the rings' room bounds the actors and only the data bounds the learner.
+
+The ratio that is reported, `achieved`, is s / (I - I0): steps before `learning_starts` are not repaid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_DEFAULT_ROWS_AHEAD = 4
+"""M for the default error band; 4 rows hide a wake-up of an actor (about 50 microseconds) at 100,000 steps/s."""
+
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class BalanceStatistics:
+    """The balance at one moment.
+
+    Attributes:
+        target: samples per insert that is held, None where the pace is free.
+        achieved: samples per step inserted after `learning_starts`; 0 before the first.
+        inserted_steps, sampled: I and s.
+        cursor: production ahead of consumption in samples, equation (1); 0 where the pace is free.
+        error_samples: e, the half width of the band; 0 where the pace is free.
+        rows_ahead: M, the most rows one ring may be granted ahead.
+    """
+
+    target: float | None
+    achieved: float
+    inserted_steps: int
+    sampled: int
+    cursor: float
+    error_samples: float
+    rows_ahead: int
+
+
+class Balance:
+    """Holds samples per insert at its target from both sides. Pure arithmetic; one caller, the learner thread.
+
+    Args:
+        samples_per_insert: sigma, or None for a free pace.
+        batch_size: B.
+        learning_starts: I0 in environment steps; at least 1.
+        num_actors: N.
+        envs_per_actor: E.
+        num_slots: rows of one ring; M is at most a sixteenth of it, so that what may be sampled stays near capacity.
+        error_samples: e, or None for what (4) needs at M = 4 rows.
+        max_env_steps: no step beyond this many is granted (rounded up to whole rows), None for no limit.
+
+    Raises:
+        ValueError: an argument out of its range, or a setting that would deadlock by (4).
+    """
+
+    def __init__(
+        self,
+        *,
+        samples_per_insert: float | None,
+        batch_size: int,
+        learning_starts: int,
+        num_actors: int,
+        envs_per_actor: int,
+        num_slots: int,
+        error_samples: float | None = None,
+        max_env_steps: int | None = None,
+    ) -> None:
+        if samples_per_insert is not None and not (0 < samples_per_insert < math.inf):
+            raise ValueError(
+                f"samples_per_insert must be positive and finite, or None, got {samples_per_insert}"
+            )
+        for name, value in (
+            ("batch_size", batch_size),
+            ("learning_starts", learning_starts),
+            ("num_actors", num_actors),
+            ("envs_per_actor", envs_per_actor),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        capacity = num_actors * envs_per_actor * num_slots
+        if learning_starts > capacity // 2:
+            raise ValueError(
+                f"learning_starts must be at most half of the replay capacity of {capacity} steps, got {learning_starts}: "
+                "the actors would stop before the learner may start"
+            )
+        self._sigma = samples_per_insert
+        self._batch_size = batch_size
+        self._start = learning_starts
+        self._num_actors = num_actors
+        self._envs = envs_per_actor
+        self._max_steps = _UNLIMITED if max_env_steps is None else max_env_steps
+        most_ahead = max(1, num_slots // 16)
+        self._error, self._rows_ahead = self._band(error_samples, most_ahead)
+        self._inserted = 0
+        self._sampled = 0
+
+    def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
+        """(e, M): the widest M that (4) allows for e, or the e that (4) needs for the default M."""
+        if self._sigma is None:
+            return 0.0, most_ahead
+        row = self._sigma * self._envs
+        if error is None:
+            ahead = min(_DEFAULT_ROWS_AHEAD, most_ahead)
+            return (self._batch_size + row * (self._num_actors * ahead + 1)) / 2, ahead
+        needed = (self._batch_size + row * (self._num_actors + 1)) / 2
+        if error < needed:
+            raise ValueError(
+                f"samples_per_insert_error must be at least {needed:g} samples, got {error:g}: with samples_per_insert="
+                f"{self._sigma:g}, batch_size={self._batch_size} and {self._num_actors} actors of {self._envs} environments "
+                "the learner would wait for the actors while they wait for the learner"
+            )
+        ahead = int((2 * error - self._batch_size) / row - 1) // self._num_actors
+        return float(error), max(1, min(ahead, most_ahead))
+
+    @property
+    def cursor(self) -> float:
+        """Production ahead of consumption in samples, equation (1); 0 where the pace is free."""
+        return 0.0 if self._sigma is None else self._sigma * (self._inserted - self._start) - self._sampled
+
+    def inserted(self, steps: int) -> None:
+        """Count `steps` more inserted environment steps (RESET rows excluded)."""
+        self._inserted += steps
+
+    def sampled(self, samples: int) -> None:
+        """Count `samples` more training samples."""
+        self._sampled += samples
+
+    def updates_allowed(self) -> int:
+        """How many updates the learner may run now, by (2); a very large number where the pace is free."""
+        if self._inserted < min(self._start, self._max_steps):
+            return 0
+        if self._sigma is None:
+            return _UNLIMITED
+        return max(0, math.floor((self.cursor + self._error) / self._batch_size))
+
+    def steps_wanted(self, updates: int) -> int:
+        """How many more steps must be inserted before `updates` updates are allowed; at least 1."""
+        until_start = self._start - self._inserted
+        if self._sigma is None:
+            return max(1, until_start)
+        for_ratio = (updates * self._batch_size - self._error - self.cursor) / self._sigma
+        return max(1, until_start, math.ceil(for_ratio))
+
+    def exhausted(self) -> bool:
+        """Whether `max_env_steps` are inserted and every update that they pay for has been made.
+
+        At the end the band is closed: updates go on while the cursor, not counting the error, covers a batch.
+        """
+        if self._inserted < self._max_steps:
+            return False
+        return self._sigma is None or self.cursor < self._batch_size
+
+    def grant(self, published: NDArray[np.int64], granted: NDArray[np.int64]) -> bool:
+        """Move `granted` (int64 `[N]`, written in place) as far as (3) allows; never backwards.
+
+        Args:
+            published: int64 `[N]`, rows published by each ring; must be what `inserted` has been told of.
+            granted: int64 `[N]`, rows granted so far.
+
+        Returns:
+            Whether any position moved.
+        """
+        allowed = self._max_steps
+        if self._sigma is not None:
+            allowed = min(allowed, math.floor((self._sampled + self._error) / self._sigma) + self._start)
+        return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
+
+    @property
+    def achieved(self) -> float:
+        """Samples per step inserted after `learning_starts`; 0 before the first."""
+        since_start = self._inserted - self._start
+        return self._sampled / since_start if since_start > 0 else 0.0
+
+    def statistics(self) -> BalanceStatistics:
+        """A frozen record of the balance as it stands."""
+        return BalanceStatistics(
+            target=self._sigma,
+            achieved=self.achieved,
+            inserted_steps=self._inserted,
+            sampled=self._sampled,
+            cursor=self.cursor,
+            error_samples=self._error,
+            rows_ahead=self._rows_ahead,
+        )
+
+
+@njit("boolean(int64[::1], int64[::1], int64, int64, int64)", cache=True, nogil=True)
+def _fill(published, granted, steps, envs, rows_ahead):  # type: ignore[no-untyped-def]
+    """Hand out rows of `envs` steps, the ring with the fewest first, while `steps` minus all outstanding is positive.
+
+    An actor writes the next observation one row ahead, so of `granted - published` rows all but one can be stepped.
+    """
+    rings = published.shape[0]
+    left = steps
+    for i in range(rings):
+        left -= max(0, granted[i] - published[i] - 1) * envs
+    moved = False
+    while left > 0:
+        poorest = -1
+        fewest = rows_ahead
+        for i in range(rings):
+            ahead = max(0, granted[i] - published[i] - 1)
+            if ahead < fewest:
+                fewest = ahead
+                poorest = i
+        if poorest < 0:
+            break
+        granted[poorest] = published[poorest] + 1 + fewest + 1
+        left -= envs
+        moved = True
+    return moved

@@ -1,0 +1,61 @@
+"""The training clock: starts at the first environment step and stands still while training is held for an evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def process_start() -> float:
+    """`time.monotonic()` at which this process started: what a command counts its start-up from."""
+    age_seconds: float = time.time() - psutil.Process().create_time()
+    return time.monotonic() - max(0.0, age_seconds)
+
+
+class TrainClock:
+    """Seconds of training since the first environment step, pauses excluded. Event-loop thread only.
+
+    Args:
+        now: source of monotonic seconds (tests give their own).
+        created: when the wall clock started, on the same source; None is now.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, created: float | None = None) -> None:
+        self._now = now
+        self._created = now() if created is None else created
+        self._started: float | None = None
+        self._resumed: float | None = None
+        self._counted = 0.0
+
+    def start(self) -> None:
+        """The first environment step was seen; later calls change nothing."""
+        if self._started is None:
+            self._started = self._resumed = self._now()
+
+    def pause(self) -> None:
+        """Stand still until `resume`."""
+        if self._resumed is not None:
+            self._counted += self._now() - self._resumed
+            self._resumed = None
+
+    def resume(self) -> None:
+        """Go on, if it was started at all."""
+        if self._started is not None and self._resumed is None:
+            self._resumed = self._now()
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training so far."""
+        return self._counted + (self._now() - self._resumed if self._resumed is not None else 0.0)
+
+    @property
+    def startup_seconds(self) -> float:
+        """Seconds from `created` to the first environment step (or until now, before it)."""
+        return (self._now() if self._started is None else self._started) - self._created
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since `created`."""
+        return self._now() - self._created

@@ -1,0 +1,424 @@
+"""One run on its event loop: built from below, trained, and taken down from above, whatever happens.
+
+    reserve memory ─ start actors ─┐
+                                   ├─ learn ─ evaluate ─ report ─ checkpoint ─ serve ─┐
+    build network (its thread) ────┘                                                  │
+    <───────── actors, evaluator, fork server, thread, segments: closed in reverse ───┘
+
+Every task has a name and the run's task group as parent. The run ends when one of these happens first: the learner has
+used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody says `stop`, or
+anything raises. Nothing here steps an environment, touches a row or computes a gradient.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import os
+import pickle
+import secrets
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl import checkpoint
+from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import ActorPool, probe
+from asyncrl.assembly import LearnerParts, choose_device, ring_layout, warn_of_too_many_threads
+from asyncrl.clock import TrainClock
+from asyncrl.config import TrainerConfig
+from asyncrl.config_file import dump_config
+from asyncrl.core import Algorithm, EnvSpec
+from asyncrl.envs import EnvSource
+from asyncrl.errors import AsyncRLError, SamplesTooStale
+from asyncrl.evaluate import EvaluationPlan, EvaluationSchedule
+from asyncrl.learner import Learner, LearnerReport, LearnerThread
+from asyncrl.metrics import EvaluationResult, Snapshot
+from asyncrl.policies import TrainedPolicy
+from asyncrl.report import Reporter, summarize
+from asyncrl.run_directory import RunDirectory, describe_run
+from asyncrl.server import RunServer, write_http_file
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.weights import WeightMailbox
+from asyncrl.writers import RunWriters
+
+WATCH_SECONDS = 0.02
+"""How often the stopping rules are looked at."""
+SWITCH_SECONDS = 0.0005
+"""Interpreter's switch interval during a run: the loop answers in 0.3 ms instead of 3.5 beside a busy learner thread."""
+STALE_SHARE = 0.5
+"""Discarded share from which ASYNC020 warns, once."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves.
+
+    Attributes:
+        policy: the weights that were evaluated last (those that reached the target, if it was reached).
+        evaluation: of those weights, or None where none was made.
+        summary: what `summary.json` holds.
+        snapshot: the last one.
+    """
+
+    policy: TrainedPolicy
+    evaluation: EvaluationResult | None
+    summary: dict[str, Any]
+    snapshot: Snapshot
+
+
+class Coordinator:
+    """One run; made and used on the run's event-loop thread.
+
+    Args:
+        config: every option but the algorithm's.
+        algorithm: what to learn with.
+        source: the environment.
+        server: a fork server that is already starting; it is closed with the run.
+        on_snapshot: called on the loop thread with every new snapshot.
+        started: `time.monotonic()` from which wall and start-up time count; None is now.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        source: EnvSource,
+        server: ForkServer,
+        on_snapshot: Callable[[Snapshot], None],
+        started: float | None = None,
+    ) -> None:
+        self.config = config
+        self.algorithm = algorithm
+        self.source = source
+        self.url: str | None = None
+        self._on_snapshot = on_snapshot
+        self._clock = TrainClock(created=started)
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._server = server
+        self._directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
+        self._reporter = Reporter(config, 0, self._clock)
+        self._writers: RunWriters | None = None
+        self._pool: ActorPool | None = None
+        self._learner: Learner | None = None
+        self._schedule: EvaluationSchedule | None = None
+        self._last: Snapshot | None = None
+        self._final_weights: NDArray[np.float32] | None = None
+        self._state = "starting"
+        self._warned = False
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run in good order; the first reason counts. Loop thread only."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with `error`. Loop thread only."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def run(self) -> Outcome:
+        """Build, train, take down. Raises what ended the run, if it was an error."""
+        switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._build(stack)
+                gc.collect()
+                gc.freeze()
+                reason = await self._train()
+                return await self._finish(reason)
+        except BaseException as error:
+            await self._publish_failure(error)
+            raise
+        finally:
+            gc.unfreeze()
+            sys.setswitchinterval(switch_seconds)
+            self._directory.remove("http.json")
+            if self._writers is not None:
+                self._writers.close()
+
+    # --- build -------------------------------------------------------------------------------------------------------
+
+    async def _build(self, stack: contextlib.AsyncExitStack) -> None:
+        """Everything in the order of its needs; `stack` takes it down in reverse."""
+        config, algorithm = self.config, self.algorithm
+        stack.callback(self._server.close)
+        await self._serve(stack)
+        self._publish(None)
+        thread = LearnerThread(config.torch_threads)
+        stack.callback(thread.close)
+        spec = self._spec = await probe(self._server, self.source)
+        algorithm.check(spec)
+        policy = self._policy = algorithm.make_policy(spec)
+        device = choose_device(config.device, policy.weight_count)
+        warn_of_too_many_threads(config)
+        self._write_options()
+        if self._directory.path is not None:
+            self._writers = RunWriters(self._directory.path)
+        layout = ring_layout(config, algorithm, spec)
+        doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
+        stack.callback(doorbell.close)
+        stack.callback(mailbox.close)
+        policy_bytes = pickle.dumps(policy)
+        seeds = np.random.SeedSequence(config.seed).generate_state(3)
+        pool = self._pool = ActorPool(
+            self._server,
+            self.source,
+            layout,
+            policy_bytes,
+            num_actors=config.actors,
+            seed=int(seeds[0]),
+            mailbox=mailbox,
+            doorbell=doorbell,
+            step_timeout_seconds=config.step_timeout_seconds,
+            max_restarts=config.max_restarts,
+            log_dir=self._directory.actor_logs,
+            on_failure=self.fail,
+            on_death=lambda _: self._learner.data_arrived() if self._learner else None,
+        )
+        stack.push_async_callback(pool.close)
+        evaluator = RemoteEvaluator(self._server, self.source, spec, policy_bytes, seed=int(seeds[1]))
+        stack.push_async_callback(evaluator.close)
+        with _single_error():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pool.start(), name="start-actors")
+                core = tasks.create_task(
+                    thread.call(lambda: algorithm.make_core(spec, device, int(seeds[2]))),
+                    name="build-network",
+                )
+        parts = LearnerParts(
+            config, algorithm, spec, device, core.result(), pool.rings, mailbox, doorbell, thread, pool.wake,
+            self._directory.path,
+        )  # fmt: skip
+        learner = self._learner = parts.learner()
+        self._reporter.replay_capacity = layout.num_slots * layout.num_envs * config.actors
+        self._core = core.result()
+        plan = EvaluationPlan(
+            config.eval_interval_seconds,
+            config.eval_episodes,
+            config.target_return,
+            config.target_eval_episodes,
+        )
+        self._schedule = EvaluationSchedule(plan, evaluator, learner, self._clock, self._save_best)
+
+    async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        if self.config.http == "off":
+            return
+        token = secrets.token_urlsafe(24)
+        server = RunServer(
+            snapshot=self._current,
+            config=self._options,
+            stop=lambda: self.stop("stopped"),
+            checkpoint=self._save_latest,
+            ready=lambda: self._clock.train_seconds > 0,
+            host=self.config.host,
+            port=0 if self.config.http == "auto" else int(self.config.http),
+            token=token,
+        )
+        await server.start()
+        stack.push_async_callback(server.close)
+        self.url = server.url
+        if self._directory.path is not None:
+            write_http_file(self._directory.path / "http.json", url=server.url, pid=os.getpid(), token=token)
+
+    # --- train -------------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> str:
+        """Learn until the run ends; returns why. Raises what a task or an actor raised."""
+        assert self._learner is not None and self._schedule is not None
+        learner = self._learner
+        self._state = "training"
+        with _single_error():
+            async with asyncio.TaskGroup() as tasks:
+                learning = tasks.create_task(self._learn(learner), name="learner")
+                background = [
+                    tasks.create_task(self._watch(), name="watch"),
+                    tasks.create_task(self._report_regularly(), name="report"),
+                    tasks.create_task(self._evaluate(self._schedule), name="evaluate"),
+                    tasks.create_task(self._checkpoint_regularly(), name="checkpoint"),
+                ]
+                try:
+                    reason = await self._ended
+                finally:
+                    self._state = "stopping"
+                    self._clock.pause()
+                    learner.stop()
+                    for task in background:
+                        task.cancel()
+                await learning
+        return reason
+
+    async def _learn(self, learner: Learner) -> None:
+        await learner.run()
+        self.stop("total_steps")
+
+    async def _watch(self) -> None:
+        """Starts the clock, collects finished episodes, looks at `max_seconds`."""
+        assert self._pool is not None
+        limit = self.config.max_seconds
+        while True:
+            if self._learner is not None and self._learner.inserted_steps:
+                self._clock.start()
+            self._reporter.episodes.extend(self._pool.episodes())
+            if limit is not None and self._clock.train_seconds >= limit:
+                self.stop("max_seconds")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _evaluate(self, schedule: EvaluationSchedule) -> None:
+        self._final_weights = await schedule.run_until_target()
+        self.stop("target_return")
+
+    async def _report_regularly(self) -> None:
+        assert self._learner is not None
+        while True:
+            self._publish(await self._learner.report())
+            await asyncio.sleep(self.config.report_interval_seconds)
+
+    async def _checkpoint_regularly(self) -> None:
+        while self._directory.path is not None:
+            await asyncio.sleep(self.config.checkpoint_interval_seconds)
+            await self._save_latest()
+
+    # --- finish ------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, reason: str) -> Outcome:
+        """Last evaluation, last checkpoint, last snapshot, `summary.json`."""
+        assert self._learner is not None and self._schedule is not None and self._pool is not None
+        schedule, learner = self._schedule, self._learner
+        final = schedule.best
+        if self._final_weights is None:
+            self._final_weights, _ = await learner.current_weights()
+            final = None
+            if reason in ("total_steps", "max_seconds") and learner.updates:
+                self._state = "evaluating"
+                final = await schedule.evaluate_now(self.config.target_eval_episodes)
+        await self._save_latest()
+        self._reporter.episodes.extend(self._pool.episodes())
+        report = await learner.report()
+        self._state = "stopped"
+        snapshot = self._publish(report, stop_reason=reason)
+        summary = summarize(snapshot, report, final)
+        self._directory.write_json("summary.json", summary)
+        policy = TrainedPolicy(self._spec, self._policy, self._final_weights)
+        return Outcome(policy, final, summary, snapshot)
+
+    async def _publish_failure(self, error: BaseException) -> None:
+        """The last snapshot of a run that failed says so."""
+        self._state = "failed"
+        reason = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+        text = str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"
+        snapshot = self._reporter.snapshot(self._state, stop_reason=reason, error=text)
+        if self._last is not None:
+            keep = {"state": self._state, "stop_reason": reason, "error": text}
+            snapshot = dataclasses.replace(self._last, **keep)  # type: ignore[arg-type]
+        self._last = snapshot
+        self._on_snapshot(snapshot)
+
+    # --- show and save -----------------------------------------------------------------------------------------------
+
+    def _current(self) -> Snapshot:
+        assert self._last is not None
+        return self._last
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "trainer": dataclasses.asdict(self.config),
+            self.algorithm.name: dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
+        }
+
+    def _publish(self, report: LearnerReport | None, stop_reason: str | None = None) -> Snapshot:
+        """Make a snapshot and hand it to everybody who shows one."""
+        schedule = self._schedule
+        state = "evaluating" if schedule is not None and schedule.confirming else self._state
+        snapshot = self._reporter.snapshot(
+            state,
+            actors=self._pool.statistics() if self._pool is not None else (),
+            learner=report,
+            exploration_rate=self._pool.exploration_rate() if self._pool is not None else None,
+            evaluation=schedule.last if schedule is not None else None,
+            best=schedule.best if schedule is not None else None,
+            stop_reason=stop_reason,
+        )
+        self._last = snapshot
+        if self._writers is not None:
+            self._writers.write(snapshot)
+        self._on_snapshot(snapshot)
+        self._warn_of_staleness(snapshot)
+        return snapshot
+
+    def _warn_of_staleness(self, snapshot: Snapshot) -> None:
+        if self._warned or snapshot.discarded_fraction < STALE_SHARE or snapshot.updates == 0:
+            return
+        self._warned = True
+        warnings.warn(
+            SamplesTooStale(
+                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: actors make "
+                f"{snapshot.env_steps_per_second:,.0f} steps/s, the learner {snapshot.updates_per_second:,.0f} updates/s; "
+                "raise max_staleness or samples_per_insert, or lower num_actors"
+            ),
+            stacklevel=2,
+        )
+
+    def _write_options(self) -> None:
+        self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
+        self._directory.write_json("meta.json", describe_run(self.config.seed))
+
+    def _checkpoint_meta(self, evaluation: EvaluationResult | None) -> checkpoint.CheckpointMeta:
+        assert self._learner is not None
+        return checkpoint.CheckpointMeta(
+            env=self.config.env,
+            algo=self.config.algo,
+            spec=self._spec,
+            options=dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
+            seed=self.config.seed,
+            env_steps=self._learner.inserted_steps,
+            updates=self._learner.updates,
+            episodes=self._reporter.episodes.count,
+            policy_version=self._last.policy_version if self._last else 0,
+            train_seconds=self._clock.train_seconds,
+            return_mean=evaluation.return_mean if evaluation else None,
+        )
+
+    async def _save_latest(self) -> str:
+        """Write `checkpoints/latest`; returns its path, or "" where the run has no directory."""
+        path = self._directory.checkpoint("latest")
+        if path is None or self._learner is None:
+            return ""
+        weights, _ = await self._learner.current_weights()
+        if self._final_weights is not None:
+            weights = self._final_weights
+        await self._save(path, weights, None)
+        return str(path)
+
+    async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
+        path = self._directory.checkpoint("best")
+        if path is not None:
+            await self._save(path, weights, result)
+
+    async def _save(self, path: Path, weights: NDArray[np.float32], result: EvaluationResult | None) -> None:
+        assert self._learner is not None
+        core = await self._learner.state_dict()
+        meta = self._checkpoint_meta(result)
+        await asyncio.to_thread(checkpoint.save, path, {"core": core, "weights": weights}, meta)
+
+
+@contextlib.contextmanager
+def _single_error() -> Iterator[None]:
+    """A task group's errors leave as the first of them, whose traceback says the rest."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__

@@ -1,0 +1,300 @@
+"""The nouns of asyncrl on one page.
+
+Everything that two rooms of the house must agree on stands here and nothing else: what an environment looks like from
+outside (`EnvSpec`), what a row of a stream carries (`FieldSpec`, the flags), what a learner receives and returns
+(`Batch`, `UpdateResult`), and the three protocols that an algorithm answers (`Policy`, `LearnerCore`, `Algorithm`).
+This module imports NumPy only, so that an actor process can import it without torch.
+
+Axes, used in every docstring of the package:
+
+    E   environments (streams) of one actor         S   slots (rows) of a ring
+    B   items of a training batch                   T   rows of a segment
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+TERMINATED = 1
+"""Flag of a row whose step reached a terminal state: the value of what follows is zero."""
+TRUNCATED = 2
+"""Flag of a row whose step was cut from outside (time limit): the value of what follows is bootstrapped."""
+RESET = 4
+"""Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset)."""
+
+
+@dataclass(frozen=True)
+class DiscreteAction:
+    """Actions `start, start + 1, ..., start + n - 1`; rings and batches hold `action - start` as int64."""
+
+    n: int
+    start: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action: a scalar."""
+        return ()
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype of one action."""
+        return "int64"
+
+
+@dataclass(frozen=True)
+class MultiDiscreteAction:
+    """A vector of choices, the i-th of `nvec[i]`, each from zero; held as int64 of shape `[len(nvec)]`."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action."""
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype of one action."""
+        return "int64"
+
+
+@dataclass(frozen=True)
+class BoxAction:
+    """Real-valued actions between `low` and `high` (flat tuples in C order, infinite where unbounded); float32."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype of one action."""
+        return "float32"
+
+
+ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment looks like to a trainer; picklable, holds no environment and no gymnasium object.
+
+    Attributes:
+        name: what to call it (the id, or the factory's qualified name).
+        observation_shape: shape of one observation.
+        observation_dtype: NumPy dtype name in which observations are stored (float64 spaces are stored as float32).
+        action: what actions it takes.
+        max_episode_steps: time limit in steps, or None where there is none.
+        reward_threshold: return from which the environment counts as solved, or None.
+        vector_envs: how many environments one call of the factory makes where it returns a vector of them (then an
+            actor has exactly so many), or None where it makes one.
+    """
+
+    name: str
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    action: ActionSpec
+    max_episode_steps: int | None = None
+    reward_threshold: float | None = None
+    vector_envs: int | None = None
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One array that every row of a stream carries beside the fixed ones: its name, per-step shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Batch:
+    """What a learner trains on: B n-step transitions, gathered from the rings straight into these arrays.
+
+    The arrays are owned by whoever created the batch and are overwritten by the next gather into it, so a learner
+    that keeps a batch must copy it. All arrays are C-contiguous with axis 0 = B.
+
+    Attributes:
+        obs: `[B, *obs_shape]` in the ring's dtype, at step t.
+        action: `[B, *act_shape]`.
+        reward: `[B]` float32, the discounted sum of k <= n rewards from step t on.
+        discount: `[B]` float32, `gamma**k`, or 0 where the k-th step terminated the episode; what multiplies the
+            bootstrap value of `next_obs`.
+        next_obs: `[B, *obs_shape]` at step t + k.
+        weight: `[B]` float32, importance weight times staleness correction; multiplies the item's loss.
+        ids: `[B]` int64, names the row for `update_priorities`; never reused during a run.
+        version: `[B]` int64, policy version that acted at step t.
+        staleness: `[B]` int64, learner's version minus `version`, filled by the learner when the batch is used.
+        extras: what the algorithm added to a row, each `[B, ...]`, at step t.
+    """
+
+    obs: NDArray[Any]
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    discount: NDArray[np.float32]
+    next_obs: NDArray[Any]
+    weight: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    version: NDArray[np.int64]
+    staleness: NDArray[np.int64]
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> Batch:
+        """An uninitialised batch of `batch_size` items for this environment."""
+        obs = (batch_size, *spec.observation_shape)
+        return cls(
+            obs=np.empty(obs, spec.observation_dtype),
+            action=np.empty((batch_size, *spec.action.shape), spec.action.dtype),
+            reward=np.empty(batch_size, np.float32),
+            discount=np.empty(batch_size, np.float32),
+            next_obs=np.empty(obs, spec.observation_dtype),
+            weight=np.empty(batch_size, np.float32),
+            ids=np.empty(batch_size, np.int64),
+            version=np.empty(batch_size, np.int64),
+            staleness=np.zeros(batch_size, np.int64),
+            extras={f.name: np.empty((batch_size, *f.shape), f.dtype) for f in extra_fields},
+        )
+
+    @property
+    def size(self) -> int:
+        """B, the number of items."""
+        return int(self.ids.shape[0])
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update returns.
+
+    Attributes:
+        priorities: `[B]` float32 host array of new priorities (absolute TD errors, before the exponent alpha), in the
+            batch's order, or None where the algorithm has none. It may be overwritten by the next update.
+    """
+
+    priorities: NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """How an algorithm acts: NumPy (or numba) only, picklable, one per actor process.
+
+    An actor calls `assign_streams` once, `load_weights` whenever the mailbox has moved, and `act` once per row.
+    """
+
+    weight_count: int
+    """Number of float32 values in the flat weight block."""
+
+    def assign_streams(self, first: int, count: int, total: int) -> None:
+        """Say which streams this copy acts for: `first .. first + count - 1` of `total` over all actors."""
+        ...
+
+    def load_weights(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` (flat, `[weight_count]`) in."""
+        ...
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[Any], Mapping[str, NDArray[Any]]]:
+        """Explore: actions `[E, *act_shape]` in storage form, and one `[E, ...]` array per extra field.
+
+        Args:
+            obs: `[E, *obs_shape]`; may be a strided view, is not kept.
+            rng: the stream group's own generator.
+            total_steps: environment steps taken so far over all actors, as far as this actor knows (for schedules).
+        """
+        ...
+
+    def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """The deterministic action for each observation, `[E, *act_shape]` in storage form."""
+        ...
+
+    @property
+    def exploration_rate(self) -> float:
+        """Mean exploration rate (or noise scale) over this copy's streams at the last `act`."""
+        ...
+
+
+class LearnerCore(Protocol):
+    """An algorithm's network, optimiser and loss; lives on the learner's thread and is called from nowhere else."""
+
+    weight_count: int
+    """Number of float32 values that `write_weights` fills; equals the policy's."""
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """One gradient step on `batch`. Must not keep a reference to the batch's arrays."""
+        ...
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        """Copy the acting weights into `out` (flat, `[weight_count]`), in the order the policy reads them."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Scalars of the last update (`train/loss`, `train/learning_rate`, ...); may wait for the device."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Everything needed to go on to the same numbers: nested dicts of tensors, arrays, numbers and strings."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises ValueError where it does not fit."""
+        ...
+
+
+class Algorithm(Protocol):
+    """A frozen, picklable record of hyper-parameters that answers what the trainer asks of an algorithm."""
+
+    name: ClassVar[str]
+    consumption: ClassVar[Literal["replay", "segments"]]
+
+    # What a replay algorithm is asked for beside its methods; documented where the record defines it.
+    @property
+    def batch_size(self) -> int: ...  # noqa: D102
+    @property
+    def gamma(self) -> float: ...  # noqa: D102
+    @property
+    def n_step(self) -> int: ...  # noqa: D102
+    @property
+    def prioritized(self) -> bool: ...  # noqa: D102
+    @property
+    def alpha(self) -> float: ...  # noqa: D102
+    @property
+    def beta_start(self) -> float: ...  # noqa: D102
+    @property
+    def beta_end(self) -> float: ...  # noqa: D102
+    @property
+    def replay_capacity(self) -> int: ...  # noqa: D102
+    @property
+    def learning_starts(self) -> int: ...  # noqa: D102
+    @property
+    def samples_per_insert(self) -> float | None: ...  # noqa: D102
+    @property
+    def samples_per_insert_error(self) -> float | None: ...  # noqa: D102
+    @property
+    def max_staleness(self) -> int | None: ...  # noqa: D102
+    @property
+    def staleness_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
+    @property
+    def staleness_rate(self) -> float: ...  # noqa: D102
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse an environment this algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
+        ...
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """What a row carries beside observation, action, reward and flags."""
+        ...
+
+    def make_policy(self, spec: EnvSpec) -> Policy:
+        """A fresh policy with uninitialised weights; must not import torch where actors stay light."""
+        ...
+
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> LearnerCore:
+        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
+        ...

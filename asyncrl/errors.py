@@ -1,0 +1,244 @@
+"""Every exception of asyncrl.
+
+    AsyncRLError                      code, what happened, the facts, one fix
+    ├── UserError                     exit code 1: what the caller can mend in his own call or file
+    │   ├── FactoryNotPicklable       ASYNC001
+    │   ├── SpacesDoNotFit            ASYNC005  (also ValueError)
+    │   ├── UnknownEnvironment        ASYNC006  (also ValueError)
+    │   ├── BlockingCallInLoop        ASYNC014
+    │   ├── DeviceNotAvailable        ASYNC016
+    │   ├── ConfigurationError        ASYNC017  (also ValueError)
+    │   └── CheckpointError           ASYNC019
+    ├── EnvironmentFailed             exit code 3: the user's environment broke its contract
+    │   ├── EnvironmentRaised         ASYNC002
+    │   ├── EnvironmentNotBuilt       ASYNC004
+    │   ├── NonFiniteStep             ASYNC011
+    │   ├── ObservationOffSpace       ASYNC012
+    │   ├── OldGymAPI                 ASYNC013
+    │   ├── EnvironmentHung           ASYNC015
+    │   └── AutoresetUnknown          ASYNC018
+    ├── ResourceError                 exit code 4: the machine said no
+    │   ├── ActorKilled               ASYNC003
+    │   ├── PortInUse                 ASYNC007
+    │   ├── SharedMemoryTooSmall      ASYNC008
+    │   ├── GPUOutOfMemory            ASYNC009
+    │   ├── ReplayTooLarge            ASYNC010
+    │   └── RingCorrupt               ASYNC023
+    └── TrainingDiverged              ASYNC022, exit code 1
+
+    AsyncRLWarning (UserWarning)
+    ├── SamplesTooStale               ASYNC020
+    └── TooManyThreads                ASYNC021
+
+Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
+`num_slots must be a power of two, got 12`. The full text of every coded error is made in one place, here, so that
+tests can read it and the modules that raise stay free of prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class AsyncRLError(Exception):
+    """Base of all errors the world or the user can cause.
+
+    Attributes:
+        code: stable name, `ASYNCnnn`.
+        exit_code: what the command line exits with.
+        what: one sentence of what happened.
+        facts: name to value, in the order they are shown.
+        fix: one sentence that says what to do.
+        remote_traceback: the traceback of the process where it happened, or None.
+    """
+
+    code: ClassVar[str] = "ASYNC000"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        facts: Mapping[str, object] | None = None,
+        fix: str = "",
+        remote_traceback: str | None = None,
+    ) -> None:
+        self.what = what
+        self.facts = dict(facts or {})
+        self.fix = fix
+        self.remote_traceback = remote_traceback
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [f"[{self.code}] {self.what}"]
+        lines += [f"  {name}: {value}" for name, value in self.facts.items()]
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        if self.remote_traceback:
+            lines.append("  remote traceback:")
+            lines += ["    " + line for line in self.remote_traceback.rstrip().splitlines()]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.facts, self.fix, self.remote_traceback)
+
+
+def _rebuild(
+    kind: type[AsyncRLError], what: str, facts: dict[str, object], fix: str, trace: str | None
+) -> AsyncRLError:
+    return kind(what, facts=facts, fix=fix, remote_traceback=trace)
+
+
+class UserError(AsyncRLError):
+    """What the caller can mend in his own call, file or command line."""
+
+
+class FactoryNotPicklable(UserError):
+    """The environment factory cannot be sent to the actors."""
+
+    code = "ASYNC001"
+
+
+class SpacesDoNotFit(UserError, ValueError):
+    """The algorithm cannot act in this environment's spaces."""
+
+    code = "ASYNC005"
+
+
+class UnknownEnvironment(UserError, ValueError):
+    """No environment of that id is registered where the actors look."""
+
+    code = "ASYNC006"
+
+
+class BlockingCallInLoop(UserError, RuntimeError):
+    """A blocking method was called on a thread whose event loop is running."""
+
+    code = "ASYNC014"
+
+
+class DeviceNotAvailable(UserError):
+    """The device that was asked for is not there; asyncrl never falls back silently."""
+
+    code = "ASYNC016"
+
+
+class ConfigurationError(UserError, ValueError):
+    """An option that does not exist, or a value outside its range, in a file or on the command line."""
+
+    code = "ASYNC017"
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, or belongs to another environment, algorithm or version."""
+
+    code = "ASYNC019"
+
+
+class TrainingDiverged(AsyncRLError):
+    """The loss or the weights became NaN or infinite; nothing of it was published."""
+
+    code = "ASYNC022"
+
+
+class EnvironmentFailed(AsyncRLError):
+    """The user's environment broke its contract."""
+
+    exit_code = 3
+
+
+class EnvironmentRaised(EnvironmentFailed):
+    """An environment raised in an actor."""
+
+    code = "ASYNC002"
+
+
+class EnvironmentNotBuilt(EnvironmentFailed):
+    """The environment's constructor failed; never retried."""
+
+    code = "ASYNC004"
+
+
+class NonFiniteStep(EnvironmentFailed):
+    """A NaN or infinite reward or observation; nothing of it was stored."""
+
+    code = "ASYNC011"
+
+
+class ObservationOffSpace(EnvironmentFailed):
+    """An observation whose shape or dtype is not what its space says."""
+
+    code = "ASYNC012"
+
+
+class OldGymAPI(EnvironmentFailed):
+    """The environment speaks the API before Gymnasium 0.26, or its reset takes no seed."""
+
+    code = "ASYNC013"
+
+
+class EnvironmentHung(EnvironmentFailed):
+    """A step took longer than `step_timeout_seconds`."""
+
+    code = "ASYNC015"
+
+
+class AutoresetUnknown(EnvironmentFailed):
+    """A vector environment whose autoreset mode is SAME_STEP or not declared."""
+
+    code = "ASYNC018"
+
+
+class ResourceError(AsyncRLError):
+    """The machine said no."""
+
+    exit_code = 4
+
+
+class ActorKilled(ResourceError):
+    """An actor process died of a signal more often than `max_restarts` allows."""
+
+    code = "ASYNC003"
+
+
+class PortInUse(ResourceError):
+    """The HTTP port is taken."""
+
+    code = "ASYNC007"
+
+
+class SharedMemoryTooSmall(ResourceError):
+    """Shared memory for the rings cannot be reserved."""
+
+    code = "ASYNC008"
+
+
+class GPUOutOfMemory(ResourceError):
+    """The device ran out of memory."""
+
+    code = "ASYNC009"
+
+
+class ReplayTooLarge(ResourceError):
+    """The replay asked for is larger than the machine's memory."""
+
+    code = "ASYNC010"
+
+
+class RingCorrupt(ResourceError):
+    """The position words of an experience ring were overwritten; the ring is not read any more."""
+
+    code = "ASYNC023"
+
+
+class AsyncRLWarning(UserWarning):
+    """Base of all warnings; the text begins with the code."""
+
+
+class SamplesTooStale(AsyncRLWarning):
+    """ASYNC020: a large share of what is produced is too stale to learn from."""
+
+
+class TooManyThreads(AsyncRLWarning):
+    """ASYNC021: more busy threads than cores."""

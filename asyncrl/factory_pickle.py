@@ -1,0 +1,139 @@
+"""Packing an environment factory for its journey to the actors, and saying what inside it cannot travel
+(ASYNC001).
+
+cloudpickle packs lambdas, closures and whatever is defined in `__main__` or a notebook by value, so almost
+everything travels. What does not is held by something that does: a lock in a closure, an open file in an
+attribute. The error of pickle names the type of that object and nothing else, so the walk below looks for
+where it is held.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+from asyncrl.errors import FactoryNotPicklable
+
+_MAX_DEPTH = 8
+
+
+def pack_factory(factory: Callable[[], object]) -> bytes:
+    """`factory` as bytes that `pickle.loads` turns back into it in another process.
+
+    Raises:
+        FactoryNotPicklable: it holds something that does not pickle (ASYNC001).
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(factory)
+        return packed
+    except Exception as error:
+        raise _explain(factory, error) from error
+
+
+def factory_name(factory: object) -> str:
+    """What to call a factory: its qualified name, and where it stands if that name says nothing."""
+    inner = getattr(factory, "func", factory)  # functools.partial
+    name = str(getattr(inner, "__qualname__", type(inner).__qualname__))
+    code = getattr(inner, "__code__", None)
+    if "<lambda>" in name and code is not None:
+        return f"{name} in {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+    return name
+
+
+def _explain(factory: object, error: Exception) -> FactoryNotPicklable:
+    name = factory_name(factory)
+    path, culprit = _find_culprit(factory)
+    described = f"{_short_repr(culprit)} of type {_type_name(culprit)}"
+    where = " -> ".join([name, *path])
+    return FactoryNotPicklable(
+        f"The environment factory {name} cannot be sent to the actors: {described} does not pickle.",
+        facts={"object": described, "captured": where, "pickle says": f"{type(error).__name__}: {error}"},
+        fix="create that object inside the factory, or in the environment's __init__, instead of capturing it",
+    )
+
+
+def _find_culprit(root: object) -> tuple[list[str], object]:
+    """The innermost object reachable from `root` that does not pickle, and the steps that lead to it."""
+    path: list[str] = []
+    seen = {id(root)}
+    current = root
+    for _ in range(_MAX_DEPTH):
+        for step, held in _held_by(current):
+            if id(held) not in seen and not _pickles(held):
+                seen.add(id(held))
+                path.append(step)
+                current = held
+                break
+        else:
+            break
+    return path, current
+
+
+def _pickles(thing: object) -> bool:
+    try:
+        cloudpickle.dumps(thing)
+    except Exception:
+        return False
+    return True
+
+
+def _held_by(thing: object) -> Iterator[tuple[str, object]]:
+    """What pickling `thing` would pickle too, each with words for how it is held."""
+    if isinstance(thing, types.MethodType):
+        yield "bound object", thing.__self__
+        thing = thing.__func__
+    if isinstance(thing, types.FunctionType):
+        yield from _held_by_function(thing)
+    if isinstance(thing, dict):
+        yield from ((f"[{key!r}]", value) for key, value in thing.items())
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", value) for i, value in enumerate(thing))
+    elif isinstance(thing, type):
+        if thing.__module__ == "__main__" or "<locals>" in thing.__qualname__:
+            yield from ((f"class attribute {name!r}", value) for name, value in vars(thing).items())
+    else:
+        yield from ((f"argument {i}", value) for i, value in enumerate(getattr(thing, "args", ())))
+        yield from ((f"argument {k!r}", v) for k, v in (getattr(thing, "keywords", None) or {}).items())
+        if hasattr(thing, "func"):
+            yield "wrapped function", thing.func
+        yield from ((f"attribute {name!r}", value) for name, value in getattr(thing, "__dict__", {}).items())
+        yield "class", type(thing)
+
+
+def _held_by_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    code = function.__code__
+    where = f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"closure variable {name!r} ({where})", cell.cell_contents
+        except ValueError:
+            continue  # a cell that is still empty
+    for name in _global_names(code):
+        if name in function.__globals__:
+            yield f"global variable {name!r} ({where})", function.__globals__[name]
+    yield from ((f"default value {i}", value) for i, value in enumerate(function.__defaults__ or ()))
+    yield from ((f"default of {k!r}", value) for k, value in (function.__kwdefaults__ or {}).items())
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _global_names(constant)
+    return names
+
+
+def _type_name(thing: Any) -> str:
+    kind = type(thing)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _short_repr(thing: object) -> str:
+    try:
+        text = repr(thing)
+    except Exception:
+        text = object.__repr__(thing)
+    return text if len(text) <= 80 else text[:77] + "..."

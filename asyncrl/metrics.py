@@ -1,0 +1,200 @@
+"""What a run says of itself: one frozen `Snapshot`, and the fixed public names of its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class ActorStatistics:
+    """One actor process as its supervisor sees it.
+
+    Attributes:
+        index: which actor, from 0.
+        pid: its process id, or 0 while none runs.
+        state: `"starting"`, `"running"`, `"waiting"` (blocked on the balance), `"restarting"` or `"stopped"`.
+        env_steps: environment steps taken by all its lives (RESET rows are not steps).
+        env_steps_per_second: rate over the last report interval.
+        heartbeat_age_seconds: awake time since its last sign of life.
+        wait_fraction: share of the last report interval spent waiting for a grant.
+        ring_fill: share of its ring's slots that hold rows the learner side may still read.
+        restarts: how often it was started again.
+        last_error: one line, or "".
+        private_bytes: memory of its own (RSS minus shared), 0 where the system does not tell.
+        wait_seconds: time spent waiting for a grant, by all its lives.
+    """
+
+    index: int
+    pid: int
+    state: str
+    env_steps: int
+    env_steps_per_second: float
+    heartbeat_age_seconds: float
+    wait_fraction: float
+    ring_fill: float
+    restarts: int
+    last_error: str
+    private_bytes: int
+    wait_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Greedy episodes with one fixed set of weights.
+
+    Attributes:
+        return_mean, return_std: of the undiscounted episode returns (population standard deviation).
+        length_mean: mean episode length in steps.
+        episodes: how many.
+        policy_version: whose weights.
+        env_steps: environment steps of training when these weights were taken.
+        train_seconds: the training clock at that moment.
+    """
+
+    return_mean: float
+    return_std: float
+    length_mean: float
+    episodes: int
+    policy_version: int
+    env_steps: int
+    train_seconds: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a run: all that terminal, HTTP, notebook and files read.
+
+    Attributes:
+        algo, env, seed, state: names; state is one of `"starting"`, `"training"`, `"evaluating"`,
+            `"stopping"`, `"stopped"`, `"failed"`.
+        wall_seconds, train_seconds, startup_seconds: see `summary.json`; train_seconds excludes evaluation
+            pauses.
+        total_steps, target_return, max_seconds: the stopping rules, None where not set.
+        env_steps, updates, episodes, policy_version: counters since the start.
+        env_steps_per_second, updates_per_second: over the last report interval.
+        learner_wait_fraction, actor_wait_fraction: who waits, over the last report interval.
+        return_mean, length_mean: over the last 100 finished training episodes of all actors, None before the
+            first.
+        exploration_rate: mean over actors, None where the policy has none.
+        loss, learning_rate: of the last update, None before the first.
+        train_metrics: further scalars of the learner core by name (`train/...`).
+        evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
+        staleness_mean, staleness_p95, staleness_max: of the samples used since the last report, in versions.
+        staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
+            `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
+        discarded_fraction: share of inserted steps that became too stale to be used.
+        samples_per_insert_target, samples_per_insert_achieved: target is None where the pace is free.
+        ring_fill: mean over actors.
+        replay_rows, replay_capacity: rows that may be sampled / at most, in environment steps.
+        actors: one record per actor.
+        actor_restarts: sum over actors.
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"stopped"`, `"interrupted"`,
+            `"failed"` or None while running.
+        error: the text of the error that ended the run, or None.
+    """
+
+    algo: str
+    env: str
+    seed: int
+    state: str
+    wall_seconds: float
+    train_seconds: float
+    startup_seconds: float
+    total_steps: int | None
+    target_return: float | None
+    max_seconds: float | None
+    env_steps: int
+    updates: int
+    episodes: int
+    policy_version: int
+    env_steps_per_second: float
+    updates_per_second: float
+    learner_wait_fraction: float
+    actor_wait_fraction: float
+    return_mean: float | None
+    length_mean: float | None
+    exploration_rate: float | None
+    loss: float | None
+    learning_rate: float | None
+    train_metrics: dict[str, float]
+    evaluation: EvaluationResult | None
+    best_evaluation: EvaluationResult | None
+    staleness_mean: float
+    staleness_p95: float
+    staleness_max: int
+    staleness_edges: tuple[int, ...]
+    staleness_counts: tuple[int, ...]
+    discarded_fraction: float
+    samples_per_insert_target: float | None
+    samples_per_insert_achieved: float
+    ring_fill: float
+    replay_rows: int
+    replay_capacity: int
+    actors: tuple[ActorStatistics, ...]
+    actor_restarts: int
+    stop_reason: str | None = None
+    error: str | None = None
+
+
+METRIC_NAMES: Final = (
+    "rollout/ep_rew_mean",
+    "rollout/ep_len_mean",
+    "rollout/exploration_rate",
+    "time/fps",
+    "time/total_timesteps",
+    "time/time_elapsed",
+    "train/loss",
+    "train/n_updates",
+    "train/learning_rate",
+    "eval/mean_reward",
+    "eval/mean_ep_length",
+    "async/staleness_mean",
+    "async/staleness_p95",
+    "async/staleness_max",
+    "async/samples_per_insert",
+    "async/samples_per_insert_target",
+    "async/learner_wait_fraction",
+    "async/actor_wait_fraction",
+    "async/ring_fill",
+    "async/policy_version",
+    "async/actor_restarts",
+)
+"""Every fixed metric name, in file order; named as in Stable-Baselines3, `async/` aside."""
+
+
+def flat(snapshot: Snapshot) -> dict[str, float]:
+    """The numbers by public name: in the order of `METRIC_NAMES`, then the core's further scalars.
+
+    What is not known yet (no episode finished, no evaluation) is left out; NaN and infinity are kept, and it
+    is the writer's business how its format says them. `time/fps` is the rate over the last report interval,
+    `time/time_elapsed` the wall clock, `eval/...` the last greedy evaluation. Returns a new dict; any thread.
+    """
+    evaluation = snapshot.evaluation
+    values: tuple[float | None, ...] = (
+        snapshot.return_mean,
+        snapshot.length_mean,
+        snapshot.exploration_rate,
+        snapshot.env_steps_per_second,
+        snapshot.env_steps,
+        snapshot.wall_seconds,
+        snapshot.loss,
+        snapshot.updates,
+        snapshot.learning_rate,
+        None if evaluation is None else evaluation.return_mean,
+        None if evaluation is None else evaluation.length_mean,
+        snapshot.staleness_mean,
+        snapshot.staleness_p95,
+        snapshot.staleness_max,
+        snapshot.samples_per_insert_achieved,
+        snapshot.samples_per_insert_target,
+        snapshot.learner_wait_fraction,
+        snapshot.actor_wait_fraction,
+        snapshot.ring_fill,
+        snapshot.policy_version,
+        snapshot.actor_restarts,
+    )
+    named = {name: value for name, value in zip(METRIC_NAMES, values, strict=True) if value is not None}
+    for name, value in snapshot.train_metrics.items():
+        named.setdefault(name if "/" in name else f"train/{name}", value)
+    return named

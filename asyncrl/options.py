@@ -1,0 +1,219 @@
+"""What an option is: a field of a frozen record, with its type, its default and its docstring as its help.
+
+A record of options is a frozen dataclass whose fields are each followed by a string literal:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Pace:
+        batch_size: int = 64
+        \"\"\"Transitions per update.\"\"\"
+
+From that one place come the command line's flags and help (`option_help`), the check of a configuration file
+and the conversion of what people write (`coerce`), so that none of them can contradict the record. Ranges are
+the record's own business: its `__post_init__` raises ValueError with a text that begins with the field's
+name, `num_actors must be at least 1, got 0`, and whoever read the value says where it stood.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import numbers
+import textwrap
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of a record of options.
+
+    Attributes:
+        name: the field's name.
+        type: its resolved annotation.
+        default: its default, or `dataclasses.MISSING` where it must be given.
+        help: the docstring under it, on one line.
+    """
+
+    name: str
+    type: Any
+    default: object
+    help: str
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is dataclasses.MISSING
+
+
+def option_help(record: type) -> Mapping[str, Option]:
+    """Every option of `record` by name, in the order of its fields.
+
+    Raises:
+        TypeError: `record` is not a dataclass.
+        ValueError: a field has no docstring under it.
+    """
+    return _options(record)
+
+
+@functools.cache
+def _options(record: type) -> Mapping[str, Option]:
+    if not dataclasses.is_dataclass(record):
+        raise TypeError(f"record must be a dataclass, got {record!r}")
+    hints, docs = get_type_hints(record), _attribute_docstrings(record)
+    options = {}
+    for field in dataclasses.fields(record):
+        if field.name not in docs:
+            raise ValueError(f"{record.__name__}.{field.name} must have a docstring under it, got none")
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        options[field.name] = Option(field.name, hints[field.name], default, docs[field.name])
+    return types.MappingProxyType(options)
+
+
+def _attribute_docstrings(record: type) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for cls in reversed(record.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                    docs[name] = " ".join(doc.split())
+    return docs
+
+
+def near_miss(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is most likely a slip of, or None."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def parse_count(text: str) -> int:
+    """A whole number as people write it: `200000`, `200_000`, `200k`, `1.5M`, `1e6`.
+
+    Raises:
+        ValueError: it is not a number, or not a whole one.
+    """
+    digits, factor = text.strip(), 1
+    if digits and digits[-1].lower() in _SUFFIXES:
+        digits, factor = digits[:-1], _SUFFIXES[digits[-1].lower()]
+    try:
+        value = Decimal(digits) * factor
+    except ArithmeticError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not value.is_finite() or abs(value) >= 2**63 or value != value.to_integral_value():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def coerce(name: str, kind: Any, value: object) -> Any:
+    """`value`, as written in a file, on a command line or in Python, as an option of type `kind`.
+
+    Raises:
+        ValueError: it does not fit; the text is `num_actors must be a whole number, got 'many'`.
+    """
+    try:
+        return _convert(kind, value)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{name} must be {describe(kind)}, got {value!r}") from None
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _convert_union(get_args(kind), value)
+    if origin is Literal:
+        return {choice: choice for choice in get_args(kind)}[value]
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_convert(get_args(kind)[0], item) for item in items)
+    return _SCALARS[kind](value)
+
+
+def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:
+    # Text last: "8080" for `str | int` is the number.
+    for kind in sorted(kinds, key=lambda kind: kind is str):
+        try:
+            return _convert(kind, value)
+        except (KeyError, TypeError, ValueError):
+            continue
+    raise ValueError(value)
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
+        raise TypeError(value)
+    return parse_count(str(value))
+
+
+def _to_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
+        raise TypeError(value)
+    number = float(value)
+    if number != number:
+        raise ValueError(value)
+    return number
+
+
+def _to_bool(value: object) -> bool:
+    if isinstance(value, str):
+        return {"true": True, "false": False}[value.lower()]
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
+def _to_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _to_none(value: object) -> None:
+    if value is not None and value != "none":
+        raise ValueError(value)
+
+
+_SCALARS = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str, types.NoneType: _to_none}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    types.NoneType: "none",
+}
+
+
+def describe(kind: Any) -> str:
+    """What an option of type `kind` takes, in words: `a whole number or none`."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in get_args(kind))
+    if origin is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(kind))
+    if origin is tuple:
+        return f"a list, each item {describe(get_args(kind)[0])}"
+    return _NAMES[kind]
+
+
+def require_at_least(name: str, value: float | None, minimum: float) -> None:
+    """Raise ValueError `name must be at least minimum, got value` unless it is, or is None (a NaN is not)."""
+    if value is not None and not value >= minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Raise ValueError `name must be greater than 0, got value` unless it is, or is None (a NaN is not)."""
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be greater than 0, got {value}")

@@ -1,0 +1,281 @@
+"""How a value-based algorithm acts: NumPy and one numba kernel, never torch, so that an actor process stays light.
+
+`QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the learner's
+network (`networks.py`) is laid out by the same record, so that publishing weights is one copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
+from asyncrl.schedules import EpsilonSchedule
+
+
+@dataclass(frozen=True)
+class QLayout:
+    """Shape of an action-value network and the order of its weights in a flat float32 block.
+
+    Layer l maps `sizes[l]` to `sizes[l + 1]` values, with ReLU between the layers. A hidden layer is a row-major block
+    `[sizes[l] + 1, sizes[l + 1]]`, its last row the bias, so that `[x, 1] @ block` is the whole layer; the head is a block
+    `[sizes[-1], sizes[-2] + 1]`, its last column the bias (why: `networks.FlatMLP`). Blocks follow one another in layer
+    order without gaps.
+
+    With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first half is the value stream, its
+    second half the advantage stream, and the head gives `[value, advantages...]`; the head's cross blocks are zero.
+
+    Attributes:
+        inputs: values of one flattened observation.
+        hidden: widths of the hidden layers, at least one.
+        num_actions: n, how many action values.
+        dueling: two streams, or one.
+    """
+
+    inputs: int
+    hidden: tuple[int, ...]
+    num_actions: int
+    dueling: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths from the input to the head."""
+        if not self.dueling:
+            return (self.inputs, *self.hidden, self.num_actions)
+        return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], 1 + self.num_actions)
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Shape of each layer's block."""
+        sizes = self.sizes
+        hidden = tuple((a + 1, b) for a, b in zip(sizes[:-2], sizes[1:-1], strict=True))
+        return (*hidden, (sizes[-1], sizes[-2] + 1))
+
+    @property
+    def weight_count(self) -> int:
+        """Length of the flat block."""
+        return sum(rows * columns for rows, columns in self.blocks)
+
+
+@njit(
+    ["void(float32[:, ::1], float32[::1], int64[::1], float32[:, :, ::1], float32[:, ::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract"},
+)
+def mlp_forward(x, flat, sizes, scratch, out):  # type: ignore[no-untyped-def]
+    """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
+
+    A hidden layer adds four inputs to an output row at a time, so that the inner loop runs over contiguous outputs and
+    becomes vector instructions; the head is a scalar product per output.
+    """
+    start = 0
+    last = sizes.shape[0] - 2
+    source = x
+    for layer in range(last):
+        n_in, n_out = sizes[layer], sizes[layer + 1]
+        w = flat[start : start + (n_in + 1) * n_out].reshape((n_in + 1, n_out))
+        start += (n_in + 1) * n_out
+        target = scratch[layer % 2]
+        for r in range(x.shape[0]):
+            y = target[r, :n_out]
+            y[:] = w[n_in]
+            k = 0
+            while k + 4 <= n_in:
+                a, b, c, d = source[r, k], source[r, k + 1], source[r, k + 2], source[r, k + 3]
+                for j in range(n_out):
+                    y[j] += a * w[k, j] + b * w[k + 1, j] + c * w[k + 2, j] + d * w[k + 3, j]
+                k += 4
+            while k < n_in:
+                a = source[r, k]
+                for j in range(n_out):
+                    y[j] += a * w[k, j]
+                k += 1
+            for j in range(n_out):
+                y[j] = max(y[j], np.float32(0.0))
+        source = target
+    n_in = sizes[last]
+    w = flat[start:].reshape((sizes[last + 1], n_in + 1))
+    for r in range(x.shape[0]):
+        for j in range(w.shape[0]):
+            total = w[j, n_in]
+            for k in range(n_in):
+                total += source[r, k] * w[j, k]
+            out[r, j] = total
+
+
+class QPolicy:
+    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `asyncrl.core.Policy`.
+
+    One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights; buffers that
+    depend on E are made anew on the other side.
+
+    Args:
+        spec: an environment with discrete actions.
+        layout: shape of the network; `layout.inputs` is the number of values of one observation.
+        epsilon: exploration rates.
+    """
+
+    def __init__(self, spec: EnvSpec, layout: QLayout, epsilon: EpsilonSchedule | None = None) -> None:
+        inputs = math.prod(spec.observation_shape)
+        if layout.inputs != inputs:
+            raise ValueError(
+                f"layout.inputs must be {inputs}, the values of one observation, got {layout.inputs}"
+            )
+        self.layout = layout
+        self.epsilon = epsilon or EpsilonSchedule()
+        self.weight_count = layout.weight_count
+        self._weights = np.zeros(self.weight_count, np.float32)
+        self._sizes = np.array(layout.sizes, np.int64)
+        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+        self._exponents = self.epsilon.exponents(0, 1, 1)
+        self._rate = self.epsilon.initial
+        self._x = np.zeros((0, inputs), np.float32)
+        self._scratch = np.zeros((2, 0, 1), np.float32)
+
+    @property
+    def exploration_rate(self) -> float:
+        """Mean epsilon over this copy's streams at the last `act`."""
+        return self._rate
+
+    def assign_streams(self, first: int, count: int, total: int) -> None:
+        """Take the rungs `first .. first + count - 1` of a ladder of `total`. Raises ValueError if they are not in it."""
+        self._exponents = self.epsilon.exponents(first, count, total)
+
+    def load_weights(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` `[weight_count]` in.
+
+        Raises:
+            ValueError: if the length is another.
+        """
+        if weights.shape != (self.weight_count,):
+            raise ValueError(f"weights must have shape ({self.weight_count},), got {weights.shape}")
+        np.copyto(self._weights, weights)
+
+    def q_values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`; a fresh array."""
+        rows = obs.shape[0]
+        if self._x.shape[0] != rows:
+            self._x = np.empty((rows, self.layout.inputs), np.float32)
+            self._scratch = np.empty((2, rows, max(self.layout.sizes)), np.float32)
+        flat = obs.reshape(rows, self.layout.inputs)
+        if self._scale is None:
+            np.copyto(self._x, flat, casting="same_kind")
+        else:
+            np.multiply(flat, self._scale, out=self._x)
+        out = np.empty((rows, self.layout.sizes[-1]), np.float32)
+        mlp_forward(self._x, self._weights, self._sizes, self._scratch, out)
+        if not self.layout.dueling:
+            return out
+        advantage = out[:, 1:]
+        values: NDArray[np.float32] = out[:, :1] + advantage - advantage.mean(axis=1, keepdims=True)
+        return values
+
+    def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
+        """The first best action `[E]` int64, counted from 0, for each observation `[E, *obs_shape]`."""
+        return self.q_values(obs).argmax(axis=1)
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[np.int64], Mapping[str, NDArray[Any]]]:
+        """Epsilon-greedy actions `[E]` int64, counted from 0, and no extra fields; see `Policy.act`."""
+        rows = obs.shape[0]
+        if self._exponents.shape[0] != rows:
+            raise ValueError(
+                f"obs must have {self._exponents.shape[0]} rows, one per assigned stream, got {rows}"
+            )
+        rates = self.epsilon.base(total_steps) ** self._exponents
+        self._rate = float(rates.mean())
+        action = self.greedy(obs)
+        draws = rng.random((2, rows))
+        explore = draws[0] < rates
+        action[explore] = (draws[1, explore] * self.layout.num_actions).astype(np.int64)
+        return action, {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["_x"] = np.zeros((0, self.layout.inputs), np.float32)
+        state["_scratch"] = np.zeros((2, 0, 1), np.float32)
+        return state
+
+
+@dataclass
+class TrainedPolicy:
+    """A policy with fixed weights that answers `predict` as Stable-Baselines3's models do.
+
+    Attributes:
+        spec: the environment it was trained for.
+        policy: the acting half; `weights` are loaded into it.
+        weights: flat float32 `[policy.weight_count]`; not copied, not to be written afterwards.
+        rng: draws for `deterministic=False`.
+    """
+
+    spec: EnvSpec
+    policy: Policy
+    weights: NDArray[np.float32]
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        self.policy.load_weights(self.weights)
+
+    def predict(
+        self,
+        obs: NDArray[Any],
+        state: None = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], None]:
+        """Actions as the environment takes them (`Discrete.start` added, boxes clipped), and no recurrent state.
+
+        Args:
+            obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`.
+            state: ignored, there for callers that pass it; these policies have no memory.
+            episode_start: ignored likewise.
+            deterministic: the greedy action; if False, explore at the rate that stands at the end of the schedule.
+
+        Returns:
+            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and None.
+
+        Raises:
+            ValueError: if the shape is neither.
+        """
+        obs = np.asarray(obs)
+        shape = self.spec.observation_shape
+        single = obs.shape == shape
+        if not single and obs.shape[1:] != shape:
+            wanted = ", ".join(map(str, ("B", *shape)))
+            raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
+        batch = obs[None] if single else obs
+        if deterministic:
+            action = self.policy.greedy(batch)
+        else:
+            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+            action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
+        action = self._environment_form(action)
+        return (action[0] if single else action), None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What `load_arrays` needs to act the same again, as plain arrays (copies)."""
+        return {"weights": self.weights.copy()}
+
+    def load_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what `arrays` returned. Raises KeyError or ValueError where it does not fit."""
+        weights = np.array(arrays["weights"], np.float32)
+        self.policy.load_weights(weights)
+        self.weights = weights
+
+    def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
+        kind = self.spec.action
+        if isinstance(kind, DiscreteAction):
+            return action + kind.start
+        if isinstance(kind, BoxAction):
+            low, high = (np.array(v, np.float32).reshape(kind.shape) for v in (kind.low, kind.high))
+            return np.clip(action, low, high)
+        return action

@@ -1,0 +1,129 @@
+"""Arrays by address: how one kernel call serves any number of rings of any shape and dtype.
+
+A kernel that takes arrays is compiled anew for each dtype and number of axes, and pays about 0.1 microseconds
+per argument to unpack it; a tuple of arrays per ring would be compiled anew for each number of actors. So the
+replay hands its kernels one int64 table of *addresses* instead: a row per ring, a column per array. The kernels
+are compiled once for all environments, their disk cache always hits, and observations are copied as bytes.
+
+Safety is the owner's: whoever stores an address also stores a reference to the array it came from
+(`address_of` refuses what is not contiguous), and computes indices from the shapes it has checked. Nothing here
+checks bounds.
+
+The functions run in Python as well (slowly, through ctypes), so that kernels built on them can be tested as
+`.py_func`.
+
+    float32s(address, count)     the `count` float32 at `address`; likewise int64s, int32s, uint8s
+    copy_bytes(to, of, count)    memcpy
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from asyncrl.shm.atomics import intrinsic
+
+_raw_memcpy: Any = cgutils.raw_memcpy
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where the first byte of `array` lies. Raises ValueError where it is not C-contiguous."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"array must be C-contiguous, got strides {array.strides} for shape {array.shape}")
+    return int(array.ctypes.data)
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """An integer as a pointer to bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def _memcpy(typing_context: Any, to: Any, of: Any, count: Any) -> Any:
+    """The compiler's memcpy: a move or two where `count` is a constant, else the C library's."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, source = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
+        _raw_memcpy(builder, target, source, args[2], ir.Constant(ir.IntType(64), 1))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at `address` without waiting for it; never faults."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [builder.inttoptr(args[0], cgutils.voidptr_t), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _typed(dtype: Any) -> Callable[[int, int], NDArray[Any]]:
+    """The function that views memory as one-dimensional array of `dtype`, for Python and for kernels."""
+
+    def view(address, count):  # type: ignore[no-untyped-def]
+        size = int(count) * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_byte * size).from_address(int(address)), dtype)
+
+    @overload(view)  # type: ignore[untyped-decorator]
+    def _compiled(address, count):  # type: ignore[no-untyped-def]
+        return lambda address, count: carray(_pointer(address), (count,), dtype)
+
+    return view
+
+
+float32s = _typed(np.float32)
+int64s = _typed(np.int64)
+int32s = _typed(np.int32)
+uint8s = _typed(np.uint8)
+
+
+def copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
+    """Copy `count` bytes between addresses; they must not overlap."""
+    ctypes.memmove(int(to), int(of), int(count))
+
+
+@overload(copy_bytes)  # type: ignore[untyped-decorator]
+def _compiled_copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
+    def copy(to, of, count):  # type: ignore[no-untyped-def]
+        # Small rows are the common case and a call would cost more than the copy.
+        if count == 16:
+            _memcpy(to, of, 16)
+        elif count == 8:
+            _memcpy(to, of, 8)
+        elif count == 4:
+            _memcpy(to, of, 4)
+        elif count == 32:
+            _memcpy(to, of, 32)
+        else:
+            _memcpy(to, of, count)
+
+    return copy
+
+
+def prefetch(address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at `address`; changes nothing but when the bytes arrive."""
+
+
+@overload(prefetch)  # type: ignore[untyped-decorator]
+def _compiled_prefetch(address):  # type: ignore[no-untyped-def]
+    return lambda address: _prefetch(address)

@@ -1,0 +1,319 @@
+"""The life of a row on the learner side, as kernels over the tables of `gather.py` and the tree.
+
+    published     the actor has shown it                                   position < SEEN
+    decided       it has its priority: n further rows are known            position < DECIDED
+    closed        its priority is zero for ever                            position < CLOSED
+
+A row is *decided* as soon as `row + n_step < published`, so whatever the gather reads was published. New rows
+get the largest priority given so far (Schaul et al., arXiv 1511.05952, section 3.3, so that each is likely to
+be seen once); that maximum never shrinks while training runs. RESET rows, whose action was not taken, and the
+last row of an actor's life, whose successor nobody saw, get zero.
+
+A row is *closed* before it is granted away (lazy writing: priority first, then memory), and when its policy
+version is older than the staleness bound. For frame stacks the `STACK - 1` rows after the granted ones are
+closed too: their stacks would begin in memory that is being overwritten.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import RESET
+from asyncrl.replay.gather import (
+    CLOSED,
+    DECIDED,
+    DISCARDED,
+    ENV_BITS,
+    FLAGS,
+    HEADER,
+    ID_BITS,
+    IGNORED,
+    INCARNATION,
+    INSERTED,
+    LEAF,
+    MIN_VERSION,
+    N_STEP,
+    NUM_ENVS,
+    NUM_SLOTS,
+    RETIRED,
+    SAMPLEABLE,
+    SAMPLED,
+    SEEN,
+    STACK,
+    TO_WEIGHT,
+    TREE_BITS,
+    VERSION,
+    gather,
+)
+from asyncrl.replay.handles import float32s, int32s, int64s, uint8s
+from asyncrl.replay.sum_tree import PRIORITY, draw, inlined, priority_of, put, sum_up, sum_up_range, total_of
+from asyncrl.shm.atomics import kernel, load_acquire
+from asyncrl.shm.ring import GRANTED, PUBLISHED
+
+# Words of `numbers`, float64.
+GAMMA, ALPHA, EPSILON, LARGEST = range(4)
+
+_HEADER_WORDS = 64
+_SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
+
+_TREE = "float64[:,:,::1], int64[::1]"
+_TABLES = "int64[:,::1], int64[::1]"
+
+
+@inlined
+def poll(rings: NDArray[np.int64], ring: int, slots: int) -> int:
+    """`published` (acquire), or -1 where it moved back or left what was granted."""
+    header = int64s(rings[ring, HEADER], _HEADER_WORDS)
+    published = load_acquire(header, PUBLISHED)
+    granted = load_acquire(header, GRANTED)
+    if published < rings[ring, SEEN] or published < granted - slots or published > granted:
+        return -1
+    return published  # type: ignore[no-any-return]
+
+
+@inlined
+def count_steps(rings: NDArray[np.int64], state: NDArray[np.int64], ring: int, start: int, stop: int) -> int:
+    """Env-steps in the rows `start .. stop - 1`, RESET rows excluded."""
+    slots, envs = state[NUM_SLOTS], state[NUM_ENVS]
+    flags = uint8s(rings[ring, FLAGS], slots * envs)
+    steps = 0
+    for env in range(envs):
+        for row in range(start, stop):
+            steps += int(flags[np.uintp(env * slots + (row & (slots - 1)))] & RESET == 0)
+    return steps
+
+
+@inlined
+def _sum_rows(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    state: NDArray[np.int64],
+    ring: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Recompute the sums above the rows `start .. stop - 1`, at most S of them."""
+    slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
+    slot = start & (slots - 1)
+    head = min(stop - start, slots - slot)
+    low = (ring * slots + slot) << env_bits
+    sum_up_range(nodes, first, state[TREE_BITS], low, low + (head << env_bits))
+    if head < stop - start:  # the rows go on at slot 0
+        low = (ring * slots) << env_bits
+        sum_up_range(nodes, first, state[TREE_BITS], low, low + ((stop - start - head) << env_bits))
+
+
+@inlined
+def close_rows(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    ring: int,
+    stop: int,
+) -> None:
+    """Zero the priorities of all rows below `stop`, for ever; rows that come later included."""
+    start, end = rings[ring, CLOSED], min(stop, rings[ring, DECIDED])
+    if stop <= start:
+        return
+    rings[ring, CLOSED] = stop
+    rings[ring, DECIDED] = max(stop, rings[ring, DECIDED])
+    if end <= start:
+        return
+    slots, env_bits, bits = state[NUM_SLOTS], state[ENV_BITS], state[TREE_BITS]
+    for row in range(start, end):
+        low = (ring * slots + (row & (slots - 1))) << env_bits
+        for leaf in range(low, low + state[NUM_ENVS]):
+            group = leaf >> bits
+            child = np.uintp(leaf - (group << bits))
+            state[SAMPLEABLE] -= int(nodes[np.uintp(group), PRIORITY, child] > 0.0)
+            nodes[np.uintp(group), PRIORITY, child] = 0.0
+    _sum_rows(nodes, first, state, ring, start, end)
+
+
+@inlined
+def close_stale(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    ring: int,
+) -> None:
+    """Close the published rows whose version is below MIN_VERSION: a prefix, for versions never decrease."""
+    slots = state[NUM_SLOTS]
+    version = int64s(rings[ring, VERSION], slots)
+    stop = rings[ring, CLOSED]
+    while stop < rings[ring, SEEN] and version[np.uintp(stop & (slots - 1))] < state[MIN_VERSION]:
+        stop += 1
+    state[DISCARDED] += count_steps(rings, state, ring, rings[ring, CLOSED], stop)
+    close_rows(nodes, first, rings, state, ring, stop)
+
+
+@inlined
+def decide_rows(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    largest: float,
+    ring: int,
+) -> None:
+    """Give the rows that have n published successors their first priority."""
+    slots, envs, env_bits, bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS], state[TREE_BITS]
+    start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[N_STEP]
+    if stop <= start:
+        return
+    rings[ring, DECIDED] = stop
+    flags = uint8s(rings[ring, FLAGS], slots * envs)
+    incarnation = int32s(rings[ring, INCARNATION], slots)
+    for row in range(start, stop):
+        slot = row & (slots - 1)
+        goes_on = incarnation[np.uintp(slot)] == incarnation[np.uintp((row + 1) & (slots - 1))]
+        for env in range(envs):
+            taken = goes_on and not flags[np.uintp(env * slots + slot)] & RESET
+            leaf = ((ring * slots + slot) << env_bits) + env
+            group = leaf >> bits
+            nodes[np.uintp(group), PRIORITY, np.uintp(leaf - (group << bits))] = largest if taken else 0.0
+            state[SAMPLEABLE] += int(taken)
+    _sum_rows(nodes, first, state, ring, start, stop)
+
+
+@kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
+def ingest(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+) -> int:
+    """Look at all rings once; returns newly published env-steps, or -1 - r where ring r is corrupt."""
+    inserted = 0
+    for ring in range(rings.shape[0]):
+        published = poll(rings, ring, state[NUM_SLOTS])
+        if published < 0:
+            return -1 - ring
+        if published == rings[ring, SEEN]:
+            continue
+        inserted += count_steps(rings, state, ring, rings[ring, SEEN], published)
+        rings[ring, SEEN] = published
+        if state[MIN_VERSION] > 0:
+            close_stale(nodes, first, rings, state, ring)
+        decide_rows(nodes, first, rings, state, numbers[LARGEST], ring)
+    state[INSERTED] += inserted
+    return inserted
+
+
+@kernel(f"void({_TREE}, {_TABLES}, int64, int64)")
+def retire(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    ring: int,
+    position: int,
+) -> None:
+    """Close all rows below `position`, which will be overwritten, and those whose stacks begin there."""
+    if position > 0:
+        before = state[SAMPLEABLE]
+        close_rows(nodes, first, rings, state, ring, position + state[STACK] - 1)
+        state[RETIRED] += before - state[SAMPLEABLE]
+
+
+@kernel(f"int64({_TREE}, {_TABLES}, int64)")
+def retire_stale(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    min_version: int,
+) -> int:
+    """Close the rows of older versions, now and at every later ingest; returns env-steps newly discarded."""
+    before = state[DISCARDED]
+    state[MIN_VERSION] = max(state[MIN_VERSION], min_version)
+    for ring in range(rings.shape[0]):
+        close_stale(nodes, first, rings, state, ring)
+    return state[DISCARDED] - before  # type: ignore[no-any-return]
+
+
+@inlined
+def importance_weights(
+    priorities: NDArray[np.float64], total: float, count: int, beta: float, out: NDArray[np.float32]
+) -> float:
+    """`out[i] = (count * priorities[i] / total) ** -beta`, not normalised; returns the largest."""
+    largest = np.float32(0.0)
+    exponent = np.float32(-beta)
+    for i in range(out.shape[0]):
+        ratio = np.float32(max(count * (priorities[i] / total), _SMALLEST_RATIO))
+        out[i] = ratio**exponent
+        largest = max(largest, out[i])
+    return largest
+
+
+@kernel(f"void({_TREE}, {_TABLES}, float64, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
+def sample(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    gamma: float,
+    beta: float,
+    batch: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    rest: NDArray[np.float64],
+    work: NDArray[np.int64],
+) -> None:
+    """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
+    size = uniforms.shape[0]
+    draw(nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    gather(rings, state, gamma, batch, work)
+    state[SAMPLED] += size
+    weight = float32s(batch[TO_WEIGHT], size)
+    if beta == 0.0:
+        for i in range(size):
+            weight[i] = 1.0
+        return
+    for i in range(size):
+        rest[i] = priority_of(nodes, state[TREE_BITS], work[LEAF, i])
+    scale = np.float32(1.0) / importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
+    for i in range(size):
+        weight[i] *= scale
+
+
+@kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1])")
+def update(
+    nodes: NDArray[np.float64],
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    ids: NDArray[np.int64],
+    errors: NDArray[np.float32],
+    dirty: NDArray[np.int64],
+) -> int:
+    """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""
+    slots, env_bits, bits = state[NUM_SLOTS], state[ENV_BITS], state[TREE_BITS]
+    for i in range(ids.shape[0]):
+        if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
+            return -1 - i
+    alpha, epsilon, largest = np.float32(numbers[ALPHA]), np.float32(numbers[EPSILON]), numbers[LARGEST]
+    count = ignored = 0
+    for i in range(ids.shape[0]):
+        ring = ids[i] >> ID_BITS
+        step = ids[i] - (ring << ID_BITS)
+        position = step >> env_bits
+        leaf = ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))
+        if (
+            rings[ring, CLOSED] <= position < rings[ring, DECIDED]
+            and priority_of(nodes, bits, leaf) > 0.0
+        ):
+            priority = float((errors[i] + epsilon) ** alpha)
+            largest = max(largest, priority)
+            count = put(nodes, bits, leaf, priority, dirty, count)
+        else:
+            ignored += 1
+    if count:
+        sum_up(nodes, first, bits, dirty, count)
+    numbers[LARGEST] = largest
+    state[IGNORED] += ignored
+    return ignored

@@ -1,0 +1,182 @@
+"""From the parts' statistics to the one `Snapshot`, and from the last snapshot to `summary.json`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.clock import TrainClock
+from asyncrl.config import TrainerConfig
+from asyncrl.learner import LearnerReport
+from asyncrl.metrics import ActorStatistics, EvaluationResult, Snapshot
+from asyncrl.staleness import StalenessStatistics
+
+EPISODE_WINDOW = 100
+"""Training episodes that `rollout/ep_rew_mean` is the mean of, as in Stable-Baselines3."""
+
+
+@dataclass
+class EpisodeWindow:
+    """The last finished training episodes of all actors, in the order in which the coordinator heard of them."""
+
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
+    count: int = 0
+
+    def extend(self, episodes: Iterable[tuple[float, int]]) -> None:
+        """Add finished episodes (undiscounted return, length in steps)."""
+        for episode_return, length in episodes:
+            self.returns.append(episode_return)
+            self.lengths.append(length)
+            self.count += 1
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean return of the window, None before the first episode."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean length of the window, None before the first episode."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+
+class Reporter:
+    """Turns counters into rates and puts a snapshot together; event-loop thread only.
+
+    Args:
+        config: the run's options.
+        replay_capacity: environment steps the rings hold; may be set later.
+        clock: the training clock.
+    """
+
+    def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
+        self._config = config
+        self.replay_capacity = replay_capacity
+        self._clock = clock
+        self._then = (time.monotonic(), 0, 0, 0.0)  # when, env steps, updates, learner's waiting seconds
+        self.episodes = EpisodeWindow()
+
+    def snapshot(
+        self,
+        state: str,
+        *,
+        actors: tuple[ActorStatistics, ...] = (),
+        learner: LearnerReport | None = None,
+        exploration_rate: float | None = None,
+        evaluation: EvaluationResult | None = None,
+        best: EvaluationResult | None = None,
+        stop_reason: str | None = None,
+        error: str | None = None,
+    ) -> Snapshot:
+        """A snapshot of now; rates are over the time since the last call."""
+        now = time.monotonic()
+        then, env_steps_then, updates_then, waited_then = self._then
+        seconds = max(now - then, 1e-9)
+        env_steps = sum(a.env_steps for a in actors)
+        updates = learner.updates if learner else 0
+        waited = learner.wait_seconds if learner else 0.0
+        self._then = (now, env_steps, updates, waited)
+        staleness = learner.staleness if learner else StalenessStatistics(0.0, 0.0, 0, 0, (), ())
+        metrics = dict(learner.train_metrics) if learner else {}
+        replay = learner.replay if learner else None
+        config = self._config
+        return Snapshot(
+            algo=config.algo,
+            env=config.env,
+            seed=config.seed,
+            state=state,
+            wall_seconds=self._clock.wall_seconds,
+            train_seconds=self._clock.train_seconds,
+            startup_seconds=self._clock.startup_seconds,
+            total_steps=config.total_steps,
+            target_return=config.target_return,
+            max_seconds=config.max_seconds,
+            env_steps=env_steps,
+            updates=updates,
+            episodes=self.episodes.count,
+            policy_version=learner.policy_version if learner else 0,
+            env_steps_per_second=max(0.0, env_steps - env_steps_then) / seconds,
+            updates_per_second=max(0, updates - updates_then) / seconds,
+            learner_wait_fraction=min(1.0, max(0.0, waited - waited_then) / seconds),
+            actor_wait_fraction=_mean([a.wait_fraction for a in actors]),
+            return_mean=self.episodes.return_mean,
+            length_mean=self.episodes.length_mean,
+            exploration_rate=exploration_rate,
+            loss=metrics.pop("train/loss", None),
+            learning_rate=metrics.pop("train/learning_rate", None),
+            train_metrics=metrics,
+            evaluation=evaluation,
+            best_evaluation=best,
+            staleness_mean=staleness.mean,
+            staleness_p95=staleness.p95,
+            staleness_max=staleness.max,
+            staleness_edges=staleness.edges,
+            staleness_counts=staleness.counts,
+            discarded_fraction=replay.discarded_stale / max(1, replay.inserted) if replay else 0.0,
+            samples_per_insert_target=learner.balance.target if learner else None,
+            samples_per_insert_achieved=learner.balance.achieved if learner else 0.0,
+            ring_fill=_mean([a.ring_fill for a in actors]),
+            replay_rows=replay.sampleable if replay else 0,
+            replay_capacity=self.replay_capacity,
+            actors=actors,
+            actor_restarts=sum(a.restarts for a in actors),
+            stop_reason=stop_reason,
+            error=error,
+        )
+
+
+def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | None) -> dict[str, Any]:
+    """`summary.json`: rates and fractions are over the whole of `train_seconds`.
+
+    Args:
+        last: the run's last snapshot.
+        learner: the learner's last report.
+        final: evaluation of the weights that the run returns, None where none was made.
+    """
+    staleness = learner.staleness_overall
+    seconds = max(last.train_seconds, 1e-9)
+    reached = last.stop_reason == "target_return" and final is not None
+    return {
+        "algo": last.algo,
+        "env": last.env,
+        "seed": last.seed,
+        "stop_reason": last.stop_reason,
+        "env_steps": last.env_steps,
+        "updates": last.updates,
+        "episodes": last.episodes,
+        "policy_version": last.policy_version,
+        "wall_seconds": last.wall_seconds,
+        "train_seconds": last.train_seconds,
+        "startup_seconds": last.startup_seconds,
+        "time_to_target_seconds": final.train_seconds if reached and final else None,
+        "steps_to_target": final.env_steps if reached and final else None,
+        "eval": {
+            "return_mean": final.return_mean if final else None,
+            "return_std": final.return_std if final else None,
+            "episodes": final.episodes if final else 0,
+        },
+        "env_steps_per_second": last.env_steps / seconds,
+        "updates_per_second": last.updates / seconds,
+        "staleness": {
+            "mean": staleness.mean,
+            "p95": staleness.p95,
+            "max": staleness.max,
+            "discarded_fraction": last.discarded_fraction,
+        },
+        "samples_per_insert": {
+            "target": last.samples_per_insert_target,
+            "achieved": last.samples_per_insert_achieved,
+        },
+        "learner_wait_fraction": min(1.0, learner.wait_seconds / seconds),
+        "actor_wait_fraction": min(1.0, _mean([a.wait_seconds for a in last.actors]) / seconds),
+        "actor_restarts": last.actor_restarts,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

@@ -1,0 +1,56 @@
+"""Numbers that change over a run: linear ramps, and the exploration rates of many streams. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def linear(start: float, end: float, progress: float) -> float:
+    """The value at `progress` of a ramp from `start` (progress <= 0) to `end` (progress >= 1)."""
+    progress = min(max(progress, 0.0), 1.0)
+    return start * (1.0 - progress) + end * progress
+
+
+def ramp(start: float, end: float, steps: int, at: int) -> float:
+    """The value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` at once where steps is 0."""
+    return linear(start, end, at / steps if steps > 0 else 1.0)
+
+
+@dataclass(frozen=True)
+class EpsilonSchedule:
+    """Epsilon of every stream at every moment: annealed over the run, spread over the streams.
+
+    The base rate falls in a straight line from `initial` to `final` over the first `steps` environment steps of all
+    actors. Stream i of M explores with `base ** (1 + ladder * i / (M - 1))`, the ladder of Ape-X (Horgan et al. 2018,
+    section 4, with epsilon = `final` and alpha = `ladder`). A base of 1 is 1 on every rung, so that all streams begin at
+    random and part on the way down; `ladder` = 0 gives all streams the same rate.
+
+    Attributes:
+        initial: base rate at step 0, from 0 to 1.
+        final: base rate from step `steps` on, from 0 to 1.
+        steps: environment steps over all actors.
+        ladder: exponent alpha of Ape-X, at least 0.
+    """
+
+    initial: float = 1.0
+    final: float = 0.05
+    steps: int = 10_000
+    ladder: float = 0.0
+
+    def exponents(self, first: int, count: int, total: int) -> NDArray[np.float64]:
+        """`[count]`: the exponents of streams `first .. first + count - 1` of `total`; 1 where there is one stream.
+
+        Raises:
+            ValueError: if these are not streams of `total`.
+        """
+        if first < 0 or count < 1 or first + count > total:
+            raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
+        place = np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
+        return 1.0 + self.ladder * place
+
+    def base(self, total_steps: int) -> float:
+        """The base rate after `total_steps` environment steps of all actors."""
+        return ramp(self.initial, self.final, self.steps, total_steps)

@@ -1,0 +1,169 @@
+"""Sockets that may be open: how many, and for how long without a request.
+
+aiohttp alone keeps half-sent requests open for an hour, so that a few hundred of them starve everybody else.
+The guard stands between the transport and aiohttp's protocol, speaks `asyncio.Protocol` on both sides and
+knows no HTTP: that a request's head is complete it learns from the middleware, which sees a request only
+    then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+MAX_CONNECTIONS = 64
+HEAD_SECONDS = 2.0
+
+TOO_SLOW_BODY = b'{"error":{"status":408,"message":"a request head must come within 2 s"}}'
+TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json; charset=utf-8\r\nServer: asyncrl\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(TOO_SLOW_BODY), TOO_SLOW_BODY)
+)
+
+
+@dataclass(frozen=True)
+class ConnectionStatistics:
+    """Connections open now; and evicted, refused and timed out since the start."""
+
+    open: int
+    evicted: int
+    refused: int
+    timed_out: int
+
+
+class ConnectionGuard:
+    """Protocol factory for `loop.create_server` that limits what stands behind it.
+
+    At most `max_connections` are open. A new one beyond that takes the place of the oldest that never sent a
+    whole request, else of the oldest that is idle between two requests; while all are busy it is closed at
+    once. The first byte of a request (or the connection itself, for the first one) starts `head_seconds`,
+    within which the head must be complete.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        head_seconds: float = HEAD_SECONDS,
+    ) -> None:
+        self._factory = factory
+        self._max_connections = max_connections
+        self._head_seconds = head_seconds
+        # By transport, oldest first.
+        self._open: dict[asyncio.Transport, _Connection] = {}
+        self._evicted = self._refused = self._timed_out = 0
+
+    def __call__(self) -> asyncio.Protocol:
+        """Guard one new connection."""
+        return _Connection(self, self._factory())
+
+    def request_began(self, transport: asyncio.Transport | None) -> None:
+        """A whole request head has arrived on `transport`; its connection is busy until `request_ended`."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is not None:
+            connection.busy = connection.served = True
+            connection.stop_timer()
+
+    def request_ended(self, transport: asyncio.Transport | None) -> None:
+        """The handler of the request on `transport` is done."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is not None:
+            connection.busy = False
+
+    def abort_all(self) -> None:
+        """Close every connection without waiting for anybody."""
+        for transport in list(self._open):
+            transport.abort()
+
+    def statistics(self) -> ConnectionStatistics:
+        """Counters since the start."""
+        return ConnectionStatistics(len(self._open), self._evicted, self._refused, self._timed_out)
+
+    def admit(self, connection: _Connection, transport: asyncio.Transport) -> bool:
+        """Make room for a new connection; False where there is none."""
+        if len(self._open) >= self._max_connections:
+            idle = [t for t, c in self._open.items() if not c.busy]
+            if not idle:
+                self._refused += 1
+                return False
+            victim = next((t for t in idle if not self._open[t].served), idle[0])
+            self._open.pop(victim).stop_timer()
+            victim.abort()
+            self._evicted += 1
+        self._open[transport] = connection
+        return True
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        """The connection is gone."""
+        self._open.pop(transport, None)
+
+    def start_timer(self, transport: asyncio.Transport) -> asyncio.TimerHandle:
+        """Give a request head its time."""
+        return asyncio.get_running_loop().call_later(self._head_seconds, self._time_out, transport)
+
+    def _time_out(self, transport: asyncio.Transport) -> None:
+        connection = self._open.get(transport)
+        if connection is None or connection.busy:
+            return
+        self._timed_out += 1
+        if connection.began:
+            transport.write(TOO_SLOW)
+            transport.close()
+            # A peer that reads nothing must not hold the socket through the flush.
+            asyncio.get_running_loop().call_later(self._head_seconds, transport.abort)
+        else:
+            transport.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: passes everything on, and keeps the time of heads."""
+
+    def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
+        self._guard = guard
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.began = False
+        self.busy = False
+        self.served = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A TCP socket's transport writes; uvloop's is no subclass of asyncio.Transport.
+        stream = cast(asyncio.Transport, transport)
+        if not self._guard.admit(self, stream):
+            stream.abort()
+            return
+        self._transport = stream
+        self._timer = self._guard.start_timer(stream)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_timer()
+        if self._transport is not None:
+            self._guard.forget(self._transport)
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        self.began = True
+        if not self.busy and self._timer is None:
+            self._timer = self._guard.start_timer(self._transport)
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._transport is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,73 @@
+"""How runs of ours are found again: the `http.json` of a run's directory, and who holds a port."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from asyncrl.errors import PortInUse
+
+ASK_SECONDS = 0.5
+MAX_ANSWER_BYTES = 256 * 1024
+
+
+def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: str) -> None:
+    """Write `{"url", "pid", "token"}` to `path`, readable by its owner only (mode 0600), in one step.
+
+    The file holds the token, so it is created with its mode, never widened, and replaces an older one whole.
+
+    Raises:
+        OSError: where the directory cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(msgspec.json.encode({"url": url, "pid": pid, "token": token}) + b"\n")
+        os.replace(temporary, target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+async def port_in_use(host: str, port: int) -> PortInUse:
+    """The error for a taken port, naming the run of ours that holds it if one answers in half a second."""
+    return PortInUse(
+        f"port {port} on {host} is in use",
+        facts={"host": host, "port": port, "held by": await _holder(reachable(host), port)},
+        fix="choose another port, or `auto` for any free one (`--http auto`)",
+    )
+
+
+def reachable(host: str) -> str:
+    """An address at which what is bound to `host` answers on this machine, as it stands in a URL."""
+    address = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{address}]" if ":" in address else address
+
+
+async def _holder(host: str, port: int) -> str:
+    stranger = "another program"
+    timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with session.get(f"http://{host}:{port}/healthz", allow_redirects=False) as answer:
+                if answer.headers.get("Server") != "asyncrl":
+                    return stranger
+                if answer.status != 200:
+                    return "a run of asyncrl that tells nothing without its token"
+                pid = (await _answer(answer)).get("pid")
+            async with session.get(f"http://{host}:{port}/stats", allow_redirects=False) as answer:
+                run = await _answer(answer)
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+        return stranger
+    return f"a run of asyncrl: {run.get('algo')} on {run.get('env')}, {run.get('state')}, pid {pid}"
+
+
+async def _answer(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    return msgspec.json.decode(await answer.content.read(MAX_ANSWER_BYTES), type=dict[str, Any])

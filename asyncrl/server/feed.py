@@ -1,0 +1,131 @@
+"""Snapshots on their way to HTTP: taken rarely, encoded once, remembered thinly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from asyncrl.metrics import Snapshot, flat
+from asyncrl.server.prometheus import prometheus_text
+
+LOGGER = logging.getLogger("asyncrl.server")
+
+FRESH_SECONDS = 0.2
+TICK_SECONDS = 1.0
+HISTORY_POINTS = 600
+
+HISTORY_FIELDS = (
+    "wall_seconds",
+    "env_steps",
+    "env_steps_per_second",
+    "updates_per_second",
+    "return_mean",
+    "loss",
+    "staleness_mean",
+    "staleness_p95",
+    "samples_per_insert_achieved",
+    "learner_wait_fraction",
+    "actor_wait_fraction",
+    "ring_fill",
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One snapshot with its encodings, each made at most once."""
+
+    snapshot: Snapshot
+
+    @cached_property
+    def json(self) -> bytes:
+        """Strict JSON on one line: the fields, then the metrics by public name; NaN and infinity are null."""
+        return msgspec.json.encode({**vars(self.snapshot), **flat(self.snapshot)})
+
+    @cached_property
+    def prometheus(self) -> bytes:
+        """Prometheus text format 0.0.4."""
+        return prometheus_text(self.snapshot).encode()
+
+
+class SnapshotFeed:
+    """The one place where the server asks for snapshots; lives on the event loop.
+
+    Args:
+        take: makes a snapshot; called at most five times a second, on the loop.
+        tick_seconds: how often streams get one and the history grows.
+    """
+
+    def __init__(self, take: Callable[[], Snapshot], *, tick_seconds: float = TICK_SECONDS) -> None:
+        self._take = take
+        self._tick_seconds = tick_seconds
+        self._reading: Reading | None = None
+        self._taken_at = float("-inf")
+        self._tick: asyncio.Future[None] | None = None
+        self._history: list[tuple[float | None, ...]] = []
+        self._stride = 1
+        self._ticks = 0
+        self._failing = False
+        self.closed = False
+
+    def current(self) -> Reading:
+        """A reading at most `FRESH_SECONDS` old. Raises what `take` raises."""
+        now = asyncio.get_running_loop().time()
+        if self._reading is None or now - self._taken_at >= FRESH_SECONDS:
+            snapshot = self._take()
+            if self._reading is None or self._reading.snapshot is not snapshot:
+                self._reading = Reading(snapshot)
+            self._taken_at = now
+        return self._reading
+
+    async def run(self) -> None:
+        """Tick until cancelled: remember a moment, wake the streams; a failing `take` is logged once."""
+        while True:
+            try:
+                self._remember(self.current().snapshot)
+                self._failing = False
+            except Exception:
+                if not self._failing:
+                    LOGGER.exception("no snapshot for the page")
+                self._failing = True
+            self._wake()
+            await asyncio.sleep(self._tick_seconds)
+
+    async def next_tick(self) -> None:
+        """Wait for the next tick, or for the end."""
+        if not self.closed:
+            if self._tick is None:
+                self._tick = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._tick)
+
+    def close(self) -> None:
+        """Wake every stream for the last time, with a last fresh snapshot to be had."""
+        self.closed = True
+        self._taken_at = float("-inf")
+        self._wake()
+
+    def history(self) -> bytes:
+        """JSON object of columns: `HISTORY_FIELDS` and `evaluation`; equal lengths, oldest first."""
+        names = (*HISTORY_FIELDS, "evaluation")
+        columns = zip(*self._history, strict=True) if self._history else ((),) * len(names)
+        return msgspec.json.encode(dict(zip(names, columns, strict=True)))
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        if self._ticks % self._stride == 0:
+            evaluation = snapshot.evaluation
+            row = tuple(getattr(snapshot, name) for name in HISTORY_FIELDS)
+            self._history.append((*row, evaluation.return_mean if evaluation else None))
+        self._ticks += 1
+        if len(self._history) > HISTORY_POINTS:
+            # Thin out instead of forgetting: the curve keeps its beginning, at half the resolution.
+            del self._history[1::2]
+            self._stride *= 2
+
+    def _wake(self) -> None:
+        if self._tick is not None and not self._tick.done():
+            self._tick.set_result(None)
+        self._tick = None

@@ -1,0 +1,196 @@
+"""What each path answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from asyncrl.errors import AsyncRLError
+from asyncrl.server.feed import SnapshotFeed
+from asyncrl.server.prometheus import CONTENT_TYPE
+from asyncrl.server.security import Refusal, read_body
+
+MAX_STREAMS = 20
+WRITE_SECONDS = 5.0
+
+
+class Routes:
+    """The handlers of one run; they live on its event loop.
+
+    Args:
+        feed: where snapshots come from.
+        config: the run's options; called per request, values of any type (strangers are shown by `str`).
+        stop: asks the run to stop; must not block.
+        checkpoint: writes a checkpoint and returns its path; runs once at a time, callers in between share
+            it.
+        ready: whether training steps have arrived.
+        write_seconds: how long an event stream may take to accept a snapshot.
+    """
+
+    def __init__(
+        self,
+        feed: SnapshotFeed,
+        *,
+        config: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+        checkpoint: Callable[[], Awaitable[str]],
+        ready: Callable[[], bool],
+        write_seconds: float = WRITE_SECONDS,
+    ) -> None:
+        self._feed = feed
+        self._config = config
+        self._stop = stop
+        self._checkpoint = checkpoint
+        self._ready = ready
+        self._write_seconds = write_seconds
+        self._writing: asyncio.Task[str] | None = None
+        self._health = msgspec.json.encode({"ok": True, "service": "asyncrl", "pid": os.getpid()})
+        self.streams: set[asyncio.Task[Any]] = set()
+
+    def register(self, app: web.Application) -> None:
+        """Add every path to `app`."""
+        for path, handler in (
+            ("/", self.page),
+            ("/stats", self.stats),
+            ("/history", self.history),
+            ("/metrics", self.metrics),
+            ("/config", self.config),
+            ("/healthz", self.healthz),
+            ("/readyz", self.readyz),
+        ):
+            app.router.add_get(path, handler)
+        app.router.add_get("/events", self.events, allow_head=False)
+        app.router.add_post("/stop", self.stop)
+        app.router.add_post("/checkpoint", self.checkpoint)
+
+    async def page(self, request: web.Request) -> web.Response:
+        """The page; its own style and script are all that its policy lets run."""
+        body, policy = load_page()
+        headers = {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"}
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """The newest snapshot."""
+        return _json(self._feed.current().json)
+
+    async def history(self, request: web.Request) -> web.Response:
+        """What the charts show."""
+        return _json(self._feed.history())
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(body=self._feed.current().prometheus, headers={"Content-Type": CONTENT_TYPE})
+
+    async def config(self, request: web.Request) -> web.Response:
+        """The options."""
+        return _json(msgspec.json.encode(self._config(), enc_hook=_stranger))
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """200: that this answer comes is the answer."""
+        return _json(self._health)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 once training steps arrive, until the run ends."""
+        ready = self._ready() and not self._feed.closed
+        return _json(b'{"ready":true}' if ready else b'{"ready":false}', status=200 if ready else 503)
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """Ask the run to stop."""
+        await read_body(request)
+        self._stop()
+        return _json(b'{"stopping":true}', status=202)
+
+    async def checkpoint(self, request: web.Request) -> web.Response:
+        """Write a checkpoint; who asks meanwhile shares it, and a client that leaves ends nothing."""
+        await read_body(request)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_checkpoint(), name="asyncrl-http-checkpoint")
+        try:
+            path = await asyncio.shield(self._writing)
+        except AsyncRLError as error:
+            raise Refusal(500, str(error)) from error
+        return _json(msgspec.json.encode({"path": os.fspath(path)}))
+
+    async def _write_checkpoint(self) -> str:
+        return await self._checkpoint()
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """A snapshot at once and then one a second; at the end a last one and `event: end`."""
+        if len(self.streams) >= MAX_STREAMS:
+            raise Refusal(503, f"at most {MAX_STREAMS} event streams, all are taken", {"Retry-After": "10"})
+        task = asyncio.current_task()
+        assert task is not None
+        self.streams.add(task)
+        try:
+            return await self._stream(request)
+        finally:
+            self.streams.discard(task)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        )
+        try:
+            await response.prepare(request)
+            await self._send(response, b"retry: 2000\n\n")
+            while True:
+                await self._send(response, self._event())
+                if self._feed.closed:
+                    break
+                await self._feed.next_tick()
+            await self._send(response, b"event: end\ndata: {}\n\n")
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass
+        return response
+
+    def _event(self) -> bytes:
+        try:
+            return b"data: " + self._feed.current().json + b"\n\n"
+        except Exception:
+            # The feed's ticker logs it; a stream outlives a snapshot that could not be made.
+            return b": no snapshot\n\n"
+
+    async def _send(self, response: web.StreamResponse, data: bytes) -> None:
+        async with asyncio.timeout(self._write_seconds):
+            await response.write(data)
+
+
+def _json(body: bytes, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8")
+
+
+def _stranger(value: object) -> str:
+    return os.fspath(value) if isinstance(value, PurePath) else str(value)
+
+
+@lru_cache(maxsize=1)
+def load_page() -> tuple[bytes, str]:
+    """The page, and a Content-Security-Policy that allows its style and its script, by hash, and no other."""
+    text = files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
+    style, script = (
+        _hash(re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)) for tag in ("style", "script")
+    )
+    policy = (
+        f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+def _hash(found: re.Match[str] | None) -> str:
+    assert found is not None, "page.html must hold one <style> and one <script>"
+    return "sha256-" + base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()

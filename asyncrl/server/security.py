@@ -1,0 +1,177 @@
+"""Who may ask what: host, origin, token and size are checked here, before any handler runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import socket
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+LOGGER = logging.getLogger("asyncrl.server")
+
+MAX_BODY_BYTES = 64 * 1024
+TOKEN_HEADER = "X-AsyncRL-Token"
+READS = ("GET", "HEAD")
+
+STATIC_HEADERS = {
+    "Server": "asyncrl",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Refusal(Exception):
+    """A request that is answered with `status` and a JSON body."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or {}
+
+
+def refusal_response(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    """The JSON body of every refusal."""
+    body = msgspec.json.encode({"error": {"status": status, "message": message}})
+    return web.Response(
+        status=status, body=body, content_type="application/json", charset="utf-8", headers=headers
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether binding `host` keeps the server on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Gate:
+    """The checks of one server, in this order: host 421, origin 403, token 401, size 413.
+
+    Hosts: on loopback `localhost` and loopback addresses, any port (a tunnel may change it), which is what
+        stops DNS
+    rebinding. Beyond loopback every read needs the token, and any address literal, this machine's name and
+    the bound name are let in.
+
+    Args:
+        host: what the server binds.
+        token: the run's token, not empty.
+    """
+
+    def __init__(self, host: str, token: str) -> None:
+        if not token:
+            raise ValueError("token must not be empty, got ''")
+        self._local = is_loopback(host)
+        self._names = (
+            {"localhost"} if self._local else {"localhost", host.lower(), socket.gethostname().lower()}
+        )
+        self._token = token.encode()
+
+    def check(self, request: web.Request) -> None:
+        """Raises Refusal for what may not pass."""
+        self._check_host(request)
+        self._check_origin(request)
+        self._check_token(request)
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            raise Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes, got {request.content_length}")
+
+    def _check_host(self, request: web.Request) -> None:
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not self._knows(hosts[0]):
+            raise Refusal(421, f"this server does not answer for the host {', '.join(hosts) or '(none)'}")
+
+    def _knows(self, host: str) -> bool:
+        name = _without_port(host.strip().lower())
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._local
+
+    def _check_origin(self, request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        own = {f"{scheme}://{request.headers['Host'].strip().lower()}" for scheme in ("http", "https")}
+        if origin is not None and origin.lower() not in own:
+            raise Refusal(403, f"requests from the origin {origin} are refused")
+        # An <img> or <script> of a foreign page sends no Origin; browsers say in Sec-Fetch-* where it comes
+        # from.
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if site in ("cross-site", "same-site") and request.headers.get("Sec-Fetch-Mode") != "navigate":
+            raise Refusal(403, "requests from other sites are refused")
+
+    def _check_token(self, request: web.Request) -> None:
+        read = request.method in READS
+        unmatched = request.match_info.http_exception is not None
+        if self._local and (read or unmatched):
+            return
+        given = _given_token(request, query=read)
+        if given is None:
+            raise Refusal(401, "this needs the run's token", {"WWW-Authenticate": 'Bearer realm="asyncrl"'})
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
+            raise Refusal(401, "this is not the run's token", {"WWW-Authenticate": 'Bearer realm="asyncrl"'})
+
+
+def _given_token(request: web.Request, *, query: bool) -> str | None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    if TOKEN_HEADER in request.headers:
+        return request.headers[TOKEN_HEADER]
+    return request.query.get("token") if query else None
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> bytes:
+    """The whole body. Raises Refusal 413 where it is too long and 408 where it does not come."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await request.read()
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {timeout_seconds:g} s") from None
+
+
+def answer_in_json(gate: Gate) -> Middleware:
+    """The middleware that lets `gate` check every request and turns refusals and failures into JSON."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            gate.check(request)
+            return await handler(request)
+        except Refusal as refusal:
+            return refusal_response(refusal.status, str(refusal), refusal.headers)
+        except web.HTTPException as error:
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+            return refusal_response(error.status, _say(error, request), allow)
+        except Exception:
+            LOGGER.exception("a handler failed")
+            return refusal_response(500, "the handler failed; the run's log has the traceback")
+
+    return middleware
+
+
+def _say(error: web.HTTPException, request: web.Request) -> str:
+    if error.status == 404:
+        return f"there is no {request.path}"
+    if error.status == 405:
+        return f"{request.path} does not take {request.method}"
+    if error.status == 413:
+        return f"a body may have {MAX_BODY_BYTES} bytes"
+    return error.reason

@@ -1,0 +1,20 @@
+"""Bytes that two processes see: segments, rings, the weight mailbox, the doorbell; NumPy and numba only."""
+
+from asyncrl.shm.doorbell import Doorbell, DoorbellWriter
+from asyncrl.shm.ring import RingLayout, RingReader, RingStatistics, RingWriter
+from asyncrl.shm.segment import ArraySpec, Segment, available_bytes, bytes_needed
+from asyncrl.shm.weights import WeightMailbox
+
+__all__ = [
+    "ArraySpec",
+    "Doorbell",
+    "DoorbellWriter",
+    "RingLayout",
+    "RingReader",
+    "RingStatistics",
+    "RingWriter",
+    "Segment",
+    "WeightMailbox",
+    "available_bytes",
+    "bytes_needed",
+]

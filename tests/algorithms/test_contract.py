@@ -1,0 +1,217 @@
+"""What every registered algorithm must do; a new one is tested by being registered."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.core import Algorithm, Batch, DiscreteAction, EnvSpec, LearnerCore, Policy
+from asyncrl.options import option_help
+
+SIZE = 32
+SPECS = {
+    "vector": EnvSpec("vector", (4,), "float32", DiscreteAction(3)),
+    "shifted": EnvSpec("shifted", (2,), "float32", DiscreteAction(2, start=5)),
+    "image": EnvSpec("image", (3, 4), "uint8", DiscreteAction(4)),
+}
+
+pytestmark = [
+    pytest.mark.parametrize("name", sorted(ALGORITHMS)),
+    pytest.mark.parametrize("kind", sorted(SPECS)),
+]
+
+
+def record(name: str, **overrides: Any) -> Algorithm:
+    sizes = {"hidden_sizes": (16, 16), "batch_size": SIZE}
+    made: Algorithm = ALGORITHMS[name](**{**sizes, **overrides})
+    return made
+
+
+def observations(spec: EnvSpec, count: int, rng: np.random.Generator) -> np.ndarray:
+    shape = (count, *spec.observation_shape)
+    if spec.observation_dtype == "uint8":
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+    return rng.normal(size=shape).astype(spec.observation_dtype)
+
+
+def filled_batch(algorithm: Algorithm, spec: EnvSpec, seed: int = 0, size: int = SIZE) -> Batch:
+    rng = np.random.default_rng(seed)
+    batch = Batch.allocate(size, spec, algorithm.extra_fields(spec))
+    assert isinstance(spec.action, DiscreteAction)
+    batch.obs[:], batch.next_obs[:] = observations(spec, size, rng), observations(spec, size, rng)
+    batch.action[:] = rng.integers(0, spec.action.n, size)
+    batch.reward[:] = rng.normal(size=size)
+    batch.discount[:] = np.where(rng.random(size) < 0.5, 0.0, 0.9)
+    batch.weight[:] = rng.random(size)
+    batch.ids[:], batch.version[:] = np.arange(size), 0
+    for field in algorithm.extra_fields(spec):
+        batch.extras[field.name][:] = rng.normal(size=(size, *field.shape))
+    return batch
+
+
+def permuted(batch: Batch, order: np.ndarray) -> Batch:
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    extras = {name: value[order] for name, value in fields.pop("extras").items()}
+    return Batch(**{name: value[order] for name, value in fields.items()}, extras=extras)
+
+
+def weights_of(core: LearnerCore) -> np.ndarray:
+    out = np.full(core.weight_count, np.nan, np.float32)
+    core.write_weights(out)
+    assert np.isfinite(out).all(), "every weight is written"
+    return out
+
+
+def test_record_is_frozen_picklable_and_documented(name: str, kind: str) -> None:
+    algorithm = record(name)
+    assert algorithm.name == name and pickle.loads(pickle.dumps(algorithm)) == algorithm
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        algorithm.batch_size = 3  # type: ignore[attr-defined]
+    for option in option_help(ALGORITHMS[name]).values():
+        assert option.help.endswith("."), option.name
+
+
+def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    policy = algorithm.make_policy(spec)
+    assert isinstance(policy, Policy)
+    policy.load_weights(weights_of(algorithm.make_core(spec, "cpu", 0)))
+    policy = pickle.loads(pickle.dumps(policy))
+    assert isinstance(spec.action, DiscreteAction)
+    rng = np.random.default_rng(0)
+    for streams in (1, 7):
+        policy.assign_streams(2, streams, 10)
+        obs = observations(spec, streams, rng)
+        kept = obs.copy()
+        action, extras = policy.act(obs, rng, total_steps=0)
+        assert action.shape == (streams, *spec.action.shape) and action.dtype == spec.action.dtype
+        assert ((action >= 0) & (action < spec.action.n)).all(), "storage form counts from 0"
+        assert set(extras) == {field.name for field in algorithm.extra_fields(spec)}
+        assert policy.greedy(obs).shape == action.shape
+        assert (obs == kept).all() and 0 <= policy.exploration_rate <= 1
+
+
+def test_policy_and_core_count_the_same_weights(name: str, kind: str) -> None:
+    algorithm = record(name)
+    core = algorithm.make_core(SPECS[kind], "cpu", 0)
+    assert core.weight_count == algorithm.make_policy(SPECS[kind]).weight_count == len(weights_of(core))
+
+
+def test_seed_decides_the_weights(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    first, again, other = (weights_of(algorithm.make_core(spec, "cpu", seed)) for seed in (1, 1, 2))
+    assert (first == again).all() and (first != other).any()
+
+
+def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
+    algorithm, spec = record(name, learning_rate=3e-3), SPECS[kind]
+    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
+    core.update(batch)
+    first = core.metrics()["train/loss"]
+    for _ in range(300):
+        core.update(batch)
+    assert core.metrics()["train/loss"] < 0.3 * first
+
+
+def test_published_weights_are_a_copy(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
+    published = weights_of(core)
+    kept = published.copy()
+    core.update(batch)
+    assert (published == kept).all() and (weights_of(core) != kept).any()
+    now = weights_of(core)
+    weights_of(core)[:] = 0
+    assert (weights_of(core) == now).all()
+
+
+def test_batch_is_neither_kept_nor_written(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    first, second = filled_batch(algorithm, spec, 0), filled_batch(algorithm, spec, 1)
+    core, other = algorithm.make_core(spec, "cpu", 0), algorithm.make_core(spec, "cpu", 0)
+    core.update(first)
+    for field in ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version"):
+        expected = getattr(filled_batch(algorithm, spec, 0), field)
+        assert (getattr(first, field) == expected).all(), field
+        getattr(first, field)[...] = 1
+    core.update(second)
+    other.update(filled_batch(algorithm, spec, 0))
+    other.update(second)
+    assert (weights_of(core) == weights_of(other)).all()
+
+
+def test_state_round_trips_to_the_same_numbers(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core = algorithm.make_core(spec, "cpu", 0)
+    batches = [filled_batch(algorithm, spec, seed) for seed in range(8)]
+    for batch in batches:
+        core.update(batch)
+    state = pickle.loads(pickle.dumps(core.state_dict()))
+    other = algorithm.make_core(spec, "cpu", 99)
+    other.load_state_dict(state)
+    for batch in batches:
+        ours, theirs = core.update(batch).priorities, other.update(batch).priorities
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert (ours == theirs).all()
+        assert (weights_of(core) == weights_of(other)).all()
+        assert core.metrics() == other.metrics()
+
+
+def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
+    core.update(batch)
+    state = core.state_dict()
+    frozen = pickle.dumps(state)
+    core.update(batch)
+    assert pickle.dumps(state) == frozen
+    wider = record(name, hidden_sizes=(17, 16)).make_core(spec, "cpu", 0)
+    before = weights_of(wider)
+    for foreign in (state, {}, {**state, "more": 1}):
+        with pytest.raises(ValueError):
+            wider.load_state_dict(foreign)
+        assert (weights_of(wider) == before).all()
+
+
+def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    batch, order = filled_batch(algorithm, spec), np.random.default_rng(5).permutation(SIZE)
+    core, other = algorithm.make_core(spec, "cpu", 0), algorithm.make_core(spec, "cpu", 0)
+    for seed in range(1, 4):
+        core.update(filled_batch(algorithm, spec, seed))
+        other.update(filled_batch(algorithm, spec, seed))
+    ours, theirs = core.update(batch).priorities, other.update(permuted(batch, order)).priorities
+    assert ours is not None and theirs is not None
+    assert ours.shape == (SIZE,) and ours.dtype == np.float32 and (ours >= 0).all()
+    np.testing.assert_allclose(theirs, ours[order], rtol=1e-5, atol=1e-6)
+
+
+def test_batch_size_may_change(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core = algorithm.make_core(spec, "cpu", 0)
+    for size in (SIZE, 5, SIZE):
+        priorities = core.update(filled_batch(algorithm, spec, size=size)).priorities
+        assert priorities is None or priorities.shape == (size,)
+    assert np.isfinite(list(core.metrics().values())).all()
+
+
+def test_metrics_before_and_after_the_first_update(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core = algorithm.make_core(spec, "cpu", 0)
+    assert "train/loss" not in core.metrics()
+    core.update(filled_batch(algorithm, spec))
+    metrics = core.metrics()
+    assert {"train/loss", "train/learning_rate"} <= set(metrics)
+    assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
+
+
+def test_bad_numbers_show_in_the_loss(name: str, kind: str) -> None:
+    algorithm, spec = record(name), SPECS[kind]
+    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
+    batch.reward[3] = np.nan
+    core.update(batch)
+    assert not np.isfinite(core.metrics()["train/loss"])

@@ -1,0 +1,357 @@
+import dataclasses
+import itertools
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from asyncrl.algorithms import DQN
+from asyncrl.algorithms.dqn_core import DQNCore
+from asyncrl.algorithms.dqn_presets import PRESETS
+from asyncrl.config import TrainerConfig
+from asyncrl.core import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.losses.td import dueling
+
+SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
+
+
+def filled_batch(size: int = 20, seed: int = 0, spec: EnvSpec = SPEC) -> Batch:
+    rng = np.random.default_rng(seed)
+    batch = Batch.allocate(size, spec)
+    batch.obs[:], batch.next_obs[:] = rng.normal(size=(2, *batch.obs.shape))
+    batch.action[:] = rng.integers(0, 3, size)
+    batch.reward[:] = rng.normal(0, 2, size)
+    batch.discount[:] = np.where(rng.random(size) < 0.3, 0.0, 0.9)
+    batch.weight[:] = rng.random(size)
+    return batch
+
+
+def written(core: DQNCore) -> np.ndarray:
+    out = np.empty(core.weight_count, np.float32)
+    core.write_weights(out)
+    return out
+
+
+# --- the numbers --------------------------------------------------------------------------------------------------------
+
+
+def linear_core(**options: Any) -> DQNCore:
+    """One input, one hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1]; target [3 x, x]."""
+    spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
+    core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_core(spec, "cpu", 0)
+    one, zero = torch.ones(1, 1), torch.zeros(1)
+    shared = {"0.weight": one, "0.bias": zero}
+    online = {**shared, "1.weight": torch.tensor([[1.0], [2.0]]), "1.bias": torch.tensor([0.0, 1.0])}
+    target = {**shared, "1.weight": torch.tensor([[3.0], [1.0]]), "1.bias": torch.zeros(2)}
+    core.load_state_dict({**core.state_dict(), "online": online, "target": target})
+    return core
+
+
+def hand_batch() -> Batch:
+    batch = Batch.allocate(2, EnvSpec("hand", (1,), "float32", DiscreteAction(2)))
+    batch.obs[:, 0], batch.next_obs[:, 0] = [1.0, 2.0], [2.0, 4.0]
+    batch.action[:], batch.reward[:] = [0, 1], [0.5, -1.0]
+    batch.discount[:], batch.weight[:] = [0.5, 0.0], [1.0, 0.25]
+    return batch
+
+
+def test_double_update_by_hand() -> None:
+    core = linear_core(double=True, max_grad_norm=None)
+    priorities = core.update(hand_batch()).priorities
+    # next_obs 2: online says [2, 5], so action 1, of which the target says 2: y = 0.5 + 0.5 * 2; td = 1 - 1.5
+    # terminated: y = -1; td = (2 * 2 + 1) - -1
+    assert priorities is not None and priorities.tolist() == [0.5, 6.0]
+    # Huber with delta 1: (1 * 0.125 + 0.25 * 5.5) / 2
+    assert core.metrics()["train/loss"] == pytest.approx((0.125 + 1.375) / 2)
+    assert core.metrics()["train/q_mean"] == pytest.approx((1 + 3 + 2 + 5) / 4)
+
+
+def test_single_update_by_hand() -> None:
+    core = linear_core(double=False, huber_delta=None)
+    priorities = core.update(hand_batch()).priorities
+    # the target's best at next_obs 2 is 6: y = 0.5 + 0.5 * 6; td = 1 - 3.5
+    assert priorities is not None and priorities.tolist() == [2.5, 6.0]
+    assert core.metrics()["train/loss"] == pytest.approx((2.5**2 / 2 + 0.25 * 6**2 / 2) / 2)
+
+
+def test_gradient_and_first_adam_step_by_hand() -> None:
+    core = linear_core(double=True, max_grad_norm=None, learning_rate=0.01)
+    before = core.state_dict()["online"]
+    core.update(hand_batch())
+    after = core.state_dict()["online"]
+    # slopes clipped to -0.5 and 1, times weight / 2: -0.25 at action 0 (hidden 1), 0.125 at action 1 (hidden 2)
+    slopes = [(-0.25 * 1, -0.25), (0.125 * 2, 0.125)]
+    assert core.metrics()["train/grad_norm"] == pytest.approx(
+        # ... and below the head: -0.25 * w0 = -0.25 and 0.125 * w1 = 0.25, times input 1 and 2, and their sum 0
+        np.sqrt(sum(w * w + b * b for w, b in slopes) + (-0.25 * 1 + 0.25 * 2) ** 2 + 0.0)
+    )
+    # the first step of Adam is the learning rate against the gradient's sign
+    moved = after["1.weight"] - before["1.weight"]
+    torch.testing.assert_close(moved, torch.tensor([[0.01], [-0.01]]), rtol=1e-4, atol=1e-6)
+
+
+# --- the manual path against autograd ---------------------------------------------------------------------------------------
+
+
+class Reference:
+    """The same algorithm with modules, autograd and torch's own Adam and clipping."""
+
+    def __init__(self, core: DQNCore) -> None:
+        self.config = core.config
+        self.online, self.target = (self._modules(core.state_dict()[name]) for name in ("online", "target"))
+        self.parameters = list(self.online.parameters())
+        self.adam = torch.optim.Adam(self.parameters, lr=self.config.learning_rate, eps=self.config.adam_eps)
+        self.updates = 0
+
+    def _modules(self, named: dict[str, torch.Tensor]) -> nn.ModuleList:
+        count = len(named) // 2
+        layers = []
+        for i in range(count):
+            outputs, inputs = named[f"{i}.weight"].shape
+            layer = nn.Linear(inputs, outputs)
+            layer.load_state_dict({"weight": named[f"{i}.weight"], "bias": named[f"{i}.bias"]})
+            layers.append(layer)
+        if not self.config.dueling:
+            return nn.ModuleList(layers)
+        half, head = self.config.hidden_sizes[-1], layers.pop()
+        streams = []
+        for rows, columns in ((slice(0, 1), slice(0, half)), (slice(1, None), slice(half, None))):
+            stream = nn.Linear(half, head.weight[rows].shape[0])
+            stream.load_state_dict({"weight": head.weight[rows, columns], "bias": head.bias[rows]})
+            streams.append(stream)
+        return nn.ModuleList([*layers, *streams])
+
+    def q(self, net: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        if not self.config.dueling:
+            for layer in list(net)[:-1]:
+                x = F.relu(layer(x))
+            return net[-1](x)
+        for layer in list(net)[:-2]:
+            x = F.relu(layer(x))
+        value, advantage = x.chunk(2, dim=1)
+        return dueling(net[-2](value), net[-1](advantage))
+
+    def update(self, batch: Batch) -> torch.Tensor:
+        config = self.config
+        obs, next_obs, action = map(torch.from_numpy, (batch.obs, batch.next_obs, batch.action))
+        reward, discount, weight = map(torch.from_numpy, (batch.reward, batch.discount, batch.weight))
+        with torch.no_grad():
+            next_q = self.q(self.target, next_obs)
+            best = (self.q(self.online, next_obs) if config.double else next_q).argmax(1, keepdim=True)
+            y = reward + discount * next_q.gather(1, best)[:, 0]
+        q = self.q(self.online, obs).gather(1, action[:, None])[:, 0]
+        if config.huber_delta is None:
+            loss = F.mse_loss(q, y, reduction="none") / 2
+        else:
+            loss = F.huber_loss(q, y, reduction="none", delta=config.huber_delta)
+        self.adam.zero_grad()
+        (weight * loss).mean().backward()
+        if config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
+        self.adam.step()
+        self.updates += 1
+        self._move_target()
+        return (q - y).abs().detach()
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        config = self.config
+        if config.target_update == "hard" and self.updates % config.target_update_interval:
+            return
+        tau = config.tau if config.target_update == "soft" else 1.0
+        for slow, fast in zip(self.target.parameters(), self.parameters, strict=True):
+            slow.lerp_(fast, tau)
+
+
+@pytest.mark.parametrize(
+    ("double", "is_dueling", "delta", "norm", "target"),
+    list(itertools.product((False, True), (False, True), (None, 0.7), (None, 0.05), ("soft", "hard"))),
+)
+def test_updates_are_those_of_autograd(
+    double: bool, is_dueling: bool, delta: float | None, norm: float | None, target: Any
+) -> None:
+    config = DQN(
+        hidden_sizes=(9, 8),
+        double=double,
+        dueling=is_dueling,
+        huber_delta=delta,
+        max_grad_norm=norm,
+        target_update=target,
+        target_update_interval=3,
+        tau=0.1,
+        learning_rate=1e-3,
+        adam_eps=1e-4,  # keeps rounding of vanishing gradients out of the comparison
+    )
+    core = config.make_core(SPEC, "cpu", 3)
+    reference = Reference(core)
+    for seed in range(10):
+        batch = filled_batch(seed=seed)
+        expected, priorities = reference.update(batch), core.update(batch).priorities
+        assert priorities is not None
+        torch.testing.assert_close(torch.from_numpy(priorities), expected, rtol=1e-4, atol=1e-5)
+    again = Reference(core)  # reads online and target of the core
+    for ours, theirs in ((again.online, reference.online), (again.target, reference.target)):
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_dueling_streams_never_mix() -> None:
+    core = DQN(dueling=True, hidden_sizes=(6, 5)).make_core(SPEC, "cpu", 0)
+    for seed in range(5):
+        core.update(filled_batch(seed=seed))
+    for name in ("online", "target"):
+        head = core.state_dict()[name]["2.weight"]
+        assert head.shape == (1 + 3, 5 + 5)
+        assert (head[0, 5:] == 0).all() and (head[1:, :5] == 0).all()
+        assert (head[0, :5] != 0).all() and (head[1:, 5:] != 0).all()
+
+
+@pytest.mark.parametrize("is_dueling", [False, True])
+def test_policy_and_core_agree_on_every_value(is_dueling: bool) -> None:
+    config = DQN(dueling=is_dueling, hidden_sizes=(32, 16))
+    core, policy = config.make_core(SPEC, "cpu", 0), config.make_policy(SPEC)
+    for seed in range(20):
+        core.update(filled_batch(seed=seed))
+    policy.load_weights(written(core))
+    obs = np.random.default_rng(1).normal(size=(200, 4)).astype(np.float32)
+    reference = Reference(core)
+    expected = reference.q(reference.online, torch.from_numpy(obs)).detach().numpy()
+    np.testing.assert_allclose(policy.q_values(obs), expected, rtol=1e-4, atol=1e-5)
+    assert (policy.greedy(obs) == expected.argmax(axis=1)).all()
+
+
+# --- options ---------------------------------------------------------------------------------------------------------------
+
+
+def test_linear_learning_rate() -> None:
+    core = DQN(
+        learning_rate=0.4, learning_rate_schedule="linear", learning_rate_final=0.2, learning_rate_updates=4
+    ).make_core(SPEC, "cpu", 0)
+    seen = [core.metrics()["train/learning_rate"]]
+    for _ in range(6):
+        core.update(filled_batch())
+        seen.append(core.metrics()["train/learning_rate"])
+    assert seen == pytest.approx([0.4, 0.4, 0.35, 0.3, 0.25, 0.2, 0.2]), "the rate of the last update"
+
+
+def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
+    core = DQN(learning_rate_schedule="linear", learning_rate_updates=2).make_core(SPEC, "cpu", 0)
+    weights = [written(core)]
+    for _ in range(4):
+        core.update(filled_batch())
+        weights.append(written(core))
+    moved = [bool((a != b).any()) for a, b in itertools.pairwise(weights)]
+    assert moved == [True, True, False, False]
+
+
+def test_uniform_replay_has_no_priorities() -> None:
+    core = DQN(prioritized=False).make_core(SPEC, "cpu", 0)
+    assert core.update(filled_batch()).priorities is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_step": 0}, "n_step must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": "many"}, "batch_size must be a whole number, got 'many'"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0, got 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number, got nan"),
+        ({"learning_rate_final": -1.0}, "learning_rate_final must be at least 0, got -1.0"),
+        ({"learning_rate_updates": 0}, "learning_rate_updates must be at least 1, got 0"),
+        ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),
+        ({"tau": 0.0}, "tau must be greater than 0, got 0.0"),
+        ({"tau": 1.1}, "tau must be from 0 to 1, got 1.1"),
+        ({"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
+        ({"beta_end": 2.0}, "beta_end must be from 0 to 1, got 2.0"),
+        ({"target_update": "medium"}, "target_update must be one of soft, hard, got 'medium'"),
+        ({"target_update_interval": 0}, "target_update_interval must be at least 1, got 0"),
+        ({"hidden_sizes": ()}, "hidden_sizes must name at least one width of at least 1, got ()"),
+        ({"hidden_sizes": (64, 0)}, "hidden_sizes must name at least one width of at least 1, got (64, 0)"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be greater than 0, got 0.0"),
+        ({"huber_delta": -1.0}, "huber_delta must be greater than 0, got -1.0"),
+        ({"samples_per_insert": 0.0}, "samples_per_insert must be greater than 0, got 0.0"),
+        ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
+        ({"staleness_rate": -1.0}, "staleness_rate must be at least 0, got -1.0"),
+        ({"exploration_final": 1.01}, "exploration_final must be from 0 to 1, got 1.01"),
+        ({"exploration_steps": -1}, "exploration_steps must be at least 0, got -1"),
+        (
+            {"learning_starts": 2000, "replay_capacity": 1999},
+            "learning_starts must be at most replay_capacity (1999), got 2000",
+        ),
+    ],
+)
+def test_values_out_of_range(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        DQN(**options)
+
+
+def test_values_at_the_edge_are_taken() -> None:
+    DQN(gamma=1.0, tau=1.0, alpha=0.0, beta_start=0.0, exploration_steps=0, max_staleness=0, n_step=1)
+    DQN(max_grad_norm=None, huber_delta=None, samples_per_insert=None, max_staleness=None)
+
+
+@pytest.mark.parametrize(
+    "action", [BoxAction((-1.0,), (1.0,), (1,)), MultiDiscreteAction((2, 3))], ids=["box", "multidiscrete"]
+)
+def test_other_action_spaces_do_not_fit(action: Any) -> None:
+    spec = EnvSpec("Pendulum-v1", (3,), "float32", action)
+    algorithm = DQN()
+    for call in (
+        lambda: algorithm.check(spec),
+        lambda: algorithm.make_policy(spec),
+        lambda: algorithm.make_core(spec, "cpu", 0),
+    ):
+        with pytest.raises(SpacesDoNotFit) as caught:
+            call()
+        text = str(caught.value)
+        assert text.startswith("[ASYNC005] dqn needs a discrete action space, and Pendulum-v1 has")
+        assert type(action).__name__.removesuffix("Action") in text and "algorithms that fit" in text
+    algorithm.check(SPEC)
+
+
+@pytest.mark.parametrize("env_name", sorted(PRESETS))
+def test_presets_are_valid_and_can_be_overridden(env_name: str) -> None:
+    preset = PRESETS[env_name]
+    made = DQN.preset(env_name)
+    assert all(getattr(made, name) == value for name, value in preset.algorithm.items())
+    assert DQN.preset(env_name, gamma=0.5, n_step=7) == dataclasses.replace(made, gamma=0.5, n_step=7)
+    TrainerConfig(env=env_name, algo="dqn", **preset.trainer)
+
+
+def test_unknown_environment_has_the_defaults() -> None:
+    assert DQN.preset("Nowhere-v0", gamma=0.5) == DQN(gamma=0.5)
+    assert {"CartPole-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0"} <= set(PRESETS)
+
+
+def test_foreign_state_names_what_does_not_fit() -> None:
+    core = DQN(hidden_sizes=(8,)).make_core(SPEC, "cpu", 0)
+    state = dict(core.state_dict())
+    wrong = {**state, "optimizer": {**state["optimizer"], "exp_avg": torch.zeros(3)}}
+    with pytest.raises(ValueError, match=r"optimizer\.exp_avg must have shape \(67,\), got \(3,\)"):
+        core.load_state_dict(wrong)
+    with pytest.raises(ValueError, match="must hold"):
+        core.load_state_dict({"online": {}})
+
+
+@pytest.mark.parametrize("is_dueling", [False, True])
+def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CUDA graph can hold: on the meta device, where there are shapes and no values, everything must still run."""
+    monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
+    core = DQN(dueling=is_dueling, hidden_sizes=(8, 8), prioritized=False).make_core(SPEC, "meta", 0)
+    for _ in range(2):
+        core.update(filled_batch())
+    with pytest.raises(RuntimeError, match="meta"):
+        core.metrics()  # does look
+
+
+def test_making_a_record_does_not_import_torch() -> None:
+    code = "import sys; from asyncrl.algorithms import DQN; DQN.preset('CartPole-v1'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,76 @@
+"""What holds for every test: none leaves a process or an open descriptor behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+GRACE_SECONDS = 3.0
+"""How long a test's processes may take to be gone after it ended."""
+
+# Kinds of descriptor that only our own code opens; a regular file may be a library's cache.
+_KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a child process, a thread of ours, or a pipe, socket or memfd open."""
+    before = _children(), _descriptors(), _threads()
+    yield
+    left = _left(*before)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(left) and time.monotonic() < deadline:
+        gc.collect()
+        # Not a synchronisation: the wait for a condition that the test promised.
+        time.sleep(0.01)
+        left = _left(*before)
+    processes, descriptors, threads = left
+    assert not processes, f"processes left running: {processes}"
+    assert not threads, f"threads left running: {threads}"
+    assert not descriptors, f"descriptors left open: {descriptors}"
+
+
+def _left(
+    children: set[int], descriptors: dict[int, str], threads: set[int]
+) -> tuple[dict[int, str], dict[int, str], list[str]]:
+    processes = {pid: _command(pid) for pid in _children() - children}
+    opened = {number: name for number, name in _descriptors().items() if descriptors.get(number) != name}
+    started = [thread.name for thread in threading.enumerate() if thread.ident not in threads]
+    return processes, opened, [name for name in started if name.startswith("asyncrl")]
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:200]
+    except psutil.Error:
+        return "ended, not reaped"
+
+
+def _threads() -> set[int]:
+    return {thread.ident for thread in threading.enumerate() if thread.ident is not None}
+
+
+def _descriptors() -> dict[int, str]:
+    """Open descriptors of the kinds that count, by number; empty where the system does not list them."""
+    directory, found = Path("/proc/self/fd"), {}
+    if not directory.is_dir():
+        return {}
+    for entry in directory.iterdir():
+        try:
+            name = os.readlink(entry)
+        except OSError:
+            continue
+        if name.startswith(_KINDS):
+            found[int(entry.name)] = name
+    return found

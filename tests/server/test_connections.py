@@ -1,0 +1,158 @@
+"""How many sockets may be open, and for how long without a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import PATIENCE_SECONDS, ServerThread, wait_until
+from snapshots import make_snapshot
+
+from asyncrl.server.connections import MAX_CONNECTIONS, ConnectionGuard
+from asyncrl.server.routes import MAX_STREAMS
+
+HALF = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def own(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+    """A server of the test's own: these tests count."""
+    thread = ServerThread(loops=request.param).start()
+    yield thread
+    thread.close()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes, however it does."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_head_has_two_seconds_however_it_trickles(own: ServerThread) -> None:
+    began = time.monotonic()
+    with own.open(HALF) as trickling, own.open() as silent, own.open() as second:
+        # A whole request first: the time of the next one's head begins with its first byte.
+        second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert second.recv(4096).startswith(b"HTTP/1.1 200")
+        second.sendall(HALF)
+        trickling.settimeout(0.2)
+        answer = b""
+        while time.monotonic() - began < PATIENCE_SECONDS:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                trickling.sendall(b"x")
+                answer += trickling.recv(4096)
+                if not answer:
+                    break
+            if answer:
+                break
+        assert 1.8 < time.monotonic() - began < 4
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ") and json.loads(body)["error"]["status"] == 408
+        assert read_all(silent) == b""
+        assert read_all(second).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 5
+    assert own.server.statistics().timed_out == 3
+
+
+def test_an_idle_connection_is_kept_between_requests(own: ServerThread) -> None:
+    with own.open() as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            # Longer than a head may take: being idle is not being slow.
+            own.call(asyncio.sleep(0.8))
+
+
+def test_600_half_open_connections_starve_nobody(own: ServerThread) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(own.open(HALF))
+        seconds = []
+        for _ in range(50):
+            began = time.perf_counter()
+            assert own.ask("/healthz").status == 200
+            seconds.append(time.perf_counter() - began)
+        statistics = own.server.statistics()
+    assert sorted(seconds)[len(seconds) // 2] < 0.1
+    assert statistics.open <= MAX_CONNECTIONS
+    assert statistics.evicted + statistics.timed_out >= 600 - MAX_CONNECTIONS
+    wait_until(lambda: own.server.statistics().open == 0, "all to be gone")
+
+
+def test_there_are_twenty_streams_and_no_more(own: ServerThread) -> None:
+    streams = [own.stream() for _ in range(MAX_STREAMS)]
+    try:
+        refused = own.ask("/events")
+        assert refused.status == 503 and "at most 20 event streams" in refused.json()["error"]["message"]
+        assert refused.headers["Retry-After"] == "10"
+        assert own.ask("/healthz").status == 200
+        streams.pop().close()
+        wait_until(lambda: len(own.server._routes.streams) < MAX_STREAMS, "the freed place")
+        streams.append(own.stream())
+        assert streams[-1].response.status == 200
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def test_a_stream_nobody_reads_is_cut(own: ServerThread) -> None:
+    own.server._routes._write_seconds = 0.2
+    own.run.snapshot = make_snapshot(error="x" * 20_000_000)
+    with own.open(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        wait_until(lambda: len(own.server._routes.streams) == 1, "the stream")
+        wait_until(lambda: len(own.server._routes.streams) == 0, "its end")
+        wait_until(lambda: own.server.statistics().open == 0, "its connection to be cut")
+
+
+# --- the guard alone, in order ---------------------------------------------------------------------------------------
+
+
+class FakeTransport:
+    """A transport that remembers whether it was aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def connect(guard: ConnectionGuard) -> Any:
+    transport = FakeTransport()
+    guard().connection_made(transport)  # type: ignore[arg-type]
+    return transport
+
+
+def test_who_is_evicted() -> None:
+    async def scenario() -> None:
+        guard = ConnectionGuard(asyncio.Protocol, max_connections=3)
+        idle, half, busy = connect(guard), connect(guard), connect(guard)
+        guard.request_began(idle)
+        guard.request_ended(idle)
+        guard.request_began(busy)
+        fourth = connect(guard)
+        assert half.aborted and not idle.aborted, "one without a whole request goes before an older idle one"
+        guard.request_began(fourth)
+        fifth = connect(guard)
+        assert idle.aborted, "then the oldest idle one"
+        guard.request_began(fifth)
+        assert connect(guard).aborted, "while all are busy the new one is turned away"
+        assert not any(t.aborted for t in (busy, fourth, fifth))
+        statistics = guard.statistics()
+        assert (statistics.open, statistics.evicted, statistics.refused) == (3, 2, 1)
+        guard.request_ended(fourth)
+        connect(guard)
+        assert fourth.aborted
+        guard.abort_all()
+        assert busy.aborted and fifth.aborted
+
+    asyncio.run(scenario())

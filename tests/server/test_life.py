@@ -1,0 +1,165 @@
+"""Start, close, ports and the file by which a run is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from serving import ServerThread, wait_until
+from snapshots import make_snapshot
+
+from asyncrl.errors import ConfigurationError, PortInUse
+from asyncrl.server import write_http_file
+from asyncrl.server.feed import HISTORY_POINTS, SnapshotFeed
+
+
+def start_on(port: int, host: str = "127.0.0.1", loops: str = "asyncio") -> None:
+    thread = ServerThread(port=port, host=host, loops=loops)
+    try:
+        thread.start()
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_a_port_that_a_run_of_ours_holds(server: ServerThread, loops: str) -> None:
+    with pytest.raises(PortInUse) as caught:
+        start_on(server.port, loops=loops)
+    assert caught.value.code == "ASYNC007" and caught.value.exit_code == 4
+    assert str(caught.value) == (
+        f"[ASYNC007] port {server.port} on 127.0.0.1 is in use\n"
+        f"  host: 127.0.0.1\n"
+        f"  port: {server.port}\n"
+        f"  held by: a run of asyncrl: dqn on CartPole-v1, training, pid {os.getpid()}\n"
+        f"  fix: choose another port, or `auto` for any free one (`--http auto`)"
+    )
+
+
+def test_a_port_that_a_silent_stranger_holds_is_told_within_a_second() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        began = time.monotonic()
+        with pytest.raises(PortInUse, match="held by: another program"):
+            start_on(stranger.getsockname()[1])
+        assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nServer: other\r\nContent-Length: 2\r\n\r\n{}", b"220 smtp\r\n"])
+def test_a_port_that_a_talking_stranger_holds(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def talk() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        with pytest.raises(PortInUse, match="held by: another program"):
+            start_on(stranger.getsockname()[1])
+        thread.join()
+
+
+def test_a_port_that_a_guarded_run_holds() -> None:
+    thread = ServerThread(host="0.0.0.0").start()
+    try:
+        with pytest.raises(PortInUse, match="held by: a run of asyncrl that tells nothing without its token"):
+            start_on(thread.port, host="0.0.0.0")
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_an_address_of_another_machine_cannot_be_bound(loops: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("cannot listen on 192.0.2.1 port 0")) as caught:
+        start_on(0, host="192.0.2.1", loops=loops)
+    assert set(caught.value.facts) == {"host", "port", "reason"}
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_close_ends_streams_at_once_with_a_last_snapshot(loops: str) -> None:
+    thread = ServerThread(loops=loops).start()
+    stream = thread.stream()
+    assert stream.event() == "retry: 2000"
+    assert stream.event().startswith("data: ")
+    with thread.open(b"GET /st"), thread.open():
+        thread.run.snapshot = make_snapshot(state="stopped", stop_reason="total_steps", env_steps=4000)
+        began = time.monotonic()
+        thread.close()
+        assert time.monotonic() - began < 1.5
+    events = []
+    while event := stream.event():
+        events.append(event)
+    stream.close()
+    last = json.loads(events[-2].removeprefix("data: "))
+    assert (last["state"], last["env_steps"]) == ("stopped", 4000)
+    assert events[-1] == "event: end\ndata: {}"
+
+
+def test_close_is_idempotent_and_frees_the_port() -> None:
+    thread = ServerThread().start()
+    port = thread.port
+    assert thread.server.url == f"http://127.0.0.1:{port}"
+    thread.call(thread.server.close())
+    thread.call(thread.server.close())
+    thread.close()
+    start_on(port)
+
+
+def test_close_does_not_wait_for_a_stream_that_nobody_reads() -> None:
+    thread = ServerThread().start()
+    thread.run.snapshot = make_snapshot(error="x" * 20_000_000)
+    with thread.open(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        wait_until(lambda: len(thread.server._routes.streams) == 1, "the stream")
+        began = time.monotonic()
+        thread.close()
+        assert time.monotonic() - began < 3
+
+
+def test_statistics_before_the_start() -> None:
+    thread = ServerThread()
+    with pytest.raises(RuntimeError, match="has not been started"):
+        thread.server.statistics()
+    thread.close()
+
+
+def test_the_http_file_is_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "http.json"
+    path.write_text("older, and readable by all")
+    path.chmod(0o666)
+    before = os.umask(0)
+    try:
+        write_http_file(path, url="http://127.0.0.1:1", pid=7, token="secret")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text()) == {"url": "http://127.0.0.1:1", "pid": 7, "token": "secret"}
+    assert os.listdir(tmp_path) == ["http.json"]
+
+
+def test_the_http_file_needs_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_http_file(tmp_path / "none" / "http.json", url="", pid=1, token="x")
+
+
+def test_a_long_history_keeps_its_beginning_and_stays_short() -> None:
+    feed = SnapshotFeed(make_snapshot)
+    for second in range(10 * HISTORY_POINTS):
+        feed._remember(make_snapshot(wall_seconds=float(second)))
+    seconds = json.loads(feed.history())["wall_seconds"]
+    assert HISTORY_POINTS / 2 <= len(seconds) <= HISTORY_POINTS
+    assert seconds[0] == 0.0 and seconds[-1] > 9.9 * HISTORY_POINTS
+    gaps = {later - earlier for earlier, later in zip(seconds, seconds[1:], strict=False)}
+    assert gaps == {16.0}
+
+
+def test_a_history_of_nothing_has_its_columns() -> None:
+    history = json.loads(SnapshotFeed(make_snapshot).history())
+    assert history["wall_seconds"] == [] and history["evaluation"] == []

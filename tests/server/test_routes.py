@@ -1,0 +1,264 @@
+"""What each path answers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import threading
+from importlib.resources import files
+from pathlib import PurePosixPath
+
+import pytest
+from serving import TOKEN, ServerThread, wait_until
+from snapshots import make_actor, make_snapshot
+
+from asyncrl.errors import CheckpointError
+from asyncrl.metrics import METRIC_NAMES, Snapshot
+from asyncrl.server import routes
+
+PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
+KINDS = {"/": "text/html", "/metrics": "text/plain"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_every_path_answers(server: ServerThread, path: str, method: str) -> None:
+    answer = server.ask(path, method=method)
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith(KINDS.get(path, "application/json"))
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["Server"] == "asyncrl"
+    assert not any(name.lower().startswith("access-control") for name in answer.headers)
+    assert bool(answer.body) is (method == "GET")
+
+
+def test_stats_has_every_field_and_every_metric(server: ServerThread) -> None:
+    server.run.snapshot = make_snapshot(train_metrics={"train/td_error": 0.5})
+    stats = server.ask("/stats").json()
+    assert set(Snapshot.__dataclass_fields__) | set(METRIC_NAMES) | {"train/td_error"} == set(stats)
+    assert stats["env_steps"] == stats["time/total_timesteps"] == 1000
+    assert stats["actors"][1]["pid"] == 4001
+    assert stats["evaluation"]["return_mean"] == stats["eval/mean_reward"] == 200.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_stats_stays_strict_json(server: ServerThread, bad: float) -> None:
+    actors = (make_actor(last_error='</script>\u2028"\n', env_steps_per_second=bad),)
+    server.run.snapshot = make_snapshot(loss=bad, return_mean=bad, train_metrics={"train/x": bad}, actors=actors)
+    stats = server.ask("/stats").json()
+    assert stats["loss"] is stats["train/loss"] is stats["train/x"] is stats["return_mean"] is None
+    assert stats["actors"][0]["last_error"] == '</script>\u2028"\n'
+    with server_stream(server) as stream:
+        stream.event()
+        event = stream.event()
+    assert json.loads(event.removeprefix("data: "), parse_constant=pytest.fail)["loss"] is None
+
+
+def server_stream(server: ServerThread):  # type: ignore[no-untyped-def]
+    from contextlib import closing
+
+    return closing(server.stream())
+
+
+def test_a_snapshot_is_made_at_most_five_times_a_second(server: ServerThread) -> None:
+    clock = server.loop.time
+    began = clock()
+    for path in ("/stats", "/metrics", "/healthz") * 20:
+        server.ask(path)
+    seconds = clock() - began
+    assert 1 <= server.run.taken <= 2 + seconds / 0.2 + seconds
+
+
+def test_a_failing_snapshot_breaks_nothing_else(server: ServerThread) -> None:
+    server.run.fails = RuntimeError("no snapshot")
+    answer = server.ask("/stats")
+    assert answer.status == 500 and answer.json()["error"]["status"] == 500
+    assert b"no snapshot" not in answer.body
+    assert server.ask("/healthz").status == 200
+    with server_stream(server) as stream:
+        assert stream.event() == "retry: 2000"
+        assert stream.event() == ": no snapshot"
+        server.run.fails = None
+        assert stream.event().startswith("data: {")
+
+
+def test_events_bring_a_snapshot_at_once_and_then_one_a_second(server: ServerThread) -> None:
+    with server_stream(server) as stream:
+        assert stream.response.status == 200
+        assert stream.response.headers["Content-Type"] == "text/event-stream"
+        assert stream.event() == "retry: 2000"
+        began = server.loop.time()
+        server.run.snapshot = make_snapshot(env_steps=1000)
+        assert json.loads(stream.event().removeprefix("data: "))["env_steps"] == 1000
+        server.run.snapshot = make_snapshot(env_steps=2000)
+        seen = [json.loads(stream.event().removeprefix("data: "))["env_steps"] for _ in range(2)]
+        assert seen == [2000, 2000]
+        assert 0.9 < server.loop.time() - began < 2.5
+
+
+def test_history_keeps_what_was(server: ServerThread) -> None:
+    wait_until(lambda: len(server.ask("/history").json()["env_steps"]) > 0, "a first moment")
+    history = server.ask("/history").json()
+    assert len({len(column) for column in history.values()}) == 1
+    assert {"wall_seconds", "return_mean", "evaluation", "staleness_p95"} <= set(history)
+    assert history["evaluation"][-1] == 200.0
+
+
+def test_prometheus_text_parses(server: ServerThread) -> None:
+    evil = 'a"b\\c\nd'
+    server.run.snapshot = make_snapshot(env=evil, loss=math.nan, return_mean=None, exploration_rate=math.inf)
+    answer = server.ask("/metrics")
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples, kinds = parse_prometheus(answer.body.decode())
+    assert samples["asyncrl_env_steps_total", ()] == 1000
+    assert kinds["asyncrl_env_steps_total"] == "counter"
+    assert math.isnan(samples["asyncrl_loss", ()])
+    assert samples["asyncrl_exploration_rate", ()] == math.inf
+    assert ("asyncrl_return_mean", ()) not in samples
+    assert samples["asyncrl_actor_env_steps_total", (("actor", "1"),)] == 500
+    labels = (("algo", "dqn"), ("env", evil), ("seed", "3"), ("state", "training"))
+    assert samples["asyncrl_info", labels] == 1
+
+
+def test_the_staleness_histogram_is_cumulative(server: ServerThread) -> None:
+    samples, kinds = parse_prometheus(server.ask("/metrics").body.decode())
+    # Counts 10, 20, 5, 1 from 0, 1, 2 and 4 versions on: at most 0, 1 and 3 are 10, 30 and 35.
+    buckets = {labels[0][1]: v for (name, labels), v in samples.items() if name == "asyncrl_staleness_bucket"}
+    assert buckets == {"0": 10, "1": 30, "3": 35, "+Inf": 36}
+    assert kinds["asyncrl_staleness"] == "histogram"
+    assert samples["asyncrl_staleness_count", ()] == 36
+
+
+SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+UNESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+def parse_prometheus(text: str) -> tuple[dict[tuple[str, tuple[tuple[str, str], ...]], float], dict[str, str]]:
+    """Samples and kinds; fails where the text breaks the format or a family has no HELP and TYPE before it."""
+    assert text.endswith("\n")
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    kinds: dict[str, str] = {}
+    helped: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            helped.add(line.split(" ", 3)[2])
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name in helped and name not in kinds
+            kinds[name] = kind
+        else:
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            name, labels, value = match.groups()
+            assert name in kinds or re.sub("_(bucket|count|sum)$", "", name) in kinds, name
+            pairs = tuple(
+                (key, re.sub(r"\\.", lambda m: UNESCAPED[m.group()], text))
+                for key, text in LABEL.findall(labels or "")
+            )
+            assert (name, pairs) not in samples, line
+            samples[name, pairs] = float(value)
+    return samples, kinds
+
+
+def test_config_shows_values_json_does_not_know(server: ServerThread) -> None:
+    server.run.config = {"run_dir": PurePosixPath("runs/x"), "env": len, "dqn": {"gamma": math.nan, "hidden": (64, 64)}}
+    config = server.ask("/config").json()
+    assert config["run_dir"] == "runs/x"
+    assert "len" in config["env"]
+    assert config["dqn"] == {"gamma": None, "hidden": [64, 64]}
+
+
+def test_readyz_says_503_until_steps_arrive(server: ServerThread) -> None:
+    server.run.ready = False
+    answer = server.ask("/readyz")
+    assert answer.status == 503 and answer.json() == {"ready": False}
+    assert server.ask("/healthz").json()["ok"] is True
+    server.run.ready = True
+    assert server.ask("/readyz").json() == {"ready": True}
+
+
+def test_stop_asks_the_run(server: ServerThread) -> None:
+    answer = server.ask("/stop", method="POST", token=TOKEN)
+    assert answer.status == 202 and answer.json() == {"stopping": True}
+    assert server.run.stops == 1
+
+
+def test_a_checkpoint_is_written_once_for_all_who_ask_meanwhile(server: ServerThread) -> None:
+    server.run.checkpoint_gate.clear()
+    answers = []
+    asks = [
+        threading.Thread(target=lambda: answers.append(server.ask("/checkpoint", method="POST", token=TOKEN)))
+        for _ in range(3)
+    ]
+    for ask in asks:
+        ask.start()
+    busy = server.server._guard
+    assert busy is not None
+    wait_until(lambda: sum(c.busy for c in list(busy._open.values())) == 3, "three requests under way")
+    server.run.checkpoint_gate.set()
+    for ask in asks:
+        ask.join()
+    assert [a.json() for a in answers] == [{"path": "runs/x/checkpoints/latest"}] * 3
+    assert server.run.checkpoints == 1
+    assert server.ask("/checkpoint", method="POST", token=TOKEN).status == 200
+    assert server.run.checkpoints == 2
+
+
+def test_a_client_that_leaves_does_not_end_its_checkpoint(server: ServerThread) -> None:
+    server.run.checkpoint_gate.clear()
+    head = f"POST /checkpoint HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\n\r\n"
+    server.open(head.encode()).close()
+    wait_until(lambda: server.run.checkpoints == 1, "the checkpoint's beginning")
+    task = server.server._routes._writing
+    assert task is not None
+    server.run.checkpoint_gate.set()
+    wait_until(task.done, "the checkpoint")
+    assert task.result() == "runs/x/checkpoints/latest"
+
+
+def test_a_checkpoint_that_fails_says_why(server: ServerThread) -> None:
+    server.run.checkpoint_fails = CheckpointError("the disk is full", facts={"path": "runs/x"})
+    answer = server.ask("/checkpoint", method="POST", token=TOKEN)
+    assert answer.status == 500
+    assert answer.json()["error"]["message"].startswith("[ASYNC019] the disk is full\n  path: runs/x")
+
+
+def test_the_page_is_complete_in_itself(server: ServerThread) -> None:
+    page = server.ask("/").body.decode()
+    assert page == files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(|<link(?! rel="icon" href="data:,")""", page)
+    assert not re.findall(r"<(?:script|img|iframe|object|embed|base|form)[^>]*\s(?:src|href|action|data)=", page)
+
+
+def test_the_page_cannot_be_made_to_run_what_a_run_says(server: ServerThread) -> None:
+    answer = server.ask("/")
+    page, policy = answer.body.decode(), answer.headers["Content-Security-Policy"]
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", page)
+    assert not re.findall(r"<[^>]+\son\w+=", page) and not re.findall(r"<[^>]+\sstyle=", page)
+    for tag in ("style", "script"):
+        (block,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("name", ["progress", "steps", "fps", "return", "wait-learner", "wait-actors", "actors"])
+def test_the_page_has_a_place_for(name: str) -> None:
+    page = routes.load_page()[0].decode()
+    assert f'id="{name}"' in page or name.capitalize() in page
+
+
+def test_the_page_reads_only_fields_that_exist() -> None:
+    page = routes.load_page()[0].decode()
+    fields = set(Snapshot.__dataclass_fields__)
+    used = set(re.findall(r"\bs(?:napshot)?\.([a-z]+(?:_[a-z0-9]+)+)", page)) | set(
+        re.findall(r'field: "(\w+)"', page)
+    )
+    assert used - {"evaluation"} <= fields, used - fields
+    actor = set(make_actor().__dataclass_fields__)
+    assert set(re.findall(r"\ba\.([a-z]+_[a-z_]+)", page)) <= actor

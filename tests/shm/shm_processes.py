@@ -1,0 +1,377 @@
+"""What the other processes of these tests do; run as a script it is the process that forks them.
+
+python shm_processes.py FD      requests (verb, arguments) and descriptors come over the socket FD; EOF ends it
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import random
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+
+from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
+from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
+from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
+from asyncrl.shm.ring import GRANTED, PUBLISHED, publish_rows
+
+WORDS = (ArraySpec("words", (256,), "int64", control=True),)
+COUNTING = RingLayout(
+    num_envs=2,
+    num_slots=64,
+    spec=EnvSpec("counting", (128,), "int64", DiscreteAction(2)),
+    extra_fields=(FieldSpec("log_prob", (3,), "float32"),),
+)
+WEIGHTS = 50_000
+DIE_WITH_PARENT = 1
+
+
+# ---- counting rows: every byte of row p of environment e can be recomputed from (p, e) -------------------------
+
+_ROW = (
+    "int64[::1], int64[:, :, ::1], int64[:, ::1], float32[:, ::1], uint8[:, ::1], float32[:, :, ::1], "
+    "int64[::1], int32[::1]"
+)
+
+
+@kernel("void(int64[:, :, ::1], int64, int64, int64)")
+def write_observation(obs, e, slot, row):
+    for i in range(obs.shape[2]):
+        obs[e, slot, i] = row * 1000 + e * 500 + i
+
+
+@kernel(f"void({_ROW}, int64, int64)")
+def write_row(header, obs, action, reward, flags, extra, version, incarnation, row, life):
+    """Everything of row `row` but its observation, and the observation of row `row + 1`."""
+    slot, following = row & (version.shape[0] - 1), (row + 1) & (version.shape[0] - 1)
+    for e in range(obs.shape[0]):
+        action[e, slot] = row * 4 + e
+        reward[e, slot] = np.float32((row * 4 + e) & 0xFFFFF)
+        flags[e, slot] = np.uint8((row + e) & 7)
+        extra[e, slot, :] = np.float32((row * 2 + e) & 0xFFFFF)
+        write_observation(obs, e, following, row + 1)
+    version[slot] = row * 3
+    incarnation[slot] = life
+
+
+@kernel(f"int64({_ROW}, int64, int64)")
+def first_bad_row(header, obs, action, reward, flags, extra, version, incarnation, start, stop):
+    """First row of [start, stop) that is not what `write_row` writes there, or -1."""
+    for row in range(start, stop):
+        slot = row & (version.shape[0] - 1)
+        good = version[slot] == row * 3
+        for e in range(obs.shape[0]):
+            good &= action[e, slot] == row * 4 + e
+            good &= reward[e, slot] == np.float32((row * 4 + e) & 0xFFFFF)
+            good &= flags[e, slot] == np.uint8((row + e) & 7)
+            for i in range(extra.shape[2]):
+                good &= extra[e, slot, i] == np.float32((row * 2 + e) & 0xFFFFF)
+            for i in range(obs.shape[2]):
+                good &= obs[e, slot, i] == row * 1000 + e * 500 + i
+        if not good:
+            return row
+    return -1
+
+
+@kernel(f"void({_ROW}, int64[::1], int64, int64, boolean)")
+def write_rows(header, obs, action, reward, flags, extra, version, incarnation, armed, life, until, wrongly):
+    """Write and publish rows up to `until` as grants allow; `wrongly`: the position first, then the data."""
+    row = header[PUBLISHED]
+    for e in range(obs.shape[0]):
+        while load_acquire(header, GRANTED) <= row:
+            pass
+        write_observation(obs, e, row & (version.shape[0] - 1), row)
+    while row < until:
+        while load_acquire(header, GRANTED) <= row + 1:
+            pass
+        if wrongly:
+            store_release(header, PUBLISHED, row + 1)
+        write_row(header, obs, action, reward, flags, extra, version, incarnation, row, life)
+        if not wrongly:
+            publish_rows(header, armed, 1, obs.shape[0])
+        row += 1
+
+
+def rows_of(end: Any) -> tuple[Any, ...]:
+    """The arrays of a counting ring's end in the order the kernels above take them."""
+    return (
+        *(end.header, end.obs, end.action, end.reward, end.flags),
+        *(end.extras["log_prob"], end.version, end.incarnation),
+    )
+
+
+def write_in_kernel(ring_fd: int, life: int, until: int, wrongly: bool) -> None:
+    writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING)
+    write_rows(*rows_of(writer), np.zeros(16, np.int64), life, until, wrongly)
+
+
+def write_in_python(ring_fd: int, bell_fd: int, pipe_fd: int, life: int, until: int) -> int:
+    """The same through RingWriter's methods, as an actor does; returns how many rows this life published."""
+    bell = DoorbellWriter.attach(bell_fd, pipe_fd)
+    writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING, bell)
+    first = writer.published
+    _wait_for(lambda: writer.writable() >= 1)
+    for e in range(COUNTING.num_envs):
+        write_observation(writer.obs, e, first & (COUNTING.num_slots - 1), first)
+    while writer.published < until:
+        _wait_for(lambda: writer.writable() >= 2)
+        write_row(*rows_of(writer), writer.published, life)
+        writer.publish(1, steps=COUNTING.num_envs)
+    return writer.published - first
+
+
+def _wait_for(condition: Any) -> None:
+    while not condition():
+        os.sched_yield()
+
+
+# ---- atomics ---------------------------------------------------------------------------------------------------
+
+
+@kernel("void(int64[::1], int64)")
+def _add(words, count):
+    for _ in range(count):
+        fetch_add(words, 0, 1)
+
+
+@kernel("void(int64[::1], int64)")
+def _add_by_exchange(words, count):
+    for _ in range(count):
+        while True:
+            seen = load_acquire(words, 16)
+            if compare_exchange(words, 16, seen, seen + 1):
+                break
+
+
+@kernel("void(int64[::1], int64)")
+def _add_under_lock(words, count):
+    """A plain counter at 48 behind a spin lock at 32: right only if acquire and release order what is between."""
+    for _ in range(count):
+        while not compare_exchange(words, 32, 0, 1):
+            pass
+        words[48] += 1
+        store_release(words, 32, 0)
+
+
+@kernel("void(int64[::1], int64)")
+def _ask(words, count):
+    """Send 3 i as the payload of message i; count at 128 the answers that carried another payload."""
+    for i in range(1, count + 1):
+        words[80] = i * 3
+        store_release(words, 64, i)
+        while load_acquire(words, 112) < i:
+            pass
+        if words[96] != i * 3:
+            words[128] += 1
+
+
+@kernel("void(int64[::1], int64)")
+def _echo(words, count):
+    """Answer each number at 64 with the payload that was stored before it; a hoisted load would never end."""
+    for i in range(1, count + 1):
+        while load_acquire(words, 64) < i:
+            pass
+        words[96] = words[80]
+        store_release(words, 112, i)
+
+
+@kernel("void(int64[::1])")
+def _meet(words):
+    """Wait until both processes are here."""
+    fetch_add(words, 192, 1)
+    while load_acquire(words, 192) < 2:
+        pass
+
+
+def contend(fd: int, count: int) -> None:
+    words = Segment.attach(fd, WORDS)["words"]
+    _meet(words)
+    _add(words, count)
+    _add_by_exchange(words, count)
+    _add_under_lock(words, count)
+
+
+def ask(fd: int, count: int) -> None:
+    _ask(Segment.attach(fd, WORDS)["words"], count)
+
+
+def echo(fd: int, count: int) -> None:
+    _echo(Segment.attach(fd, WORDS)["words"], count)
+
+
+# ---- doorbell --------------------------------------------------------------------------------------------------
+
+ROUND, DONE, RANG, QUIT = 128, 144, 160, 176
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], boolean)")
+def publish_in_lockstep(header, armed, words, fenced):
+    """Once per round: publish a row and note whether the bell had to be rung."""
+    for i in range(1, 1 << 62):
+        while load_acquire(words, ROUND) < i:
+            if load_acquire(words, QUIT) != 0:
+                return
+        if fenced:
+            rang = publish_rows(header, armed, 1, 0)
+        else:
+            store_release(header, PUBLISHED, header[PUBLISHED] + 1)
+            rang = np.int64(1) if load_acquire(armed, 0) == 1 else np.int64(0)
+        words[RANG] = rang
+        store_release(words, DONE, i)
+
+
+@kernel("int64(int64[::1], int64[::1], int64[::1], int64, int64, boolean)")
+def arm_in_lockstep(header, armed, words, start, stop, fenced):
+    """Once per round: arm, look at the ring, and count the rounds in which neither side saw the other."""
+    lost = 0
+    for i in range(start + 1, stop + 1):
+        store_release(armed, 0, 0)
+        fence()
+        store_release(words, ROUND, i)
+        for _ in range((i * 7) & 63):  # the other side needs some time to see the round: vary who is first
+            load_acquire(words, QUIT)
+        store_release(armed, 0, 1)
+        if fenced:
+            fence()
+        seen = load_acquire(header, PUBLISHED) >= i
+        while load_acquire(words, DONE) < i:
+            pass
+        if not seen and words[RANG] == 0:
+            lost += 1
+    return lost
+
+
+def publishing_side(ring_fd: int, bell_fd: int, words_fd: int, fenced: bool) -> None:
+    publish_in_lockstep(*_litmus_words(ring_fd, bell_fd, words_fd), fenced)
+
+
+def arming_side(
+    ring_fd: int, bell_fd: int, words_fd: int, rounds: int, seconds: float, fenced: bool
+) -> tuple[int, int]:
+    """Meet the other side for so many rounds, or so long; returns (rounds, lost wake-ups)."""
+    header, armed, words = _litmus_words(ring_fd, bell_fd, words_fd)
+    deadline, done, lost = time.monotonic() + seconds, 0, 0
+    while done < rounds and time.monotonic() < deadline:
+        lost += arm_in_lockstep(header, armed, words, done, done + 1000, fenced)
+        done += 1000
+    words[QUIT] = 1
+    return done, lost
+
+
+def _litmus_words(ring_fd: int, bell_fd: int, words_fd: int) -> tuple[Any, Any, Any]:
+    ring = Segment.attach(ring_fd, COUNTING.arrays())["header"]
+    return ring, DoorbellWriter.attach(bell_fd, -1).armed, Segment.attach(words_fd, WORDS)["words"]
+
+
+def die_before_ringing(ring_fd: int, bell_fd: int, pipe_fd: int) -> None:
+    """Take the word as `publish` does, and be killed before the byte is written."""
+    bell = DoorbellWriter.attach(bell_fd, pipe_fd)
+    writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING, bell)
+    bell.ring = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    writer.publish()
+
+
+def publish_some(ring_fd: int, bell_fd: int, pipe_fd: int, rows: int) -> None:
+    bell = DoorbellWriter.attach(bell_fd, pipe_fd)
+    writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING, bell)
+    for _ in range(rows):
+        writer.publish()
+
+
+def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
+    """An actor that sleeps whenever it is out of space, for as long as it takes; returns how often it slept."""
+    writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING)
+    sleeps = 0
+    while writer.published < until:
+        if writer.writable() < 1 and writer.must_sleep(writer.published + 1):
+            os.read(command_fd, 1)
+            writer.slept(0)
+            sleeps += 1
+        elif writer.writable() >= 1:
+            writer.publish()
+    return sleeps
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------
+
+
+def publish_weights(fd: int, until: int) -> int:
+    """Publish version v as v everywhere, up to version `until`; returns the last."""
+    mailbox = WeightMailbox.attach(fd, WEIGHTS)
+    values = np.empty(WEIGHTS, np.float32)
+    while (version := mailbox.version) < until:
+        values.fill(version + 1)
+        assert mailbox.publish(values) == version + 1
+    return mailbox.version
+
+
+def die_while_publishing(fd: int) -> None:
+    def half(back: Any) -> None:
+        back[: WEIGHTS // 2] = -1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    WeightMailbox.attach(fd, WEIGHTS).publish_with(half)
+
+
+# ---- the process that forks ------------------------------------------------------------------------------------
+
+
+def _child(function: str, args: tuple[Any, ...], fds: list[int], answer: int, parent: int) -> None:
+    """Run one function and leave without any clean-up of the parent's state."""
+    try:
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        random.seed(os.getpid() ^ time.monotonic_ns())
+        result, status = globals()[function](*fds, *args), 0
+    except BaseException:
+        result, status = traceback.format_exc(), 1
+    os.write(answer, pickle.dumps(result))
+    os._exit(status)
+
+
+def _serve(channel: socket.socket) -> None:
+    answers: dict[int, int] = {}
+    while True:
+        head, fds, _, _ = socket.recv_fds(channel, 4, 8)
+        if not head:
+            break
+        verb, args = pickle.loads(channel.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL))
+        if verb == "fork":
+            read_end, write_end = os.pipe()
+            parent = os.getpid()
+            reply: Any = os.fork()
+            if reply == 0:
+                channel.close()
+                _child(args[0], args[1], fds, write_end, parent)
+            os.close(write_end)
+            answers[reply] = read_end
+        elif verb in ("kill", "join"):
+            if verb == "kill":
+                os.kill(args[0], signal.SIGKILL)
+            with open(answers.pop(args[0]), "rb") as pipe:
+                data = pipe.read()
+            status = os.waitpid(args[0], 0)[1]
+            reply = status if verb == "kill" else (status, pickle.loads(data) if data else None)
+        else:
+            reply = "ready"
+        for fd in fds:
+            os.close(fd)
+        data = pickle.dumps(reply)
+        channel.sendall(struct.pack("<I", len(data)) + data)
+    for pid in answers:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

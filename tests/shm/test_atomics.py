@@ -1,0 +1,51 @@
+"""Atomic words: contended by two processes, and refused where they could not be atomic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shm_processes import WORDS
+
+from asyncrl.shm.atomics import copy_words, kernel, load_acquire
+from asyncrl.shm.segment import Segment
+
+COUNT = 500_000
+
+
+def test_two_processes_lose_no_increment(nursery):
+    with Segment.create("words", WORDS) as segment:
+        children = [nursery.fork("contend", COUNT, fds=(segment.fd,)) for _ in range(2)]
+        for child in children:
+            nursery.join(child)
+        words = segment["words"]
+        assert words[0] == 2 * COUNT, "fetch_add"
+        assert words[16] == 2 * COUNT, "compare_exchange"
+        assert words[48] == 2 * COUNT, "a plain counter behind acquire and release"
+
+
+def test_what_was_written_before_a_release_is_seen_after_the_acquire(nursery):
+    with Segment.create("words", WORDS) as segment:
+        children = [nursery.fork(side, COUNT, fds=(segment.fd,)) for side in ("echo", "ask")]
+        for child in children:
+            nursery.join(child)
+        assert segment["words"][112] == COUNT
+        assert segment["words"][128] == 0, "messages whose payload was old"
+
+
+@pytest.mark.parametrize("signature", ["int64(int32[::1])", "int64(float64[::1])", "int64(int64[:])"])
+def test_a_word_that_is_not_a_contiguous_int64_is_refused(signature):
+    with pytest.raises(TypeError, match="atomic words live in contiguous int64 arrays, got"):
+        kernel(signature)(lambda words: load_acquire(words, 0))
+
+
+def test_copy_words_refuses_another_dtype():
+    with pytest.raises(TypeError, match="copy_words needs two contiguous arrays of one dtype"):
+        kernel("void(float32[::1], float64[::1])")(lambda target, source: copy_words(target, source))
+
+
+def test_a_kernel_takes_its_signature_and_nothing_else():
+    words = np.zeros(16, np.int64)
+    first = kernel("int64(int64[::1])")(lambda words: load_acquire(words, 0))
+    assert first(words) == 0
+    with pytest.raises(TypeError, match="No matching definition"):
+        first(words.astype(np.int32))

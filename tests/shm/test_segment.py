@@ -1,0 +1,205 @@
+"""Segments: layout, seals, reservation, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.errors import SharedMemoryTooSmall
+from asyncrl.shm import segment as module
+from asyncrl.shm.segment import ALIGNMENT, ArraySpec, Segment, available_bytes, bytes_needed
+
+ARRAYS = (
+    ArraySpec("header", (3,), "int64", control=True),
+    ArraySpec("frames", (2, 5, 7), "uint8"),
+    ArraySpec("reward", (4,), "float32"),
+)
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_arrays_lie_in_order_on_cache_lines_of_their_own():
+    with Segment.create("test", ARRAYS) as segment:
+        starts = [address(segment[a.name]) for a in ARRAYS]
+        assert [s - starts[0] for s in starts] == [0, 64, 192]
+        assert starts[0] % ALIGNMENT == 0
+        assert segment.nbytes == bytes_needed(ARRAYS) == 256
+        for a in ARRAYS:
+            view = segment[a.name]
+            assert (view.shape, view.dtype, view.flags.c_contiguous) == (a.shape, np.dtype(a.dtype), True)
+            assert not view.any()
+
+
+def test_two_mappings_see_the_same_bytes():
+    with Segment.create("test", ARRAYS) as one, Segment.attach(os.dup(one.fd), ARRAYS) as two:
+        one["reward"][:] = [1, 2, 3, 4]
+        assert two["reward"].tolist() == [1, 2, 3, 4]
+        assert address(one["reward"]) != address(two["reward"])
+
+
+def test_poison_fills_what_is_not_a_control_word():
+    with Segment.create("test", ARRAYS, poison=True) as segment:
+        assert (segment["header"] == 0).all()
+        assert (segment["frames"] == 0xFB).all()
+        assert (segment["reward"] < -2e36).all()
+
+
+def test_memory_is_anonymous_reserved_and_not_inherited():
+    before = set(os.listdir("/dev/shm"))
+    with Segment.create("test", ARRAYS) as segment:
+        assert set(os.listdir("/dev/shm")) == before
+        assert os.fstat(segment.fd).st_blocks * 512 >= segment.nbytes, "pages are allocated, not promised"
+        assert not os.get_inheritable(segment.fd)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only a memfd can be sealed")
+def test_size_is_sealed():
+    with Segment.create("test", ARRAYS) as segment:
+        seals = fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS)
+        wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        assert seals & wanted == wanted
+        for size in (0, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(segment.fd, size)
+
+
+def test_without_memfd_the_name_is_gone_at_once(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    before = set(os.listdir("/dev/shm"))
+    with Segment.create("test", ARRAYS) as one, Segment.attach(os.dup(one.fd), ARRAYS) as two:
+        assert set(os.listdir("/dev/shm")) == before
+        assert not os.get_inheritable(one.fd)
+        one["reward"][0] = 7
+        assert two["reward"][0] == 7
+
+
+def test_a_view_outlives_close():
+    segment = Segment.create("test", ARRAYS)
+    reward, fd = segment["reward"], segment.fd
+    reward[0] = 5
+    segment.close()
+    segment.close()
+    assert segment.closed and reward[0] == 5
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    with pytest.raises(KeyError):
+        segment["reward"]
+
+
+def test_attach_refuses_memory_that_is_too_small():
+    with Segment.create("test", ARRAYS) as segment:
+        larger = (*ARRAYS, ArraySpec("more", (100,), "int64"))
+        fd = os.dup(segment.fd)
+        with pytest.raises(
+            ValueError, match="segment must hold the layout's 1088 bytes, got a descriptor of 256"
+        ):
+            Segment.attach(fd, larger)
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ((), "arrays must hold at least one ArraySpec, got none"),
+        ((ARRAYS[0], ARRAYS[0]), r"array names must be distinct, got \['header', 'header'\]"),
+        ((ArraySpec("x", (2, 0), "int8"),), r"every axis of x must be at least 1, got shape \(2, 0\)"),
+        ((ArraySpec("x", (2,), "object"),), "x must hold plain numbers, got dtype object"),
+    ],
+)
+def test_a_layout_that_means_nothing_is_refused(arrays, text):
+    with pytest.raises(ValueError, match=text):
+        Segment.create("test", arrays)
+
+
+def test_too_large_is_found_by_arithmetic_alone(monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", lambda *_: pytest.fail("memory was asked for"))
+    arrays = (ArraySpec("obs", (1 << 30, 1 << 20), "float32"), ArraySpec("reward", (8,), "float32"))
+    with pytest.raises(
+        SharedMemoryTooSmall, match="Shared memory for ring of actor 0 needs 4,503,"
+    ) as caught:
+        Segment.create("ring of actor 0", arrays)
+    text = str(caught.value)
+    assert text.startswith("[ASYNC008]")
+    assert "needed: 4,503,599,627,370,560 bytes" in text
+    assert "available: " in text
+    assert "largest: obs 4,503,599,627,370,496 bytes [1073741824, 1048576] float32" in text
+    assert "fix: lower the replay capacity, num_actors or envs_per_actor" in text
+
+
+def test_too_large_is_found_by_reservation(monkeypatch):
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SharedMemoryTooSmall, match="ASYNC008.*needs 256 bytes"):
+        Segment.create("test", ARRAYS)
+    assert len(os.listdir("/proc/self/fd")) == opened, "the descriptor is closed again"
+
+
+def test_a_system_that_cannot_reserve_still_gets_the_size(monkeypatch):
+    def unsupported(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with Segment.create("test", ARRAYS) as segment:
+        assert os.fstat(segment.fd).st_size == 256
+
+
+def fake_machine(monkeypatch, root: Path, membership: str, files: dict[str, str]) -> None:
+    """A machine with 1 GB left and these control groups."""
+    (root / "meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
+    (root / "cgroup").write_text(membership)
+    for name, text in files.items():
+        path = root / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(module, "_MEMORY_INFO", root / "meminfo")
+    monkeypatch.setattr(module, "_CONTROL_GROUPS", root / "cgroup")
+    monkeypatch.setattr(module, "_CONTROL_GROUP_ROOT", root / "fs")
+
+
+def version_2(group: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
+    return {
+        f"{group}/memory.max": limit,
+        f"{group}/memory.current": str(used),
+        f"{group}/memory.stat": f"anon 5\ninactive_file {cache}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "available"),
+    [
+        ("", {}, 1_024_000_000),
+        ("0::/a/b\n", version_2("a/b", "max", 10), 1_024_000_000),
+        ("0::/a/b\n", version_2("a/b", "500000", 300_000, cache=50_000), 250_000),
+        ("0::/a/b\n", version_2("a", "400000", 100_000) | version_2("a/b", "max", 0), 300_000),
+        ("0::/seen/from/outside\n", version_2(".", "700000", 0), 700_000),
+        ("0::/a\n", version_2("a", "1000", 5000), 0),
+        (
+            "3:cpu:/x\n2:memory:/x\n",
+            {
+                "memory/x/memory.limit_in_bytes": "900000",
+                "memory/x/memory.usage_in_bytes": "100000",
+                "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 20000\n",
+            },
+            820_000,
+        ),
+    ],
+)
+def test_available_is_the_least_of_machine_and_control_groups(
+    monkeypatch, tmp_path, membership, files, available
+):
+    fake_machine(monkeypatch, tmp_path, membership, files)
+    assert available_bytes() == available
+
+
+def test_available_bytes_of_this_machine_is_plausible():
+    assert 1 << 20 < available_bytes() < 1 << 50

@@ -1,0 +1,212 @@
+"""Imports point downwards, without cycles, and each heavy library enters by its own doors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+
+PACKAGE = Path(asyncrl.__file__).parent
+
+# From the bottom up: a module may import from its own layer and from those before it; `x.*` is a folder.
+LAYERS = (
+    ("version", "errors", "core", "options", "config", "config_file", "metrics", "clock", "schedules"),
+    ("shm.*",),
+    ("replay.*", "envs", "env_checks", "factory_pickle", "losses.*", "networks", "policies"),
+    ("actors.*", "algorithms.*"),
+    (
+        *(
+            "balance",
+            "staleness",
+            "learner",
+            "checkpoint",
+            "checkpoint_folder",
+            "evaluate",
+            "run_directory",
+            "writers",
+            "report",
+        ),
+        *("server.*", "readout", "console", "notebook"),
+    ),
+    ("assembly", "coordinator"),
+    ("trainer",),
+    ("flags", "arguments", "interrupts", "commands", "cli", "__main__"),
+)
+
+# Where a library may be imported, at the top of a file or inside a function. `actors.forking` only loads what
+# its children will use.
+DOORS = {
+    "gymnasium": ("envs", "env_checks", "actors.forking"),
+    "aiohttp": ("server.*",),
+    "numba": ("shm.*", "replay.*", "policies", "balance", "staleness"),
+    "llvmlite": ("shm.atomics", "replay.handles"),
+    "mmap": ("shm.segment", "replay.sum_tree"),
+    "torch": ("losses.*", "networks", "algorithms.*", "learner", "checkpoint", "assembly"),
+    "rich": ("console",),
+    "cloudpickle": ("envs", "factory_pickle", "actors.forking"),
+    "uvloop": ("trainer",),
+    "tomli_w": ("config_file",),
+    "tensorboard": ("writers",),
+    "IPython": ("notebook",),
+    "multiprocessing": (),
+}
+
+
+def matches(module: str, patterns: tuple[str, ...]) -> bool:
+    return any(module == p or (p.endswith(".*") and f"{module}.".startswith(p[:-1])) for p in patterns)
+
+
+def layer_of(module: str) -> int | None:
+    return next((i for i, patterns in enumerate(LAYERS) if matches(module, patterns)), None)
+
+
+def sources() -> dict[str, str]:
+    """Text of every module by its name without `asyncrl.`; an `__init__` goes by its package's name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        if name:  # the face, `asyncrl/__init__.py`, imports lazily from everywhere and is imported by nobody
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imports(text: str) -> Iterator[tuple[str, bool]]:
+    """Every absolute module name that is imported anywhere, and whether only for the type checker."""
+    tree = ast.parse(text)
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [ast.literal_eval(a) for a in node.args[:1] if isinstance(a, ast.Constant)]
+        for name in names:
+            yield name, id(node) in typing_only
+
+
+def graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module to the modules of ours that it imports when it runs (not for the type checker only)."""
+    edges: dict[str, set[str]] = {}
+    for module, text in texts.items():
+        edges[module] = set()
+        for name, typing_only in imports(text):
+            target = _ours(name, texts)
+            if target and target != module and not typing_only:
+                edges[module].add(target)
+    return edges
+
+
+def _ours(name: str, texts: Mapping[str, str]) -> str | None:
+    if not name.startswith("asyncrl."):
+        return None
+    inner = name.removeprefix("asyncrl.")
+    while inner and inner not in texts:
+        inner = inner.rpartition(".")[0]
+    return inner or None
+
+
+def upward_imports(texts: Mapping[str, str]) -> list[str]:
+    found = []
+    for module, targets in graph(texts).items():
+        own = layer_of(module)
+        for target in sorted(targets):
+            other = layer_of(target)
+            if own is not None and other is not None and other > own:
+                found.append(f"{module} imports {target}, which stands above it")
+    return found
+
+
+def cycle(edges: Mapping[str, set[str]]) -> list[str] | None:
+    """The modules of one import cycle, or None."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str] | None:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return None
+        for target in sorted(edges.get(module, ())):
+            found = visit(target, [*path, module])
+            if found:
+                return found
+        done.add(module)
+        return None
+
+    return next((found for module in edges if (found := visit(module, []))), None)
+
+
+def forced_doors(texts: Mapping[str, str]) -> list[str]:
+    found = []
+    for module, text in texts.items():
+        for name, typing_only in imports(text):
+            library = name.split(".")[0]
+            if library in DOORS and not typing_only and not matches(module, DOORS[library]):
+                doors = ", ".join(DOORS[library]) or "no door"
+                found.append(f"{module} imports {name}; {library} enters by {doors}")
+    return found
+
+
+def test_every_module_has_a_place() -> None:
+    lost = [module for module in sources() if layer_of(module) is None]
+    assert not lost, f"say in LAYERS where these stand: {lost}"
+
+
+def test_imports_point_downwards() -> None:
+    assert upward_imports(sources()) == []
+
+
+def test_there_are_no_cycles() -> None:
+    assert cycle(graph(sources())) is None
+
+
+def test_libraries_enter_by_their_doors() -> None:
+    assert forced_doors(sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        ({"core": "from asyncrl.trainer import Trainer", "trainer": ""}, "core imports trainer"),
+        ({"shm.ring": "def f():\n  import asyncrl.replay.replay", "replay.replay": ""}, "shm.ring imports"),
+        ({"shm.ring": "from asyncrl import learner", "learner": ""}, "shm.ring imports learner"),
+    ],
+)
+def test_an_upward_import_is_seen(texts: dict[str, str], fault: str) -> None:
+    assert any(fault in line for line in upward_imports(texts))
+
+
+def test_a_cycle_is_seen() -> None:
+    texts = {
+        "core": "import asyncrl.options",
+        "options": "def f():\n  from asyncrl.errors import x",
+        "errors": "import asyncrl.core",
+    }
+    assert cycle(graph(texts)) == ["core", "options", "errors"]
+    assert cycle(graph({**texts, "errors": "if TYPE_CHECKING:\n  import asyncrl.core"})) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch",
+        "def f():\n  from torch import nn",
+        "import_module('torch.nn')",
+        "import torch.nn as nn",
+    ],
+)
+def test_a_forced_door_is_seen(text: str) -> None:
+    assert len(forced_doors({"actors.worker": text})) == 1
+    assert forced_doors({"learner": text}) == []
