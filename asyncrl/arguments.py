@@ -16,9 +16,9 @@ from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.config import TrainerConfig
 from asyncrl.config_file import TRAINER, make_record, read_config
 from asyncrl.core import Algorithm
-from asyncrl.errors import ConfigurationError
-from asyncrl.flags import Parser, add_options, given_flags, merged
-from asyncrl.options import near_miss, require_at_least
+from asyncrl.errors import AsyncRLError, ConfigurationError
+from asyncrl.flags import Parser, add_options, flag_of, given_flags, merged
+from asyncrl.options import near_miss, option_help, require_at_least
 
 
 def parse_train(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
@@ -69,6 +69,16 @@ def _record(
     if file is not None:
         make_record(record, rest, file=file, path=table)
     return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
+
+
+def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
+    """The flag of the option that `error` begins with, or None where it is about something else."""
+    name = str(error).split(" ", 1)[0]
+    if isinstance(error, AsyncRLError):
+        return None
+    if name in option_help(TrainerConfig):
+        return flag_of(name)
+    return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
 
 
 def _train_parser() -> Parser:

@@ -27,6 +27,8 @@ and the constructor refuses an `e` that breaks (4) for M = 1. The formulas are o
 both sides is TianJi's (arXiv 2502.20190) and also stands in Reverb's `SampleToInsertRatio`. With `samples_per_insert`
 None the pace is free: only the rings' room bounds the actors and only the data bounds the learner.
 
+A staleness bound can leave the learner with a debt and nothing to pay it from; then the debt is forgiven (`forgive`).
+
 The ratio that is reported, `achieved`, is s / (I - I0): steps before `learning_starts` are not repaid.
 """
 
@@ -124,6 +126,7 @@ class Balance:
         self._error, self._rows_ahead = self._band(error_samples, most_ahead)
         self._inserted = 0
         self._sampled = 0
+        self._forgiven = 0.0
 
     def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
         """(e, M): the widest M that (4) allows for e, or the e that (4) needs for the default M."""
@@ -146,7 +149,9 @@ class Balance:
     @property
     def cursor(self) -> float:
         """Production ahead of consumption in samples, equation (1); 0 where the pace is free."""
-        return 0.0 if self._sigma is None else self._sigma * (self._inserted - self._start) - self._sampled
+        if self._sigma is None:
+            return 0.0
+        return self._sigma * (self._inserted - self._start) - self._sampled - self._forgiven
 
     def inserted(self, steps: int) -> None:
         """Count `steps` more inserted environment steps (RESET rows excluded)."""
@@ -155,6 +160,15 @@ class Balance:
     def sampled(self, samples: int) -> None:
         """Count `samples` more training samples."""
         self._sampled += samples
+
+    def forgive(self) -> None:
+        """Start again at cursor 0: nothing that was inserted can be trained on any more (all of it is too stale).
+
+        Without this the learner would owe samples it cannot take, and the actors would wait for it to take them. What
+        is forgiven is not counted as sampled, so `achieved` falls below the target and shows it.
+        """
+        if self._sigma is not None:
+            self._forgiven += max(0.0, self.cursor)
 
     def updates_allowed(self) -> int:
         """How many updates the learner may run now, by (2); a very large number where the pace is free."""
@@ -193,7 +207,7 @@ class Balance:
         """
         allowed = self._max_steps
         if self._sigma is not None:
-            allowed = min(allowed, math.floor((self._sampled + self._error) / self._sigma) + self._start)
+            allowed = min(allowed, math.floor((self._sampled + self._forgiven + self._error) / self._sigma) + self._start)
         return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
 
     @property

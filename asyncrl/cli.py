@@ -26,6 +26,7 @@ from asyncrl.version import __version__
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
+MISREAD = 2
 INTERRUPTED = 130
 
 COMMANDS = """\
@@ -99,12 +100,21 @@ def _with_fork_server(command: Callable[[list[str], ForkServer | None], int], ar
 
 
 def _train(arguments: list[str], server: ForkServer | None) -> int:
-    from asyncrl.arguments import parse_train
+    from asyncrl.arguments import flag_refused, parse_train
 
     config, algorithm = parse_train(arguments)
     from asyncrl.commands import train
 
-    return train(config, algorithm, server)
+    try:
+        return train(config, algorithm, server)
+    except ValueError as error:
+        # Some rules need the whole run to be checked, such as a pace at which actors and learner would wait for
+        # each other. They read like the others.
+        flag = flag_refused(error, algorithm)
+        if flag is None:
+            raise
+        _complain(f"asyncrl train: error: argument {flag}: {error}")
+        return MISREAD
 
 
 def _evaluate(arguments: list[str], server: ForkServer | None) -> int:

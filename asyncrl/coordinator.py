@@ -144,6 +144,8 @@ class Coordinator:
             gc.unfreeze()
             sys.setswitchinterval(switch_seconds)
             self._directory.remove("http.json")
+            # aiohttp caches the last applications' handlers in its module, and they hold this object: drop the rings.
+            self._pool = self._learner = self._schedule = None
             if self._writers is not None:
                 self._writers.close()
 

@@ -1,5 +1,4 @@
-"""What an environment must be so that rings can hold it and actors can step it, checked once before anything
-starts.
+"""What an environment must be so that rings can hold it and actors step it, checked before anything starts.
 
 Spaces and environments are looked at by their attributes only; gymnasium itself is not imported here.
 """
@@ -181,7 +180,7 @@ def check_observation(
     if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape and obs.dtype == dtype:
         return np.asarray(obs)
     if not isinstance(obs, (np.ndarray, np.generic)):
-        got, fix = f"{type(obs).__name__} {_shape_of(obs)}", f"return np.asarray(obs, dtype=np.{dtype.name})"
+        got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
     else:
         got = f"{obs.dtype.name} of shape {obs.shape}"
         fix = f"return obs.astype(np.{dtype.name})" if obs.shape == shape else f"return obs.reshape({shape})"

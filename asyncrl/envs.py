@@ -1,5 +1,4 @@
-"""The only door to gymnasium: what a user may call an environment, how it is made, and what it looks like
-from outside.
+"""The only door to gymnasium: what may be called an environment, how it is made, what it looks like.
 
 `EnvSource` is made in the main process, which never builds an environment (and never imports gymnasium unless
 the user did); it travels as bytes, and is built in the processes forked for it.
@@ -139,7 +138,7 @@ class EnvSource:
             return [first, *(self.build() for _ in range(num_envs - 1))]  # type: ignore[list-item]
         if count != num_envs:
             raise ValueError(
-                f"envs_per_actor must equal num_envs of the VectorEnv of {self.name} ({count}), got {num_envs}"
+                f"envs_per_actor must be the {count} of the VectorEnv of {self.name}, got {num_envs}"
             )
         return first  # type: ignore[return-value]
 

@@ -1,5 +1,4 @@
-"""Packing an environment factory for its journey to the actors, and saying what inside it cannot travel
-(ASYNC001).
+"""Packing an environment factory for the actors, and saying what inside it cannot travel (ASYNC001).
 
 cloudpickle packs lambdas, closures and whatever is defined in `__main__` or a notebook by value, so almost
 everything travels. What does not is held by something that does: a lock in a closure, an open file in an
@@ -51,7 +50,7 @@ def _explain(factory: object, error: Exception) -> FactoryNotPicklable:
     return FactoryNotPicklable(
         f"The environment factory {name} cannot be sent to the actors: {described} does not pickle.",
         facts={"object": described, "captured": where, "pickle says": f"{type(error).__name__}: {error}"},
-        fix="create that object inside the factory, or in the environment's __init__, instead of capturing it",
+        fix="create that object inside the factory or the environment's __init__ instead of capturing it",
     )
 
 

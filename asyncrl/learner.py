@@ -298,7 +298,10 @@ class Learner:
     def _beat(self) -> bool:
         """New rows in, grants out, then updates for `BEAT_SECONDS`. Returns whether an update was made."""
         self._take_in()
-        allowed = self._balance.updates_allowed() if self._replay.sampleable else 0
+        allowed = self._balance.updates_allowed()
+        if allowed and not self._replay.sampleable:
+            self._balance.forgive()
+            return False
         if allowed == 0:
             return False
         beta = self._beta()

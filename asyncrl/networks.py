@@ -1,9 +1,10 @@
 """Multilayer perceptrons on one flat parameter vector, with forward and backward pass written out.
 
-Why without autograd: at 4-64-64-2 and batch 64 the matrix products of a DQN update take a third of the time that
-autograd, a module tree and an optimiser with eight parameters spend around them. Here an update is some forty tensor
-operations on preallocated buffers, the parameters are one tensor (one Adam step, one target update, one norm), and
-nothing depends on a value of the data, so that the same code can be captured in a CUDA graph.
+Why without autograd: at 4-64-64-2 and batch 64 the matrix products of a DQN update take a third of the time
+that autograd, a module tree and an optimiser with eight parameters spend around them. Here an update is some
+forty tensor operations on preallocated buffers, the parameters are one tensor (one Adam step, one target
+update, one norm), and nothing depends on a value of the data, so that the same code can be captured in a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
 
 def initial_weights(blocks: Sequence[tuple[int, int]], generator: torch.Generator) -> Tensor:
-    """Flat parameters, weights and biases of each layer uniform in +-1 / sqrt(inputs), as `torch.nn.Linear` has them."""
+    """Flat parameters, all of a layer uniform in +-1 / sqrt(inputs), as `torch.nn.Linear` has them."""
     inputs = [rows - 1 for rows, _ in blocks[:-1]] + [blocks[-1][1] - 1]
     bounds = [max(count, 1) ** -0.5 for count in inputs]
     parts = [
@@ -37,9 +38,10 @@ class FlatMLP:
     """Parameters of a perceptron with ReLU between its layers, in one flat float32 tensor.
 
     Attributes:
-        blocks: a hidden layer's is `(inputs + 1, outputs)`, its last row the bias; the head's, which is the last, is
-            `(outputs, inputs + 1)`, its last column the bias. A product with a short last axis is two to four times
-            slower than its transpose, and a head has few outputs where a first layer has few inputs.
+        blocks: a hidden layer's is `(inputs + 1, outputs)`, its last row the bias; the head's, which is the
+            last, is `(outputs, inputs + 1)`, its last column the bias. A product with a short last axis is
+            two to four times slower than its transpose, and a head has few outputs where a first layer has
+            few inputs.
         flat: `[sum of blocks]`; whatever is written into it is the network's at once.
         hidden: one view `[inputs + 1, outputs]` into `flat` per hidden layer.
         head: view `[outputs, inputs + 1]` into `flat`.
@@ -78,8 +80,8 @@ class FlatMLP:
 class MLPPass:
     """Buffers for a forward pass over R rows, and, if wanted, a backward pass over the first G of them.
 
-    Every activation is `[R, width + 1]` with ones in its last column, so that one product is a layer with its bias, and
-    one product is the gradient of both.
+    Every activation is `[R, width + 1]` with ones in its last column, so that one product is a layer with its
+    bias, and one product is the gradient of both.
 
     Args:
         net: whose weights are used, as they stand at each call.

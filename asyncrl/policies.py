@@ -1,11 +1,12 @@
-"""How a value-based algorithm acts: NumPy and one numba kernel, never torch, so that an actor process stays light.
+"""How a value-based algorithm acts: NumPy and one numba kernel, never torch, so that actors stay light.
 
-`QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the learner's
-network (`networks.py`) is laid out by the same record, so that publishing weights is one copy.
+`QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the
+learner's network (`networks.py`) is laid out by the same record, so that publishing weights is one copy.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,13 +24,14 @@ from asyncrl.schedules import EpsilonSchedule
 class QLayout:
     """Shape of an action-value network and the order of its weights in a flat float32 block.
 
-    Layer l maps `sizes[l]` to `sizes[l + 1]` values, with ReLU between the layers. A hidden layer is a row-major block
-    `[sizes[l] + 1, sizes[l + 1]]`, its last row the bias, so that `[x, 1] @ block` is the whole layer; the head is a block
-    `[sizes[-1], sizes[-2] + 1]`, its last column the bias (why: `networks.FlatMLP`). Blocks follow one another in layer
-    order without gaps.
+    Layer l maps `sizes[l]` to `sizes[l + 1]` values, with ReLU between the layers. A hidden layer is a
+    row-major block `[sizes[l] + 1, sizes[l + 1]]`, its last row the bias, so that `[x, 1] @ block` is the
+    whole layer; the head is a block `[sizes[-1], sizes[-2] + 1]`, its last column the bias (why:
+    `networks.FlatMLP`). Blocks follow one another in layer order without gaps.
 
-    With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first half is the value stream, its
-    second half the advantage stream, and the head gives `[value, advantages...]`; the head's cross blocks are zero.
+    With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first half is the value
+    stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the head's
+    cross blocks are zero.
 
     Attributes:
         inputs: values of one flattened observation.
@@ -54,7 +56,7 @@ class QLayout:
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """Shape of each layer's block."""
         sizes = self.sizes
-        hidden = tuple((a + 1, b) for a, b in zip(sizes[:-2], sizes[1:-1], strict=True))
+        hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
         return (*hidden, (sizes[-1], sizes[-2] + 1))
 
     @property
@@ -73,8 +75,8 @@ class QLayout:
 def mlp_forward(x, flat, sizes, scratch, out):  # type: ignore[no-untyped-def]
     """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
 
-    A hidden layer adds four inputs to an output row at a time, so that the inner loop runs over contiguous outputs and
-    becomes vector instructions; the head is a scalar product per output.
+    A hidden layer adds four inputs to an output row at a time, so that the inner loop runs over contiguous
+    outputs and becomes vector instructions; the head is a scalar product per output.
     """
     start = 0
     last = sizes.shape[0] - 2
@@ -114,8 +116,8 @@ def mlp_forward(x, flat, sizes, scratch, out):  # type: ignore[no-untyped-def]
 class QPolicy:
     """Epsilon-greedy over the action values of a multilayer perceptron. Implements `asyncrl.core.Policy`.
 
-    One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights; buffers that
-    depend on E are made anew on the other side.
+    One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights;
+    buffers that depend on E are made anew on the other side.
 
     Args:
         spec: an environment with discrete actions.
@@ -136,18 +138,20 @@ class QPolicy:
         self._sizes = np.array(layout.sizes, np.int64)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._exponents = self.epsilon.exponents(0, 1, 1)
-        self._rate = self.epsilon.initial
+        self._base = self.epsilon.initial
+        self._rates = self._base**self._exponents
         self._x = np.zeros((0, inputs), np.float32)
         self._scratch = np.zeros((2, 0, 1), np.float32)
 
     @property
     def exploration_rate(self) -> float:
         """Mean epsilon over this copy's streams at the last `act`."""
-        return self._rate
+        return float(self._rates.mean())
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Take the rungs `first .. first + count - 1` of a ladder of `total`. Raises ValueError if they are not in it."""
+        """Act for `first .. first + count - 1` of `total` streams. Raises ValueError where they are not."""
         self._exponents = self.epsilon.exponents(first, count, total)
+        self._rates = self._base**self._exponents
 
     def load_weights(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` in.
@@ -191,12 +195,12 @@ class QPolicy:
             raise ValueError(
                 f"obs must have {self._exponents.shape[0]} rows, one per assigned stream, got {rows}"
             )
-        rates = self.epsilon.base(total_steps) ** self._exponents
-        self._rate = float(rates.mean())
+        base = self.epsilon.base(total_steps)
+        if base != self._base:
+            self._base, self._rates = base, base**self._exponents
         action = self.greedy(obs)
-        draws = rng.random((2, rows))
-        explore = draws[0] < rates
-        action[explore] = (draws[1, explore] * self.layout.num_actions).astype(np.int64)
+        explore, choice = rng.random((2, rows))
+        np.copyto(action, choice * self.layout.num_actions, where=explore < self._rates, casting="unsafe")
         return action, {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,13 +236,14 @@ class TrainedPolicy:
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = True,
     ) -> tuple[NDArray[Any], None]:
-        """Actions as the environment takes them (`Discrete.start` added, boxes clipped), and no recurrent state.
+        """Actions as the environment takes them (`start` added, boxes clipped), and no recurrent state.
 
         Args:
             obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`.
             state: ignored, there for callers that pass it; these policies have no memory.
             episode_start: ignored likewise.
-            deterministic: the greedy action; if False, explore at the rate that stands at the end of the schedule.
+            deterministic: the greedy action; if False, explore at the rate that stands at the end of the
+                schedule.
 
         Returns:
             `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and None.

@@ -15,7 +15,7 @@ def linear(start: float, end: float, progress: float) -> float:
 
 
 def ramp(start: float, end: float, steps: int, at: int) -> float:
-    """The value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` at once where steps is 0."""
+    """The value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` where steps is 0."""
     return linear(start, end, at / steps if steps > 0 else 1.0)
 
 
@@ -23,10 +23,11 @@ def ramp(start: float, end: float, steps: int, at: int) -> float:
 class EpsilonSchedule:
     """Epsilon of every stream at every moment: annealed over the run, spread over the streams.
 
-    The base rate falls in a straight line from `initial` to `final` over the first `steps` environment steps of all
-    actors. Stream i of M explores with `base ** (1 + ladder * i / (M - 1))`, the ladder of Ape-X (Horgan et al. 2018,
-    section 4, with epsilon = `final` and alpha = `ladder`). A base of 1 is 1 on every rung, so that all streams begin at
-    random and part on the way down; `ladder` = 0 gives all streams the same rate.
+    The base rate falls in a straight line from `initial` to `final` over the first `steps` environment steps
+    of all actors. Stream i of M explores with `base ** (1 + ladder * i / (M - 1))`, the ladder of Ape-X
+    (Horgan et al. 2018, section 4, with epsilon = `final` and alpha = `ladder`). A base of 1 is 1 on every
+    rung, so that all streams begin at random and part on the way down; `ladder` = 0 gives all streams the
+    same rate.
 
     Attributes:
         initial: base rate at step 0, from 0 to 1.
@@ -41,7 +42,7 @@ class EpsilonSchedule:
     ladder: float = 0.0
 
     def exponents(self, first: int, count: int, total: int) -> NDArray[np.float64]:
-        """`[count]`: the exponents of streams `first .. first + count - 1` of `total`; 1 where there is one stream.
+        """Exponents `[count]` of streams `first .. first + count - 1` of `total`; 1 for a single stream.
 
         Raises:
             ValueError: if these are not streams of `total`.

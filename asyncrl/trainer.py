@@ -157,8 +157,7 @@ class Trainer:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
             AsyncRLError: what ended the run.
         """
-        with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop()
+        if _loop_is_running():
             raise BlockingCallInLoop(
                 "trainer.learn() blocks, and this thread runs an event loop",
                 facts={"called from": "a coroutine or a notebook cell"},
@@ -213,9 +212,9 @@ class Trainer:
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
+            atexit.register(self.close)
             self._thread = threading.Thread(target=self._run_thread, name="asyncrl-coordinator", daemon=True)
             self._thread.start()
-        atexit.register(self.close)
 
     async def wait(self) -> TrainResult:
         """The result of a started run; raises what ended it."""
@@ -322,19 +321,28 @@ class Trainer:
     # --- the run's thread --------------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
+        result: TrainResult | None = None
+        error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 result = runner.run(self._main())
-        except BaseException as error:
-            self._done.set_exception(error)
-        else:
+        except BaseException as raised:
+            error = raised
+        atexit.unregister(self.close)  # or it would hold this object, and its memory, to the end of the process
+        if result is not None:
             self._done.set_result(result)
+        else:
+            self._done.set_exception(error)
 
     async def _main(self) -> TrainResult:
         assert self._server is not None
-        coordinator = Coordinator(
-            self._config, self._algorithm, self._source, self._server, self._receive, self._started
-        )
+        try:
+            coordinator = Coordinator(
+                self._config, self._algorithm, self._source, self._server, self._receive, self._started
+            )
+        except BaseException:
+            self._server.close()
+            raise
         with self._lock:
             self._coordinator, self._loop = coordinator, asyncio.get_running_loop()
             reason = self._stop_reason
@@ -361,6 +369,15 @@ def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Any) -> Train
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`. Options as for `Trainer`."""
     with Trainer(env, algorithm, **options) as trainer:
         return trainer.learn()
+
+
+def _loop_is_running() -> bool:
+    """Whether this thread runs an event loop now."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:

@@ -74,3 +74,11 @@ def _descriptors() -> dict[int, str]:
         if name.startswith(_KINDS):
             found[int(entry.name)] = name
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libuv_has_started() -> None:
+    """libuv opens a pipe for the whole process with its first loop; that is not a leak of a test."""
+    from asyncrl.trainer import new_event_loop
+
+    new_event_loop().close()

@@ -225,6 +225,7 @@ def test_the_program_runs_as_a_module() -> None:
             [*TRAIN, "--learning-rate", "1"],
             "unknown option --learning-rate; did you mean --dqn.learning-rate?",
         ),
+        ([*TRAIN, "--tau", "1"], "unknown option --tau; did you mean --dqn.tau?"),
         ([*TRAIN, "--dqn.leraning-rate=1"], "did you mean --dqn.learning-rate?"),
         ([*TRAIN, "--qqqqqqqq"], "unknown option --qqqqqqqq\n"),
         ([*TRAIN, "extra"], "unexpected argument 'extra'"),
@@ -317,6 +318,34 @@ def test_an_error_is_its_text_and_its_code(
     assert FakeServer.log == ["start", "close"]
 
 
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("num_actors must be at least 2, got 1", "--actors"),
+        ("n_step must be at most 3, got 9", "--dqn.n-step"),
+    ],
+)
+def test_an_option_that_only_the_run_refuses(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer], text: str, flag: str
+) -> None:
+    def refuse(self: FakeTrainer) -> str:
+        raise ValueError(text)
+
+    trainer.learns = refuse
+    assert main(TRAIN) == 2
+    assert capsys.readouterr().err == f"asyncrl train: error: argument {flag}: {text}\n"
+
+
+def test_a_bug_keeps_its_traceback(trainer: type[FakeTrainer]) -> None:
+    def fail(self: FakeTrainer) -> str:
+        raise ValueError("shapes do not match")
+
+    trainer.learns = fail
+    with pytest.raises(ValueError, match="shapes do not match"):
+        main(TRAIN)
+    assert FakeServer.log == ["start", "close"]
+
+
 def test_warnings_are_sentences(capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]) -> None:
     def warn(self: FakeTrainer) -> str:
         warnings.warn("[ASYNC021] 9 actors share 2 cores", errors.TooManyThreads, stacklevel=1)
@@ -386,15 +415,17 @@ sys.exit(test_cli.main(test_cli.TRAIN))
 
 def test_the_second_signal_kills() -> None:
     command = [sys.executable, "-c", SECOND_SIGNAL, str(Path(__file__).parent)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    ) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "learning\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "SIGINT: stopping, once more to kill\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
     assert (process.returncode, out, err) == (130, "killed\n", "killed\n")
 
 

@@ -91,6 +91,7 @@ def test_an_option_without_help_is_refused() -> None:
         ("inf", None),
         ("nan", None),
         ("1e999999999", None),
+        ("1e30", None),
         ("", None),
     ],
 )

@@ -25,7 +25,12 @@ def with_ones(x: Tensor) -> Tensor:
     return torch.cat((x, torch.ones(x.shape[0], 1)), dim=1)
 
 
-LAYOUTS = [QLayout(4, (8, 6), 3), QLayout(1, (5,), 2), QLayout(7, (9, 8, 5), 1), QLayout(3, (4, 4), 2, dueling=True)]
+LAYOUTS = [
+    QLayout(4, (8, 6), 3),
+    QLayout(1, (5,), 2),
+    QLayout(7, (9, 8, 5), 1),
+    QLayout(3, (4, 4), 2, dueling=True),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -212,7 +212,8 @@ def test_killed_actor_is_replaced_and_training_goes_on():
 
 def test_staleness_bound_holds_and_discards():
     algorithm = small(max_staleness=3, samples_per_insert=32.0, learning_starts=32)
-    result = Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=1_500)
+    with pytest.warns(errors.SamplesTooStale, match=r"ASYNC020.*max_staleness"):
+        result = Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=1_500)
     assert result.summary["staleness"]["max"] <= 3
     assert result.summary["staleness"]["discarded_fraction"] > 0
 

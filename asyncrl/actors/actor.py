@@ -1,4 +1,4 @@
-"""One actor: E streams, a policy and a ring. There is no process in it: a test drives it by hand, row by row."""
+"""One actor: E streams, a policy and a ring. No process is in it: a test drives it by hand, row by row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncrl.shm.weights import WeightMailbox
 def actor_seeds(
     seed: int, index: int, incarnation: int, num_envs: int
 ) -> tuple[list[int], np.random.Generator]:
-    """Seeds of an actor's environments, and its policy's generator; independent over actors and their lives."""
+    """Seeds of an actor's environments and its policy's generator, independent over actors and lives."""
     ours = np.random.SeedSequence(seed, spawn_key=(index, incarnation))
     for_envs, for_policy = ours.spawn(2)
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)

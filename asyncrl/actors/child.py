@@ -50,7 +50,7 @@ class Child:
         self._reader = FrameReader(self._channel)
         self._frames: deque[dict[str, Any]] = deque()
         self._waiters: list[asyncio.Future[None]] = []
-        self._stack = tempfile.TemporaryFile()
+        self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the sockets
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(
@@ -123,7 +123,7 @@ class Child:
         self._close_files()
 
     async def python_stack(self) -> str:
-        """The Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""
+        """Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""
         file = self._stack.fileno()
         before = size = os.fstat(file).st_size
         self._server.signal(self.pid, signal.SIGUSR1, group=False)

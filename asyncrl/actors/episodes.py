@@ -1,5 +1,4 @@
-"""Greedy episodes of one policy, played in lockstep: one forward pass per step for all environments still
-alive.
+"""Greedy episodes of one policy in lockstep: one forward pass per step for all environments still alive.
 
 The number of episodes is exact and each environment is given its share beforehand. (Taking the first n
 episodes to end out of a running vector favours short ones, and short ones are the bad ones in some tasks and
@@ -8,6 +7,7 @@ the good ones in others.)
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ from asyncrl import env_checks
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.core import RESET, EnvSpec, Policy
 from asyncrl.envs import EnvSource
+from asyncrl.errors import AsyncRLError, EnvironmentRaised
 
 MAX_ENVS = 100
 """Environments played at a time where not told otherwise; more episodes than that take turns."""
@@ -72,6 +73,7 @@ class EpisodePlayer:
         self._envs: list[Any] = [] if self._vector is not None else _as_list(built)
         name = self._source.name if self._source is not None else type(built).__name__
         first = self._vector if self._vector is not None else self._envs[0]
+        self._current = 0
         self._spec: EnvSpec = env_checks.spec_of(name, first)
 
     def __enter__(self) -> EpisodePlayer:
@@ -87,9 +89,26 @@ class EpisodePlayer:
             env.close()
 
     def play(self, episodes: int, seed: int) -> Episodes:
-        """Play exactly `episodes` episodes with the policy's present weights; see `run_episodes`."""
-        if self._vector is not None:
-            return self._play_vector(episodes, seed)
+        """Play exactly `episodes` episodes with the policy's present weights; see `run_episodes`.
+
+        Raises:
+            EnvironmentFailed: an environment raised or broke gymnasium's contract (ASYNC002, 012, 013).
+        """
+        try:
+            return (
+                self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
+            )
+        except AsyncRLError:
+            raise
+        except Exception as error:
+            raise EnvironmentRaised(
+                f"The environment {self._spec.name} raised {type(error).__name__} in an evaluation: {error}",
+                facts={"episode": self._current, "seed": seed},
+                fix="mend the environment; greedy actions lead where exploration had not been",
+                remote_traceback=traceback.format_exc(),
+            ) from error
+
+    def _play(self, episodes: int, seed: int) -> Episodes:
         while self._source is not None and len(self._envs) < min(episodes, self._max_envs):
             self._envs.append(self._source.build())
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
@@ -117,6 +136,7 @@ class EpisodePlayer:
         still = []
         for episode, action in zip(live, actions, strict=True):
             env = self._envs[episode % len(self._envs)]
+            self._current = episode
             step = env_checks.check_step(self._spec.name, env.step(action))
             returns[episode] += float(step[1])
             lengths[episode] += 1
@@ -130,6 +150,7 @@ class EpisodePlayer:
 
     def _reset(self, episode: int, seeds: list[int]) -> Any:
         env = self._envs[episode % len(self._envs)]
+        self._current = episode
         return env_checks.check_reset(self._spec.name, env.reset(seed=seeds[episode]))
 
     def _play_vector(self, episodes: int, seed: int) -> Episodes:

@@ -26,6 +26,7 @@ import time
 from typing import Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
+from asyncrl.actors.guardian import Guardian
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Kept at 1 in every child, whatever the main process says: actors are the parallelism."""
@@ -37,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 def serve(control: socket.socket) -> None:
     """Fork children for whoever holds the other end of `control`, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = _Server(control)
+    server = _Server(control, Guardian(control))
     _preload()
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared: no collection in a child ever touches their counts
@@ -65,8 +66,9 @@ def _preload() -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, guardian: Guardian) -> None:
         self._control = control
+        self._guardian = guardian
         self._children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
@@ -99,6 +101,7 @@ class _Server:
         if pid == 0:
             self._become_child(message, fds)
         self._children.add(pid)
+        self._guardian.add(pid)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does the same: whoever comes first
         for fd in fds:
@@ -117,6 +120,7 @@ class _Server:
             for fd in (self._wake_read, self._wake_write):
                 os.close(fd)
             self._control.close()
+            self._guardian.forget()
             status = run_child(message, dict(zip(message["fd_names"], fds, strict=True)))
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -148,6 +152,7 @@ class _Server:
         pid = found.si_pid
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
+        self._guardian.discard(pid)
         _, status, usage = os.wait4(pid, 0)
         self._children.discard(pid)
         scale = 1 if sys.platform == "darwin" else 1024

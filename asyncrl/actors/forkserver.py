@@ -91,7 +91,7 @@ class ForkServer:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno())]
         with theirs:
-            # Its standard output is this process's standard error: what environments print must not mix with results.
+            # Its output is this process's standard error: what environments print must not mix with results.
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
@@ -143,7 +143,7 @@ class ForkServer:
                 "fd_names": ["payload", *fds],
                 "log": None if log is None else str(log),
                 "niceness": niceness,
-                "sys_path": [os.path.abspath(entry) for entry in sys.path],
+                "sys_path": list(sys.path),
                 "cwd": os.getcwd(),
                 "environ": dict(os.environ),
             }
@@ -157,7 +157,7 @@ class ForkServer:
             self._send({"do": "signal", "pid": pid, "signal": int(number), "group": group})
 
     def kill(self) -> None:
-        """Have every child's group and the server killed at once; any thread, also in a signal handler; never blocks.
+        """Have all children and the server killed at once; any thread or signal handler, never blocks.
 
         `close` must still be called.
         """
@@ -166,7 +166,7 @@ class ForkServer:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the server and with it every child; blocks for the milliseconds that takes (2 s at most). Idempotent."""
+        """End the server and with it every child; takes milliseconds, 2 s at most; idempotent."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -19,53 +19,22 @@ from asyncrl.actors.child import Child, ChildDied
 from asyncrl.actors.deaths import actor_killed
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
-from asyncrl.actors.vitals import AwakeClock, Vitals
-from asyncrl.core import EnvSpec
+from asyncrl.actors.probe import probe
+from asyncrl.actors.supervised import SupervisedActor
+from asyncrl.actors.vitals import AwakeClock
 from asyncrl.envs import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentHung
+from asyncrl.errors import AsyncRLError
 from asyncrl.metrics import ActorStatistics
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 
+__all__ = ["ActorPool", "probe"]
+
 WATCH_SECONDS = 0.1
 _BACK_OFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Pause before the n-th restart; the last one for all further ones."""
-
-
-async def probe(server: ForkServer, source: EnvSource) -> EnvSpec:
-    """Build and check one environment in a process of its own; what it looks like.
-
-    Raises:
-        EnvironmentFailed: it does not build or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 018).
-        UserError: it is unknown (ASYNC006) or has spaces that cannot be stored (ASYNC005).
-        ActorKilled: building it killed the process (ASYNC003).
-    """
-    child = Child(server, "probe")
-    try:
-        await child.start(pickle.dumps(source), {})
-        spec: EnvSpec = (await child.receive())["spec"]
-        return spec
-    except ChildDied as died:
-        raise actor_killed(f"The process that built {source.name}", died.exit, 0) from died
-    finally:
-        await child.end()
-
-
-class _Actor:
-    """One actor over all its lives."""
-
-    def __init__(self, index: int, ring: RingReader) -> None:
-        self.index = index
-        self.ring = ring
-        self.child: Child | None = None
-        self.ready = False
-        self.restarts = 0
-        self.hung: EnvironmentHung | None = None
-        self.last_error = ""
-        self.vitals = Vitals(index, ring)
-        self.episodes_seen = 0
 
 
 class ActorPool:
@@ -143,7 +112,7 @@ class ActorPool:
             self._close_segments()
             raise
         self.rings = tuple(RingReader(segment, layout) for segment in self._segments)
-        self._actors = [_Actor(i, ring) for i, ring in enumerate(self.rings)]
+        self._actors = [SupervisedActor(i, ring) for i, ring in enumerate(self.rings)]
 
     async def start(self) -> None:
         """Start every actor; returns when all have built and reset their environments.
@@ -160,14 +129,13 @@ class ActorPool:
         await self._started
 
     def wake(self, index: int) -> None:
-        """Tell a sleeping actor that it was granted rows; any thread, never blocks, harmless if it is dead."""
+        """Tell a sleeping actor that it was granted rows; any thread, never blocks, harmless if dead."""
         child = self._actors[index].child
         if child is not None:
             child.send_bytes(SPACE)
 
     async def close(self, timeout_seconds: float = 2.0) -> None:
-        """End every actor: asked first, then told (SIGTERM), then killed with all it started (SIGKILL).
-        Idempotent.
+        """End every actor: asked, then told (SIGTERM), then killed with all it started (SIGKILL). Idempotent.
 
         Args:
             timeout_seconds: within which all are gone, wherever they are stuck.
@@ -186,8 +154,10 @@ class ActorPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for child in children:
-            await child.end(patience_seconds=0.0)
+        # Looked up again: an actor may have been in the middle of a restart.
+        for actor in self._actors:
+            if actor.child is not None:
+                await actor.child.end(patience_seconds=0.0)
         self._close_segments()
 
     def statistics(self) -> tuple[ActorStatistics, ...]:
@@ -195,7 +165,7 @@ class ActorPool:
         return tuple(
             a.vitals.statistics(
                 pid=a.child.pid if a.child is not None and a.child.exited is None else 0,
-                state=self._state(a),
+                state=a.state(self._closing),
                 restarts=a.restarts,
                 last_error=a.last_error,
             )
@@ -213,14 +183,7 @@ class ActorPool:
         rates = [s.exploration_rate for s in (ring.statistics() for ring in self.rings) if s.env_steps > 0]
         return sum(rates) / len(rates) if rates else None
 
-    def _state(self, actor: _Actor) -> str:
-        if self._closing or actor.child is None:
-            return "stopped" if self._closing or actor.last_error else "starting"
-        if actor.child.exited is not None:
-            return "stopped" if actor.restarts >= self._max_restarts else "restarting"
-        return actor.ring.statistics().state if actor.ready else "starting"
-
-    async def _supervise(self, actor: _Actor) -> None:
+    async def _supervise(self, actor: SupervisedActor) -> None:
         """All lives of one actor."""
         while True:
             try:
@@ -238,12 +201,13 @@ class ActorPool:
             if self._on_death is not None:
                 self._on_death(actor.index)
             if mortal:
+                actor.ended = True
                 self._fail(error)
                 return
             await asyncio.sleep(_BACK_OFF_SECONDS[min(actor.restarts, len(_BACK_OFF_SECONDS) - 1)])
             actor.restarts += 1
 
-    async def _live(self, actor: _Actor) -> None:
+    async def _live(self, actor: SupervisedActor) -> None:
         """One life; ends with `ChildDied` or with the error that the actor shipped."""
         child = actor.child = Child(self._server, "actor")
         actor.ready, actor.hung = False, None
@@ -305,13 +269,23 @@ class ActorPool:
                 ):
                     await self._end_hung(actor, child, silent)
 
-    async def _end_hung(self, actor: _Actor, child: Child, silent: float) -> None:
+    async def _end_hung(self, actor: SupervisedActor, child: Child, silent: float) -> None:
         stack = await child.python_stack()
         actor.hung = actor.vitals.hung(silent, actor.ready, stack)
         child.kill()
 
     def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:
-        self._tasks.add(asyncio.get_running_loop().create_task(story, name=name))
+        task = asyncio.get_running_loop().create_task(story, name=name)
+        task.add_done_callback(self._on_task_done)
+        self._tasks.add(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Supervision itself broke, by a bug or for want of descriptors: say so instead of going deaf."""
+        if task.cancelled() or (error := task.exception()) is None or self._closing:
+            return
+        report = AsyncRLError(f"Supervision of {task.get_name()} failed: {type(error).__name__}: {error}")
+        report.__cause__ = error
+        self._fail(report)
 
     def _close_segments(self) -> None:
         for segment in self._segments:

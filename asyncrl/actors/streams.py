@@ -1,13 +1,11 @@
-"""E environments as E streams of steps, with exact NEXT_STEP semantics, written straight into the caller's
-arrays.
+"""E environments as E streams of steps, with exact NEXT_STEP semantics, written into the caller's arrays.
 
 Row t of a stream, with action a_t chosen for observation o_t:
 
-    step in an episode      reward, flags TERMINATED / TRUNCATED as `env.step(a_t)` says, next observation
-    o_{t+1};
+    step in an episode      reward, flags TERMINATED / TRUNCATED and o_{t+1} as `env.step(a_t)` says;
                             after a terminated or truncated step o_{t+1} is the true final observation
-    the row after such one  flagged RESET: a_t is not taken, reward 0, o_{t+1} is the first observation of the
-        new episode
+    the row after such one  flagged RESET: a_t is not taken, the reward is 0, and o_{t+1} is the first
+                            observation of the new episode
 
 which is what `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP` gives, without its copies. The
 first reset is seeded, later ones go on with the environment's own generator.

@@ -13,5 +13,5 @@ __all__ = ["ALGORITHMS", "DQN", "preset_options"]
 
 
 def preset_options(algorithm: str, env: str) -> dict[str, Any]:
-    """Options of the run (`num_actors`, `envs_per_actor`, ...) tuned for `algorithm` in `env`; empty where none are."""
+    """Options of the run (`num_actors`, ...) tuned for `algorithm` in `env`; empty where there are none."""
     return ALGORITHMS[algorithm].preset_options(env) if algorithm in ALGORITHMS else {}

@@ -1,10 +1,10 @@
-"""Deep Q-learning with its usual extensions, each of which can be switched off: the record of hyper-parameters.
+"""Deep Q-learning with its usual extensions, each of which can be switched off: the hyper-parameters.
 
     Mnih et al. 2015 (DQN), van Hasselt et al. 2016 (double), Wang et al. 2016 (dueling), Schaul et al. 2016
     (prioritized replay), Horgan et al. 2018 (Ape-X: n-step, a ladder of exploration rates over the streams)
 
-The network, the loss and the optimiser are in `dqn_core.py`, which imports torch; this module does not, so that a command
-line shows its help, and an actor unpickles its policy, at once.
+The network, the loss and the optimiser are in `dqn_core.py`, which imports torch; this module does not, so
+that a command line shows its help, and an actor unpickles its policy, at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DQN:
     """Where the linear schedule ends, at least 0."""
 
     learning_rate_updates: int = 100_000
-    """Updates over which the linear schedule falls; it counts updates and not steps, so that a resumed run goes on exactly."""
+    """Updates over which the linear schedule falls, whatever the run's steps are; at least 1."""
 
     batch_size: int = 64
     """Transitions per update, at least 1."""
@@ -57,10 +57,10 @@ class DQN:
     """Rewards that are summed before the value of the next state is bootstrapped, in steps, at least 1."""
 
     double: bool = True
-    """Let the online network choose the action whose target value is bootstrapped (van Hasselt et al. 2016)."""
+    """Let the online network choose the action whose target value is bootstrapped (van Hasselt 2016)."""
 
     dueling: bool = False
-    """Split the last hidden layer into a value and an advantage stream of `hidden_sizes[-1]` each (Wang et al. 2016)."""
+    """Have a value and an advantage stream, each `hidden_sizes[-1]` wide, as last layer (Wang 2016)."""
 
     prioritized: bool = True
     """Draw transitions in proportion to their priority (Schaul et al. 2016); otherwise all alike."""
@@ -81,13 +81,13 @@ class DQN:
     """Environment steps over all actors before the first update, at least 1."""
 
     samples_per_insert: float | None = 16.0
-    """How often a step is trained on, on average; held from both sides. None lets actors and learner run freely."""
+    """How often a step is trained on, on average, held from both sides; none lets both sides run freely."""
 
     samples_per_insert_error: float | None = None
-    """Environment steps by which actors or learner may run ahead of `samples_per_insert`; None takes the least that works well."""
+    """Samples by which either side may run ahead of `samples_per_insert`; none chooses it."""
 
     max_staleness: int | None = None
-    """Oldest policy that is learned from, in publications of weights before the newest; None sets no bound."""
+    """Oldest policy that is learned from, in publications of weights; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
@@ -96,7 +96,7 @@ class DQN:
     """Rate of the staleness correction, at least 0."""
 
     target_update: Literal["soft", "hard"] = "soft"
-    """How the target network follows: a fraction `tau` at every update, or a copy every `target_update_interval`."""
+    """How the target follows: by `tau` at every update, or by a copy every `target_update_interval`."""
 
     tau: float = 0.02
     """Fraction of the way that a soft target goes at every update, above 0 and at most 1."""
@@ -111,10 +111,10 @@ class DQN:
     """Term that Adam adds to its denominator, above 0."""
 
     max_grad_norm: float | None = 10.0
-    """Length to which a longer gradient is shortened, above 0; None leaves gradients alone."""
+    """Length to which a longer gradient is shortened, above 0; none leaves gradients alone."""
 
     huber_delta: float | None = 1.0
-    """Size of the error from which the loss grows linearly, above 0; None is the squared loss."""
+    """Size of the error from which the loss grows linearly, above 0; none is the squared loss."""
 
     exploration_initial: float = 1.0
     """Share of random actions at the start, from 0 to 1."""
@@ -126,7 +126,7 @@ class DQN:
     """Environment steps over all actors in which exploration falls to its final share, at least 0."""
 
     exploration_ladder: float = 0.0
-    """Exponent of Ape-X: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats all streams alike."""
+    """Ape-X exponent: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats streams alike."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(DQN).items():
@@ -160,7 +160,7 @@ class DQN:
 
     @classmethod
     def preset(cls, env_name: str, **overrides: Any) -> DQN:
-        """The tuned record for an environment's id, or the defaults where there is none, with `overrides` on top."""
+        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
         preset = PRESETS.get(env_name)
         return cls(**{**(preset.algorithm if preset else {}), **overrides})
 

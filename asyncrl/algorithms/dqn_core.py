@@ -25,8 +25,8 @@ _OPTIMIZER = ("exp_avg", "exp_avg_sq", "step")
 class DQNCore:
     """Online and target network of one DQN learner. Implements `asyncrl.core.LearnerCore`.
 
-    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
-    `device` without a look at a value, and the only wait is for the new priorities.
+    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after
+    that runs on `device` without a look at a value, and the only wait is for the new priorities.
 
     Args:
         config: hyper-parameters.
@@ -65,9 +65,10 @@ class DQNCore:
 
     @torch.inference_mode()
     def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step; priorities are |TD error| where `prioritized`, else None. Keeps nothing of `batch`.
+        """One gradient step; priorities are |TD error| where `prioritized`, else None.
 
-        A loss that is not finite is not looked for here; it shows in the priorities and in `metrics`.
+        Nothing of `batch` is kept. A loss that is not finite is not looked for here; it shows in the
+        priorities and in `metrics`.
         """
         work = self._work
         if work is None or work.size != batch.size:
@@ -191,8 +192,8 @@ class DQNCore:
 class _Work:
     """Buffers of an update for one batch size: the batch on the device, and the passes over it.
 
-    On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy is done.
-    On the CPU the block is the destination.
+    On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy
+    is done. On the CPU the block is the destination.
 
     Attributes:
         size: B.
@@ -257,9 +258,9 @@ class _Work:
 
 
 def _fields(block: Tensor, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of a flat block: both observations `[2 B, width]`, three numbers `[3, B, 1]`, actions `[B, 1]` int64.
+    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]` and actions `[B, 1]` int64.
 
-    Actions come first, where they are aligned to 8 bytes.
+    Numbers are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
     """
     action = block[: 2 * size].view(torch.int64).view(size, 1)
     numbers = block[2 * size : 5 * size].view(3, size, 1)
@@ -267,7 +268,7 @@ def _fields(block: Tensor, size: int, width: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _head_mask(head: Tensor, stream: int) -> Tensor:
-    """Ones where the dueling head may have weights: value from the first stream, advantages from the second, biases."""
+    """Ones where a dueling head has weights: value by first stream, advantages by second, biases."""
     mask = torch.ones_like(head)
     mask[0, stream:-1] = 0.0
     mask[1:, :stream] = 0.0

@@ -101,7 +101,7 @@ class PrioritizedReplay:
         self._numbers = np.array([gamma, alpha, priority_eps, 1.0])
         self._batches: dict[int, tuple[Batch, BatchTable]] = {}
         self._dirty = np.zeros(256, np.int64)
-        self._tree = (self.tree.nodes, self.tree.first, self._table, self._state)
+        self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
 
     def ingest(self) -> int:
         """Take note of what was published since the last call; returns its env-steps, RESET rows excluded.

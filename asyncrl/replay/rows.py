@@ -47,7 +47,7 @@ from asyncrl.replay.gather import (
     gather,
 )
 from asyncrl.replay.handles import float32s, int32s, int64s, uint8s
-from asyncrl.replay.sum_tree import PRIORITY, draw, inlined, priority_of, put, sum_up, sum_up_range, total_of
+from asyncrl.replay.sum_tree import Leaves, Nodes, draw, inlined, put, sum_up, sum_up_range, total_of
 from asyncrl.shm.atomics import kernel, load_acquire
 from asyncrl.shm.ring import GRANTED, PUBLISHED
 
@@ -57,7 +57,7 @@ GAMMA, ALPHA, EPSILON, LARGEST = range(4)
 _HEADER_WORDS = 64
 _SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
 
-_TREE = "float64[:,:,::1], int64[::1]"
+_TREE = "float32[::1], float64[:,:,::1], int64[::1]"
 _TABLES = "int64[:,::1], int64[::1]"
 
 
@@ -86,7 +86,8 @@ def count_steps(rings: NDArray[np.int64], state: NDArray[np.int64], ring: int, s
 
 @inlined
 def _sum_rows(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     state: NDArray[np.int64],
     ring: int,
@@ -98,15 +99,16 @@ def _sum_rows(
     slot = start & (slots - 1)
     head = min(stop - start, slots - slot)
     low = (ring * slots + slot) << env_bits
-    sum_up_range(nodes, first, state[TREE_BITS], low, low + (head << env_bits))
+    sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + (head << env_bits))
     if head < stop - start:  # the rows go on at slot 0
         low = (ring * slots) << env_bits
-        sum_up_range(nodes, first, state[TREE_BITS], low, low + ((stop - start - head) << env_bits))
+        sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + ((stop - start - head) << env_bits))
 
 
 @inlined
 def close_rows(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -121,20 +123,19 @@ def close_rows(
     rings[ring, DECIDED] = max(stop, rings[ring, DECIDED])
     if end <= start:
         return
-    slots, env_bits, bits = state[NUM_SLOTS], state[ENV_BITS], state[TREE_BITS]
+    slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
     for row in range(start, end):
         low = (ring * slots + (row & (slots - 1))) << env_bits
         for leaf in range(low, low + state[NUM_ENVS]):
-            group = leaf >> bits
-            child = np.uintp(leaf - (group << bits))
-            state[SAMPLEABLE] -= int(nodes[np.uintp(group), PRIORITY, child] > 0.0)
-            nodes[np.uintp(group), PRIORITY, child] = 0.0
-    _sum_rows(nodes, first, state, ring, start, end)
+            state[SAMPLEABLE] -= int(leaves[np.uintp(leaf)] > 0.0)
+            leaves[np.uintp(leaf)] = 0.0
+    _sum_rows(leaves, nodes, first, state, ring, start, end)
 
 
 @inlined
 def close_stale(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -147,12 +148,13 @@ def close_stale(
     while stop < rings[ring, SEEN] and version[np.uintp(stop & (slots - 1))] < state[MIN_VERSION]:
         stop += 1
     state[DISCARDED] += count_steps(rings, state, ring, rings[ring, CLOSED], stop)
-    close_rows(nodes, first, rings, state, ring, stop)
+    close_rows(leaves, nodes, first, rings, state, ring, stop)
 
 
 @inlined
 def decide_rows(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -160,7 +162,7 @@ def decide_rows(
     ring: int,
 ) -> None:
     """Give the rows that have n published successors their first priority."""
-    slots, envs, env_bits, bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS], state[TREE_BITS]
+    slots, envs, env_bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS]
     start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[N_STEP]
     if stop <= start:
         return
@@ -173,15 +175,15 @@ def decide_rows(
         for env in range(envs):
             taken = goes_on and not flags[np.uintp(env * slots + slot)] & RESET
             leaf = ((ring * slots + slot) << env_bits) + env
-            group = leaf >> bits
-            nodes[np.uintp(group), PRIORITY, np.uintp(leaf - (group << bits))] = largest if taken else 0.0
+            leaves[np.uintp(leaf)] = largest if taken else 0.0
             state[SAMPLEABLE] += int(taken)
-    _sum_rows(nodes, first, state, ring, start, stop)
+    _sum_rows(leaves, nodes, first, state, ring, start, stop)
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
 def ingest(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -198,15 +200,16 @@ def ingest(
         inserted += count_steps(rings, state, ring, rings[ring, SEEN], published)
         rings[ring, SEEN] = published
         if state[MIN_VERSION] > 0:
-            close_stale(nodes, first, rings, state, ring)
-        decide_rows(nodes, first, rings, state, numbers[LARGEST], ring)
+            close_stale(leaves, nodes, first, rings, state, ring)
+        decide_rows(leaves, nodes, first, rings, state, numbers[LARGEST], ring)
     state[INSERTED] += inserted
     return inserted
 
 
 @kernel(f"void({_TREE}, {_TABLES}, int64, int64)")
 def retire(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -216,13 +219,14 @@ def retire(
     """Close all rows below `position`, which will be overwritten, and those whose stacks begin there."""
     if position > 0:
         before = state[SAMPLEABLE]
-        close_rows(nodes, first, rings, state, ring, position + state[STACK] - 1)
+        close_rows(leaves, nodes, first, rings, state, ring, position + state[STACK] - 1)
         state[RETIRED] += before - state[SAMPLEABLE]
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)")
 def retire_stale(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -232,7 +236,7 @@ def retire_stale(
     before = state[DISCARDED]
     state[MIN_VERSION] = max(state[MIN_VERSION], min_version)
     for ring in range(rings.shape[0]):
-        close_stale(nodes, first, rings, state, ring)
+        close_stale(leaves, nodes, first, rings, state, ring)
     return state[DISCARDED] - before  # type: ignore[no-any-return]
 
 
@@ -252,7 +256,8 @@ def importance_weights(
 
 @kernel(f"void({_TREE}, {_TABLES}, float64, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
 def sample(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -265,7 +270,7 @@ def sample(
 ) -> None:
     """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
     size = uniforms.shape[0]
-    draw(nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    draw(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
     gather(rings, state, gamma, batch, work)
     state[SAMPLED] += size
     weight = float32s(batch[TO_WEIGHT], size)
@@ -274,7 +279,7 @@ def sample(
             weight[i] = 1.0
         return
     for i in range(size):
-        rest[i] = priority_of(nodes, state[TREE_BITS], work[LEAF, i])
+        rest[i] = leaves[np.uintp(work[LEAF, i])]
     scale = np.float32(1.0) / importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
     for i in range(size):
         weight[i] *= scale
@@ -282,7 +287,8 @@ def sample(
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1])")
 def update(
-    nodes: NDArray[np.float64],
+    leaves: Leaves,
+    nodes: Nodes,
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
@@ -305,15 +311,15 @@ def update(
         leaf = ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))
         if (
             rings[ring, CLOSED] <= position < rings[ring, DECIDED]
-            and priority_of(nodes, bits, leaf) > 0.0
+            and leaves[np.uintp(leaf)] > 0.0
         ):
             priority = float((errors[i] + epsilon) ** alpha)
             largest = max(largest, priority)
-            count = put(nodes, bits, leaf, priority, dirty, count)
+            count = put(leaves, nodes, bits, leaf, priority, dirty, count)
         else:
             ignored += 1
     if count:
-        sum_up(nodes, first, bits, dirty, count)
+        sum_up(leaves, nodes, first, bits, dirty, count)
     numbers[LARGEST] = largest
     state[IGNORED] += ignored
     return ignored

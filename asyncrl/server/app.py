@@ -113,9 +113,11 @@ class RunServer:
         await asyncio.wait([self._ticker])
         self._feed.close()
         if self._routes.streams:
-            await asyncio.wait(set(self._routes.streams), timeout=GOODBYE_SECONDS)
+            _, stuck = await asyncio.wait(set(self._routes.streams), timeout=GOODBYE_SECONDS)
+            for stream in stuck:
+                stream.cancel()
         await runner.cleanup()
-        self._guard.abort_all()
+        await self._guard.abort_all()
 
     def statistics(self) -> ConnectionStatistics:
         """Connections open, evicted, refused and timed out. Raises RuntimeError before `start`."""

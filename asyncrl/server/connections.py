@@ -73,10 +73,13 @@ class ConnectionGuard:
         if connection is not None:
             connection.busy = False
 
-    def abort_all(self) -> None:
-        """Close every connection without waiting for anybody."""
+    async def abort_all(self) -> None:
+        """Close every connection without waiting for any peer; returns when the sockets are closed."""
         for transport in list(self._open):
             transport.abort()
+        # An aborted transport tells its protocol, and closes its socket, in the loop's next rounds.
+        while self._open:
+            await asyncio.sleep(0)
 
     def statistics(self) -> ConnectionStatistics:
         """Counters since the start."""

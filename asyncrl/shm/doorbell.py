@@ -122,11 +122,12 @@ class Doorbell:
         return bool(poller.poll(max(0, round(timeout_seconds * 1000))))
 
     def close(self) -> None:
-        """Close both ends of the pipe and the segment; idempotent."""
+        """Close both ends of the pipe and let go of the word; idempotent."""
         for fd in (self._read_fd, self._write_fd):
             if fd >= 0:
                 os.close(fd)
         self._read_fd = self._write_fd = -1
+        vars(self).pop("_armed", None)
         self._segment.close()
 
 
@@ -154,8 +155,9 @@ class DoorbellWriter:
             os.write(self._pipe_fd, b"\0")
 
     def close(self) -> None:
-        """Close both descriptors; idempotent."""
+        """Close the pipe and let go of the word; idempotent. A `RingWriter` made with it is closed before."""
         if self._pipe_fd >= 0:
             os.close(self._pipe_fd)
             self._pipe_fd = -1
+        vars(self).pop("armed", None)
         self._segment.close()

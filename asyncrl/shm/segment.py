@@ -138,8 +138,8 @@ class Segment:
     Made once by the process that owns the run (`create`), attached by those that were handed the descriptor
     (`attach`). The layout is not stored in it: both sides are given the same list of `ArraySpec`.
 
-    `segment[name]` is a view, never a copy, and keeps the mapping alive for as long as it lives, also past
-    `close`.
+    `segment[name]` is a view, never a copy, and keeps the mapping (and with it a duplicate of the descriptor)
+    open for as long as it lives, also past `close`: who closes lets go of its views first.
 
     Attributes:
         fd: the descriptor to hand on; not inheritable; owned and closed by the segment.
@@ -153,7 +153,7 @@ class Segment:
         *starts, self.nbytes = _offsets(self.arrays)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
         self._map: mmap.mmap | None = mmap.mmap(fd, self.nbytes, flags=flags)
-        # `frombuffer` holds the map open; `ndarray(buffer=map)` would not, and `close` would unmap live views.
+        # `frombuffer` holds the map open; `ndarray(buffer=map)` does not: `close` would unmap live views.
         block = np.frombuffer(self._map, np.uint8)
         self._views: dict[str, NDArray[Any]] = {
             a.name: np.ndarray(a.shape, a.dtype, buffer=block, offset=start)

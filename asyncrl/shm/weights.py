@@ -173,7 +173,9 @@ class WeightMailbox:
         return version
 
     def close(self) -> None:
-        """Give the memory back; idempotent. The mailbox must not be used afterwards."""
+        """Let go of the memory; idempotent. The mailbox must not be used afterwards."""
+        vars(self).pop("_header", None)
+        vars(self).pop("_values", None)
         self.segment.close()
 
     def _check(self, name: str, values: NDArray[np.float32]) -> None:

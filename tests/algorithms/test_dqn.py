@@ -39,11 +39,11 @@ def written(core: DQNCore) -> np.ndarray:
     return out
 
 
-# --- the numbers --------------------------------------------------------------------------------------------------------
+# --- the numbers ---
 
 
 def linear_core(**options: Any) -> DQNCore:
-    """One input, one hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1]; target [3 x, x]."""
+    """One hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
     spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
     core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_core(spec, "cpu", 0)
     one, zero = torch.ones(1, 1), torch.zeros(1)
@@ -86,10 +86,10 @@ def test_gradient_and_first_adam_step_by_hand() -> None:
     before = core.state_dict()["online"]
     core.update(hand_batch())
     after = core.state_dict()["online"]
-    # slopes clipped to -0.5 and 1, times weight / 2: -0.25 at action 0 (hidden 1), 0.125 at action 1 (hidden 2)
+    # slopes -0.5 and 1 (clipped), times weight / 2: -0.25 at action 0 (hidden 1), 0.125 at 1 (hidden 2)
     slopes = [(-0.25 * 1, -0.25), (0.125 * 2, 0.125)]
     assert core.metrics()["train/grad_norm"] == pytest.approx(
-        # ... and below the head: -0.25 * w0 = -0.25 and 0.125 * w1 = 0.25, times input 1 and 2, and their sum 0
+        # ... and below the head: -0.25 * 1 and 0.125 * 2, times inputs 1 and 2; their sum, the bias, is 0
         np.sqrt(sum(w * w + b * b for w, b in slopes) + (-0.25 * 1 + 0.25 * 2) ** 2 + 0.0)
     )
     # the first step of Adam is the learning rate against the gradient's sign
@@ -97,7 +97,7 @@ def test_gradient_and_first_adam_step_by_hand() -> None:
     torch.testing.assert_close(moved, torch.tensor([[0.01], [-0.01]]), rtol=1e-4, atol=1e-6)
 
 
-# --- the manual path against autograd ---------------------------------------------------------------------------------------
+# --- the manual path against autograd ---
 
 
 class Reference:
@@ -227,7 +227,7 @@ def test_policy_and_core_agree_on_every_value(is_dueling: bool) -> None:
     assert (policy.greedy(obs) == expected.argmax(axis=1)).all()
 
 
-# --- options ---------------------------------------------------------------------------------------------------------------
+# --- options ---
 
 
 def test_linear_learning_rate() -> None:
@@ -343,7 +343,7 @@ def test_foreign_state_names_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph can hold: on the meta device, where there are shapes and no values, everything must still run."""
+    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
     core = DQN(dueling=is_dueling, hidden_sizes=(8, 8), prioritized=False).make_core(SPEC, "meta", 0)
     for _ in range(2):
@@ -353,5 +353,5 @@ def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.Mon
 
 
 def test_making_a_record_does_not_import_torch() -> None:
-    code = "import sys; from asyncrl.algorithms import DQN; DQN.preset('CartPole-v1'); assert 'torch' not in sys.modules"
+    code = "import sys; from asyncrl import algorithms; algorithms.DQN(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -30,7 +30,9 @@ def test_bootstrap_single_takes_the_best_and_double_asks_the_online_network() ->
     next_q = torch.tensor([[1.0, 5.0], [7.0, 2.0], [3.0, 4.0]])
     next_q_online = torch.tensor([[9.0, 0.0], [0.0, 9.0], [6.0, 6.0]])
     assert bootstrap(next_q).tolist() == [[5.0], [7.0], [4.0]]
-    assert bootstrap(next_q, next_q_online).tolist() == [[1.0], [2.0], [3.0]], "the first of equal actions counts"
+    assert bootstrap(next_q, next_q_online).tolist() == [[1.0], [2.0], [3.0]], (
+        "the first of equal actions counts"
+    )
 
 
 def test_td_error_by_hand() -> None:

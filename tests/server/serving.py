@@ -18,6 +18,9 @@ from snapshots import make_snapshot
 from asyncrl.metrics import Snapshot
 from asyncrl.server import RunServer
 
+# libuv keeps one pipe for the life of the process; opened now, it is nobody's leak.
+uvloop.new_event_loop().close()
+
 TOKEN = "the-run's-token"
 PATIENCE_SECONDS = 10.0
 

@@ -37,6 +37,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.parametrize("own", ["uvloop"], indirect=True)
 def test_a_head_has_two_seconds_however_it_trickles(own: ServerThread) -> None:
     began = time.monotonic()
     with own.open(HALF) as trickling, own.open() as silent, own.open() as second:
@@ -64,12 +65,14 @@ def test_a_head_has_two_seconds_however_it_trickles(own: ServerThread) -> None:
 
 
 def test_an_idle_connection_is_kept_between_requests(own: ServerThread) -> None:
+    assert own.server._guard is not None
+    own.server._guard._head_seconds = 0.1
     with own.open() as connection:
         for _ in range(3):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
             # Longer than a head may take: being idle is not being slow.
-            own.call(asyncio.sleep(0.8))
+            own.call(asyncio.sleep(0.2))
 
 
 def test_600_half_open_connections_starve_nobody(own: ServerThread) -> None:
@@ -106,29 +109,32 @@ def test_there_are_twenty_streams_and_no_more(own: ServerThread) -> None:
 
 def test_a_stream_nobody_reads_is_cut(own: ServerThread) -> None:
     own.server._routes._write_seconds = 0.2
-    own.run.snapshot = make_snapshot(error="x" * 20_000_000)
+    own.run.snapshot = make_snapshot(error="x" * 12_000_000)
     with own.open(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         wait_until(lambda: len(own.server._routes.streams) == 1, "the stream")
         wait_until(lambda: len(own.server._routes.streams) == 0, "its end")
         wait_until(lambda: own.server.statistics().open == 0, "its connection to be cut")
 
 
-# --- the guard alone, in order ---------------------------------------------------------------------------------------
+# --- the guard alone, in order --------------------------------------------------------------------------
 
 
 class FakeTransport:
     """A transport that remembers whether it was aborted."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: asyncio.Protocol) -> None:
         self.aborted = False
+        self._protocol = protocol
 
     def abort(self) -> None:
         self.aborted = True
+        asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
 
 def connect(guard: ConnectionGuard) -> Any:
-    transport = FakeTransport()
-    guard().connection_made(transport)  # type: ignore[arg-type]
+    protocol = guard()
+    transport = FakeTransport(protocol)
+    protocol.connection_made(transport)  # type: ignore[arg-type]
     return transport
 
 
@@ -152,7 +158,7 @@ def test_who_is_evicted() -> None:
         guard.request_ended(fourth)
         connect(guard)
         assert fourth.aborted
-        guard.abort_all()
-        assert busy.aborted and fifth.aborted
+        await guard.abort_all()
+        assert busy.aborted and fifth.aborted and guard.statistics().open == 0
 
     asyncio.run(scenario())

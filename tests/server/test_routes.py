@@ -8,6 +8,7 @@ import json
 import math
 import re
 import threading
+from contextlib import closing
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -48,20 +49,16 @@ def test_stats_has_every_field_and_every_metric(server: ServerThread) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_stats_stays_strict_json(server: ServerThread, bad: float) -> None:
     actors = (make_actor(last_error='</script>\u2028"\n', env_steps_per_second=bad),)
-    server.run.snapshot = make_snapshot(loss=bad, return_mean=bad, train_metrics={"train/x": bad}, actors=actors)
+    server.run.snapshot = make_snapshot(
+        loss=bad, return_mean=bad, train_metrics={"train/x": bad}, actors=actors
+    )
     stats = server.ask("/stats").json()
     assert stats["loss"] is stats["train/loss"] is stats["train/x"] is stats["return_mean"] is None
     assert stats["actors"][0]["last_error"] == '</script>\u2028"\n'
-    with server_stream(server) as stream:
+    with closing(server.stream()) as stream:
         stream.event()
         event = stream.event()
     assert json.loads(event.removeprefix("data: "), parse_constant=pytest.fail)["loss"] is None
-
-
-def server_stream(server: ServerThread):  # type: ignore[no-untyped-def]
-    from contextlib import closing
-
-    return closing(server.stream())
 
 
 def test_a_snapshot_is_made_at_most_five_times_a_second(server: ServerThread) -> None:
@@ -79,15 +76,16 @@ def test_a_failing_snapshot_breaks_nothing_else(server: ServerThread) -> None:
     assert answer.status == 500 and answer.json()["error"]["status"] == 500
     assert b"no snapshot" not in answer.body
     assert server.ask("/healthz").status == 200
-    with server_stream(server) as stream:
+    with closing(server.stream()) as stream:
         assert stream.event() == "retry: 2000"
         assert stream.event() == ": no snapshot"
         server.run.fails = None
         assert stream.event().startswith("data: {")
 
 
+@pytest.mark.parametrize("shared", ["uvloop"], indirect=True)
 def test_events_bring_a_snapshot_at_once_and_then_one_a_second(server: ServerThread) -> None:
-    with server_stream(server) as stream:
+    with closing(server.stream()) as stream:
         assert stream.response.status == 200
         assert stream.response.headers["Content-Type"] == "text/event-stream"
         assert stream.event() == "retry: 2000"
@@ -138,8 +136,10 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 UNESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
-def parse_prometheus(text: str) -> tuple[dict[tuple[str, tuple[tuple[str, str], ...]], float], dict[str, str]]:
-    """Samples and kinds; fails where the text breaks the format or a family has no HELP and TYPE before it."""
+def parse_prometheus(
+    text: str,
+) -> tuple[dict[tuple[str, tuple[tuple[str, str], ...]], float], dict[str, str]]:
+    """Samples and kinds; fails where the format is broken or a family has no HELP and TYPE before it."""
     assert text.endswith("\n")
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     kinds: dict[str, str] = {}
@@ -166,7 +166,11 @@ def parse_prometheus(text: str) -> tuple[dict[tuple[str, tuple[tuple[str, str], 
 
 
 def test_config_shows_values_json_does_not_know(server: ServerThread) -> None:
-    server.run.config = {"run_dir": PurePosixPath("runs/x"), "env": len, "dqn": {"gamma": math.nan, "hidden": (64, 64)}}
+    server.run.config = {
+        "run_dir": PurePosixPath("runs/x"),
+        "env": len,
+        "dqn": {"gamma": math.nan, "hidden": (64, 64)},
+    }
     config = server.ask("/config").json()
     assert config["run_dir"] == "runs/x"
     assert "len" in config["env"]
@@ -231,14 +235,20 @@ def test_a_checkpoint_that_fails_says_why(server: ServerThread) -> None:
 def test_the_page_is_complete_in_itself(server: ServerThread) -> None:
     page = server.ask("/").body.decode()
     assert page == files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(|<link(?! rel="icon" href="data:,")""", page)
-    assert not re.findall(r"<(?:script|img|iframe|object|embed|base|form)[^>]*\s(?:src|href|action|data)=", page)
+    assert not re.findall(
+        r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(|<link(?! rel="icon" href="data:,")""", page
+    )
+    assert not re.findall(
+        r"<(?:script|img|iframe|object|embed|base|form)[^>]*\s(?:src|href|action|data)=", page
+    )
 
 
 def test_the_page_cannot_be_made_to_run_what_a_run_says(server: ServerThread) -> None:
     answer = server.ask("/")
     page, policy = answer.body.decode(), answer.headers["Content-Security-Policy"]
-    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", page)
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", page
+    )
     assert not re.findall(r"<[^>]+\son\w+=", page) and not re.findall(r"<[^>]+\sstyle=", page)
     for tag in ("style", "script"):
         (block,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -247,7 +257,9 @@ def test_the_page_cannot_be_made_to_run_what_a_run_says(server: ServerThread) ->
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
 
 
-@pytest.mark.parametrize("name", ["progress", "steps", "fps", "return", "wait-learner", "wait-actors", "actors"])
+@pytest.mark.parametrize(
+    "name", ["progress", "steps", "fps", "return", "wait-learner", "wait-actors", "actors"]
+)
 def test_the_page_has_a_place_for(name: str) -> None:
     page = routes.load_page()[0].decode()
     assert f'id="{name}"' in page or name.capitalize() in page

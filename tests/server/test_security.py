@@ -26,7 +26,23 @@ def refused(answer: Answer, status: int) -> str:
     return str(error["message"])
 
 
-FOREIGN_HOSTS = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil", "8.8.8.8", "", "[::2]:1")
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ServerThread]:
+    """One kind of loop is enough here: who is refused does not depend on it."""
+    thread = ServerThread(loops="uvloop").start()
+    yield thread
+    thread.close()
+
+
+FOREIGN_HOSTS = (
+    "evil.example",
+    "evil.example:8000",
+    "127.0.0.1.evil.example",
+    "localhost.evil",
+    "8.8.8.8",
+    "",
+    "[::2]:1",
+)
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
@@ -35,7 +51,9 @@ def test_a_foreign_host_is_misdirected(server: ServerThread, host: str, path: st
     assert "does not answer for the host" in refused(server.ask(path, host=host), 421)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:9000"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:9", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:9000"]
+)
 def test_a_loopback_host_is_let_in_on_any_port(server: ServerThread, host: str) -> None:
     assert server.ask("/stats", host=host).status == 200
 
@@ -50,7 +68,9 @@ def test_a_foreign_host_may_not_stop_with_the_token(server: ServerThread) -> Non
     assert server.run.stops == 0
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:1", "http://localhost:1", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:1", "http://localhost:1", "file://"]
+)
 @pytest.mark.parametrize(("method", "path"), [("GET", "/stats"), ("GET", "/events"), ("POST", "/stop")])
 def test_a_foreign_origin_is_refused(server: ServerThread, origin: str, method: str, path: str) -> None:
     answer = server.ask(path, method=method, token=TOKEN, headers={"Origin": origin})
@@ -130,7 +150,8 @@ def test_a_wrong_method_is_not_allowed(server: ServerThread, method: str, path: 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_large_body_is_refused_before_it_is_read(server: ServerThread, method: str) -> None:
     path = "/stop" if method == "POST" else "/stats"
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\nContent-Length: 65537\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\n"
+    head += "Content-Length: 65537\r\n\r\n"
     with server.open(head.encode()) as connection:
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
     assert server.run.stops == 0
@@ -152,12 +173,17 @@ def test_a_body_that_does_not_come_times_out() -> None:
         return b""
 
     request = cast(web.Request, SimpleNamespace(read=never))
-    with pytest.raises(Refusal, match="did not come within 0.01 s") as refusal:
+    with pytest.raises(Refusal, match=r"did not come within 0\.01 s") as refusal:
         asyncio.run(read_body(request, timeout_seconds=0.01))
     assert refusal.value.status == 408
 
 
-GARBAGE = (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nbad\r\n\r\n")
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET / HTTP/1.1\r\nbad\r\n\r\n",
+)
 
 
 @pytest.mark.parametrize("data", [*GARBAGE, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n"])
@@ -173,7 +199,7 @@ def test_what_is_not_http_gets_an_error_and_the_door(
     assert capfd.readouterr() == ("", "")
 
 
-# --- bound beyond loopback -------------------------------------------------------------------------------------------
+# --- bound beyond loopback ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +209,9 @@ def public_thread() -> Iterator[ServerThread]:
     thread.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/stats", "/events", "/metrics", "/config", "/history", "/healthz", "/readyz", "/no"])
+@pytest.mark.parametrize(
+    "path", ["/", "/stats", "/events", "/metrics", "/config", "/history", "/healthz", "/readyz", "/no"]
+)
 def test_beyond_loopback_every_read_needs_the_token(public_thread: ServerThread, path: str) -> None:
     refused(public_thread.ask(path), 401)
     refused(public_thread.ask(path, token="wrong"), 401)
@@ -208,7 +236,7 @@ def test_beyond_loopback_the_address_is_one_that_can_be_visited(public_thread: S
     assert public_thread.server.url == f"http://127.0.0.1:{public_thread.port}"
 
 
-# --- what the constructor refuses ------------------------------------------------------------------------------------
+# --- what the constructor refuses -----------------------------------------------------------------------
 
 
 def make_server(**options: Any) -> RunServer:
@@ -232,8 +260,18 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("", False)]
-    + [("::", False), ("192.0.2.1", False), ("localhost.evil", False), ("example.org", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("", False),
+        ("::", False),
+        ("192.0.2.1", False),
+        ("localhost.evil", False),
+        ("example.org", False),
+    ],
 )
 def test_what_counts_as_loopback(host: str, local: bool) -> None:
     assert is_loopback(host) is local

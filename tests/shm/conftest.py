@@ -20,7 +20,7 @@ import asyncrl
 class Nursery:
     """Client of `shm_processes.py`, a single-threaded process that forks children in a few milliseconds each.
 
-    pytest's own process may run threads, which must not be forked; and a fresh interpreter takes 300 ms to start.
+    pytest's own process may run threads and must not be forked; a fresh interpreter takes 300 ms to start.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Nursery:
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours
-        self._socket.settimeout(60)
+        self._socket.settimeout(100)
         assert self._call("hello") == "ready"
 
     def _call(self, verb: str, *args: Any, fds: tuple[int, ...] = ()) -> Any:

@@ -1,6 +1,6 @@
 """What the other processes of these tests do; run as a script it is the process that forks them.
 
-python shm_processes.py FD      requests (verb, arguments) and descriptors come over the socket FD; EOF ends it
+python shm_processes.py FD     requests (verb, arguments) and descriptors come over socket FD; EOF ends it
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
-from asyncrl.shm.ring import GRANTED, PUBLISHED, publish_rows
+from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
+from asyncrl.shm.ring_protocol import publish_rows
 
 WORDS = (ArraySpec("words", (256,), "int64", control=True),)
 COUNTING = RingLayout(
@@ -35,7 +36,7 @@ WEIGHTS = 50_000
 DIE_WITH_PARENT = 1
 
 
-# ---- counting rows: every byte of row p of environment e can be recomputed from (p, e) -------------------------
+# ---- counting rows: every byte of row p of environment e can be recomputed from (p, e) -----------
 
 _ROW = (
     "int64[::1], int64[:, :, ::1], int64[:, ::1], float32[:, ::1], uint8[:, ::1], float32[:, :, ::1], "
@@ -134,7 +135,7 @@ def _wait_for(condition: Any) -> None:
         os.sched_yield()
 
 
-# ---- atomics ---------------------------------------------------------------------------------------------------
+# ---- atomics -------------------------------------------------------------------------------------
 
 
 @kernel("void(int64[::1], int64)")
@@ -154,7 +155,7 @@ def _add_by_exchange(words, count):
 
 @kernel("void(int64[::1], int64)")
 def _add_under_lock(words, count):
-    """A plain counter at 48 behind a spin lock at 32: right only if acquire and release order what is between."""
+    """A plain counter at 48 behind a spin lock at 32: right only if acquire and release order it."""
     for _ in range(count):
         while not compare_exchange(words, 32, 0, 1):
             pass
@@ -208,7 +209,7 @@ def echo(fd: int, count: int) -> None:
     _echo(Segment.attach(fd, WORDS)["words"], count)
 
 
-# ---- doorbell --------------------------------------------------------------------------------------------------
+# ---- doorbell ------------------------------------------------------------------------------------
 
 ROUND, DONE, RANG, QUIT = 128, 144, 160, 176
 
@@ -218,7 +219,7 @@ def publish_in_lockstep(header, armed, words, fenced):
     """Once per round: publish a row and note whether the bell had to be rung."""
     for i in range(1, 1 << 62):
         while load_acquire(words, ROUND) < i:
-            if load_acquire(words, QUIT) != 0:
+            if load_acquire(words, QUIT) + load_acquire(armed, 0) > 1:
                 return
         if fenced:
             rang = publish_rows(header, armed, 1, 0)
@@ -237,8 +238,11 @@ def arm_in_lockstep(header, armed, words, start, stop, fenced):
         store_release(armed, 0, 0)
         fence()
         store_release(words, ROUND, i)
-        for _ in range((i * 7) & 63):  # the other side needs some time to see the round: vary who is first
-            load_acquire(words, QUIT)
+        # The other side needs a while to see the round: vary who is first. Both keep the line they are going to
+        # load in their caches, so that an unfenced load is done long before the store that precedes it.
+        for _ in range((i * 7919) & 1023):
+            if load_acquire(header, PUBLISHED) >= i:
+                break
         store_release(armed, 0, 1)
         if fenced:
             fence()
@@ -257,13 +261,16 @@ def publishing_side(ring_fd: int, bell_fd: int, words_fd: int, fenced: bool) -> 
 def arming_side(
     ring_fd: int, bell_fd: int, words_fd: int, rounds: int, seconds: float, fenced: bool
 ) -> tuple[int, int]:
-    """Meet the other side for so many rounds, or so long; returns (rounds, lost wake-ups)."""
+    """Meet the other side for so many rounds, or so long; returns (rounds, lost wake-ups).
+
+    Without the fences the first lost wake-up is enough.
+    """
     header, armed, words = _litmus_words(ring_fd, bell_fd, words_fd)
     deadline, done, lost = time.monotonic() + seconds, 0, 0
-    while done < rounds and time.monotonic() < deadline:
-        lost += arm_in_lockstep(header, armed, words, done, done + 1000, fenced)
-        done += 1000
-    words[QUIT] = 1
+    while done < rounds and time.monotonic() < deadline and (fenced or lost == 0):
+        lost += arm_in_lockstep(header, armed, words, done, done + 100, fenced)
+        done += 100
+    words[QUIT] = 2
     return done, lost
 
 
@@ -288,7 +295,7 @@ def publish_some(ring_fd: int, bell_fd: int, pipe_fd: int, rows: int) -> None:
 
 
 def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
-    """An actor that sleeps whenever it is out of space, for as long as it takes; returns how often it slept."""
+    """An actor that sleeps whenever it is out of space, without a time-out; returns how often it slept."""
     writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING)
     sleeps = 0
     while writer.published < until:
@@ -301,16 +308,17 @@ def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
     return sleeps
 
 
-# ---- weights ---------------------------------------------------------------------------------------------------
+# ---- weights -------------------------------------------------------------------------------------
 
 
 def publish_weights(fd: int, until: int) -> int:
-    """Publish version v as v everywhere, up to version `until`; returns the last."""
+    """Publish version v as v everywhere, up to version `until`, with an update's worth of work in between."""
     mailbox = WeightMailbox.attach(fd, WEIGHTS)
-    values = np.empty(WEIGHTS, np.float32)
+    values, work = np.empty(WEIGHTS, np.float32), np.empty(WEIGHTS, np.float32)
     while (version := mailbox.version) < until:
         values.fill(version + 1)
         assert mailbox.publish(values) == version + 1
+        np.sqrt(values, out=work)
     return mailbox.version
 
 
@@ -322,7 +330,7 @@ def die_while_publishing(fd: int) -> None:
     WeightMailbox.attach(fd, WEIGHTS).publish_with(half)
 
 
-# ---- the process that forks ------------------------------------------------------------------------------------
+# ---- the process that forks ----------------------------------------------------------------------
 
 
 def _child(function: str, args: tuple[Any, ...], fds: list[int], answer: int, parent: int) -> None:

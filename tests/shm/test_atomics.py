@@ -10,6 +10,7 @@ from asyncrl.shm.atomics import copy_words, kernel, load_acquire
 from asyncrl.shm.segment import Segment
 
 COUNT = 500_000
+MESSAGES = 10_000
 
 
 def test_two_processes_lose_no_increment(nursery):
@@ -25,10 +26,10 @@ def test_two_processes_lose_no_increment(nursery):
 
 def test_what_was_written_before_a_release_is_seen_after_the_acquire(nursery):
     with Segment.create("words", WORDS) as segment:
-        children = [nursery.fork(side, COUNT, fds=(segment.fd,)) for side in ("echo", "ask")]
+        children = [nursery.fork(side, MESSAGES, fds=(segment.fd,)) for side in ("echo", "ask")]
         for child in children:
             nursery.join(child)
-        assert segment["words"][112] == COUNT
+        assert segment["words"][112] == MESSAGES
         assert segment["words"][128] == 0, "messages whose payload was old"
 
 

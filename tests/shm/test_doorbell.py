@@ -11,8 +11,8 @@ from asyncrl.shm import Doorbell, DoorbellWriter, RingReader, Segment
 from asyncrl.shm import doorbell as module
 from asyncrl.shm.ring import GRANTED
 
-ROUNDS = 300_000
-SECONDS = 4.0
+ROUNDS = 200_000
+SECONDS = 3.0
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def ring():
         reader = RingReader(segment, COUNTING)
         reader.grant(COUNTING.num_slots)
         yield reader
+        reader.close()
 
 
 def attach(bell: Doorbell) -> DoorbellWriter:
@@ -95,7 +96,7 @@ def test_moderation_rings_once_for_a_batch_of_rows(nursery, bell, ring):
 
 
 def litmus(nursery, fenced: bool) -> tuple[int, int]:
-    """Rounds in which one side arms and looks while the other publishes and looks, and wake-ups lost in them."""
+    """Rounds in which one side arms and looks, the other publishes and looks; and wake-ups lost in them."""
     bell = Doorbell.create()
     with Segment.create("ring", COUNTING.arrays()) as ring, Segment.create("words", WORDS) as words:
         RingReader(ring, COUNTING).header[GRANTED] = 1 << 40
@@ -111,12 +112,15 @@ def litmus(nursery, fenced: bool) -> tuple[int, int]:
 def test_no_wake_up_is_lost_between_store_and_load(nursery):
     """The store-load litmus: arm and look against publish and look; at least one side must see the other."""
     rounds, lost = litmus(nursery, fenced=True)
-    assert rounds >= 1000 and lost == 0
+    assert rounds >= 100 and lost == 0
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core never reorders what it sees of itself")
 def test_the_litmus_sees_what_missing_fences_do(nursery):
-    """The negative control: the same without the fences loses wake-ups (in 2 to 20 % of the rounds here)."""
+    """The negative control: the same without the fences loses wake-ups, here in 10 to 40 % of the rounds.
+
+    Where other work keeps the two sides off their cores for so long that they never meet, nothing can be said.
+    """
     rounds, lost = litmus(nursery, fenced=False)
     if rounds < ROUNDS and lost == 0:
         pytest.skip(f"the machine was too busy: only {rounds} rounds in {SECONDS} s")

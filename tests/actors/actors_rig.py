@@ -1,0 +1,111 @@
+"""A pool with all that a trainer has around it, on a running loop."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from fakes import RandomPolicy
+
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import ActorPool, probe
+from asyncrl.core import FieldSpec
+from asyncrl.envs import EnvSource
+from asyncrl.errors import AsyncRLError
+from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+
+PATIENCE_SECONDS = 30.0
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    """Wait for a condition, with a time-out that names it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
+        await asyncio.sleep(0.005)
+
+
+class Rig:
+    """A pool and what a trainer has around it."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        env: Any,
+        *,
+        num_actors: int = 1,
+        num_envs: int = 2,
+        num_slots: int = 64,
+        policy: Any = None,
+        extra_fields: tuple[FieldSpec, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.server = server
+        self.source = EnvSource.from_user(env)
+        self.policy = policy or RandomPolicy()
+        self.shape = (num_actors, num_envs, num_slots)
+        self.extra_fields = extra_fields
+        self.options = options
+        self.failures: list[AsyncRLError] = []
+        self.deaths: list[int] = []
+
+    async def __aenter__(self) -> Rig:
+        num_actors, num_envs, num_slots = self.shape
+        self.mailbox = WeightMailbox.create(self.policy.weight_count)
+        self.doorbell = Doorbell.create()
+        try:
+            spec = await probe(self.server, self.source)
+            self.pool = ActorPool(
+                self.server,
+                self.source,
+                RingLayout(num_envs, num_slots, spec, self.extra_fields),
+                pickle.dumps(self.policy),
+                num_actors=num_actors,
+                seed=7,
+                mailbox=self.mailbox,
+                doorbell=self.doorbell,
+                on_failure=self.failures.append,
+                on_death=self.deaths.append,
+                poison=True,
+                **self.options,
+            )
+        except BaseException:
+            self._close_memory()
+            raise
+        try:
+            await self.pool.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.pool.close()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        self.mailbox.close()
+        self.doorbell.close()
+
+    def publish_weights(self, first: float = 0.0) -> int:
+        return self.mailbox.publish(np.full(self.policy.weight_count, first, np.float32))
+
+    def grant(self, rows: int | None = None) -> None:
+        """Grant every actor as much as its ring holds, or `rows` more than it has published."""
+        for i, ring in enumerate(self.pool.rings):
+            most = ring.published() + ring.num_slots
+            ring.grant(max(ring.granted, most if rows is None else min(most, ring.published() + rows)))
+            if ring.take_waiting():
+                self.pool.wake(i)
+
+    async def rows(self, count: int) -> None:
+        """Until every ring has published `count` rows."""
+        await until(lambda: all(r.published() >= count for r in self.pool.rings), f"{count} rows")
+
+    async def failure(self) -> AsyncRLError:
+        await until(lambda: self.failures, "a failure")
+        return self.failures[0]

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import fakes
+import gymnasium
+import numpy as np
+import pytest
+from actors_rig import until
+from gymnasium.vector import SyncVectorEnv
+
+from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.envs import EnvSource, describe
+from asyncrl.errors import ActorKilled, EnvironmentRaised
+
+
+class Lottery(fakes.SimpleEnv):
+    """Length and return of an episode are drawn at its reset, from its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        obs = super().reset(seed=seed)
+        self.length = int(self.np_random.integers(1, 60))
+        return obs
+
+    def step(self, action: Any) -> Any:
+        obs, _, _, _, info = super().step(action)
+        return obs, 0.5, self.steps == self.length, False, info
+
+
+def expected_lengths(seed: int, episodes: int) -> list[int]:
+    seeds = np.random.SeedSequence(seed).generate_state(episodes)
+    return [int(gymnasium.utils.seeding.np_random(int(s))[0].integers(1, 60)) for s in seeds]
+
+
+@pytest.mark.parametrize(("episodes", "max_envs"), [(1, 100), (7, 100), (20, 6), (9, 1)])
+def test_exactly_the_seeded_episodes_are_played(episodes: int, max_envs: int) -> None:
+    source = EnvSource.from_user(Lottery)
+    returns, lengths = run_episodes(source, fakes.RandomPolicy(), episodes, 3, max_envs=max_envs)
+    assert lengths.tolist() == expected_lengths(3, episodes)
+    assert returns.tolist() == [n / 2 for n in lengths]
+
+
+def test_built_environments_are_used_and_left_open() -> None:
+    envs = [fakes.FixedLength(), fakes.FixedLength()]
+    returns, lengths = run_episodes(envs, fakes.RandomPolicy(), 5, 0)
+    assert lengths.tolist() == [3] * 5 and returns.tolist() == [3.0] * 5
+    envs[0].reset(seed=0)
+
+
+def test_vector_environments_play_their_share_each() -> None:
+    class Longer(fakes.FixedLength):
+        length = 9
+
+    vector = SyncVectorEnv([fakes.FixedLength, Longer])
+    returns, lengths = run_episodes(vector, fakes.RandomPolicy(), 7, 0)
+    assert lengths.tolist() == [3, 9, 3, 9, 3, 9, 3], "not the first seven to end"
+    assert returns.tolist() == lengths.tolist()
+    vector.close()
+
+
+def test_cartpole_pushed_one_way_falls_soon() -> None:
+    policy = fakes.RandomPolicy(num_actions=2)
+    _, lengths = run_episodes(EnvSource.from_user("CartPole-v1"), policy, 20, 0)
+    assert 8 <= lengths.min() and lengths.max() <= 11
+
+
+def test_episodes_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
+        run_episodes(EnvSource.from_user("CartPole-v1"), fakes.RandomPolicy(), 0, 0)
+    with pytest.raises(ValueError, match="source must hold at least one environment"):
+        run_episodes([], fakes.RandomPolicy(), 1, 0)
+
+
+class EchoesAction(fakes.FixedLength):
+    """Reward = action taken = what the policy's first weight says."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return (obs, float(action), *rest)
+
+
+def remotely(
+    server: ForkServer,
+    env: Any,
+    story: Callable[[RemoteEvaluator], Coroutine[Any, Any, None]],
+    **options: Any,
+) -> None:
+    async def run() -> None:
+        source = EnvSource.from_user(env)
+        policy = pickle.dumps(fakes.RandomPolicy())
+        evaluator = RemoteEvaluator(server, source, describe(source), policy, seed=5, **options)
+        try:
+            await story(evaluator)
+        finally:
+            await evaluator.close()
+
+    asyncio.run(run())
+
+
+def weights(first: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.array([first, 0, 0], np.float32)
+
+
+def test_remote_evaluations_use_the_weights_they_were_given(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        await evaluator.start(3)
+        pid = evaluator.pid
+        assert pid > 0
+        for first, episodes in ((2.0, 5), (4.0, 1), (3.0, 12)):
+            returns, lengths = await evaluator.evaluate(weights(first), episodes)
+            assert returns.dtype == np.float64 and lengths.dtype == np.int64
+            assert returns.tolist() == [3 * first] * episodes and lengths.tolist() == [3] * episodes
+        assert evaluator.pid == pid
+
+    remotely(server, EchoesAction, story)
+
+
+def test_requests_take_turns_and_rounds_differ(server: ForkServer) -> None:
+    results: list[list[int]] = []
+
+    async def story(evaluator: RemoteEvaluator) -> None:
+        rounds = await asyncio.gather(*(evaluator.evaluate(weights(0), 8) for _ in range(3)))
+        results.append([int(n) for _, lengths in rounds for n in lengths])
+        assert len({tuple(lengths) for _, lengths in rounds}) == 3
+
+    remotely(server, Lottery, story)
+    remotely(server, Lottery, story)
+    assert results[0] == results[1], "the same seed plays the same episodes"
+
+
+def test_loop_stays_live_during_an_evaluation(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        task = asyncio.create_task(evaluator.evaluate(weights(1), 20))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 10
+
+    remotely(server, Lottery, story)
+
+
+def test_priority_is_lowered(server: ForkServer) -> None:
+    class ShowsNiceness(fakes.FixedLength):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return (obs, float(os.nice(0)), *rest)
+
+    async def story(evaluator: RemoteEvaluator) -> None:
+        returns, _ = await evaluator.evaluate(weights(1), 1)
+        assert returns[0] == 3 * (os.nice(0) + 5)
+
+    remotely(server, ShowsNiceness, story, niceness=5)
+
+
+def test_killed_evaluator_is_reported_and_replaced(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        await evaluator.start(3)
+        task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
+        os.kill(evaluator.pid, signal.SIGKILL)
+        with pytest.raises(ActorKilled, match=r"ASYNC003\] The evaluator of .* was killed by SIGKILL"):
+            await task
+        returns, _ = await evaluator.evaluate(weights(2), 1)
+        assert returns.tolist() == [6.0]
+
+    async def endless(evaluator: RemoteEvaluator) -> None:
+        await evaluator.start(3)
+        task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
+        pid = evaluator.pid
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of a process nobody waits for")
+
+    remotely(server, EchoesAction, story)
+    remotely(server, fakes.SimpleEnv, endless)
+
+
+def test_environment_that_raises_in_an_evaluation(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        text = r"(?s)ASYNC002\].*UnicodeTranslateError in an evaluation.*the wheels came off"
+        with pytest.raises(EnvironmentRaised, match=text):
+            await evaluator.evaluate(weights(0), 2)
+
+    remotely(server, fakes.Raises, story)

@@ -1,0 +1,264 @@
+"""The fork server: early start, mirrored surroundings, and nothing left behind whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fakes
+import psutil
+import pytest
+from actors_rig import PATIENCE_SECONDS, Rig
+
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import probe
+from asyncrl.envs import EnvSource
+from asyncrl.errors import EnvironmentNotBuilt, ResourceError, UnknownEnvironment
+
+TESTS = Path(fakes.__file__).parent
+ROOT = TESTS.parent
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
+        time.sleep(0.01)
+
+
+def run_script(tmp_path: Path, text: str, **environ: str) -> subprocess.Popen[str]:
+    """A user's script in a directory of its own, without an `if __name__ == "__main__"` guard."""
+    script = tmp_path / "train_it.py"
+    script.write_text(textwrap.dedent(text))
+    path = os.pathsep.join([str(ROOT), str(TESTS), str(TESTS / "actors")])
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, **environ},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    return out
+
+
+RUN = """
+    import asyncio
+    import fakes
+    from actors_rig import Rig
+    from asyncrl.actors.forkserver import ForkServer
+
+    server = ForkServer()
+    server.start()
+
+    async def story(env, then):
+        async with Rig(server, env, num_actors=2, num_envs=1) as rig:
+            rig.publish_weights()
+            rig.grant()
+            await rig.rows(3)
+            await then(rig)
+"""
+
+
+def test_script_without_guard_defines_its_environment_in_main(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("SIZE = 2\n")
+    script = (
+        RUN
+        + """
+    import beside
+    import gymnasium
+    from gymnasium.spaces import Box, Discrete
+    import numpy as np
+
+    class Mine(gymnasium.Env):
+        observation_space = Box(-1, 1, (beside.SIZE,), np.float32)
+        action_space = Discrete(5)
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+        def step(self, action):
+            return np.ones(2, np.float32), 1.0, False, False, {}
+
+    async def show(rig):
+        print("rows", rig.pool.rings[1].obs[0, :3, 0].tolist())
+
+    for env in (Mine, lambda: Mine()):
+        asyncio.run(story(env, show))
+    server.close()
+    """
+    )
+    assert finish(run_script(tmp_path, script)) == "rows [0.0, 1.0, 1.0]\n" * 2
+
+
+def test_id_registered_in_main_is_refused_with_the_reason(tmp_path: Path) -> None:
+    script = (
+        RUN
+        + """
+    import gymnasium
+    from asyncrl.errors import UnknownEnvironment
+    class Mine(fakes.SimpleEnv):
+        pass
+    gymnasium.register("Mine-v0", entry_point=Mine)
+    try:
+        asyncio.run(story("Mine-v0", None))
+    except UnknownEnvironment as error:
+        print(error)
+    server.close()
+    """
+    )
+    assert "[ASYNC006] The environment Mine-v0 is registered in __main__ only" in finish(
+        run_script(tmp_path, script)
+    )
+
+
+def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> None:
+    script = """
+    import asyncio, sys
+    from asyncrl.actors.forkserver import ForkServer
+    server = ForkServer()
+    server.start()
+    assert "numpy" not in sys.modules, "starting the server comes before every heavy import"
+    from asyncrl.actors.pool import probe
+    from asyncrl.envs import EnvSource
+    spec = asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))
+    server.close()
+    print(spec.name, "gymnasium" in sys.modules, "torch" in sys.modules)
+    """
+    assert finish(run_script(tmp_path, script)) == "CartPole-v1 False False\n"
+
+
+@pytest.mark.parametrize("victims", ["main", "server", "main and server"])
+def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
+    """Two actors in C code with the interpreter locked, deaf to SIGTERM, each with a helper process."""
+    script = (
+        RUN
+        + """
+    class Stuck(fakes.HangsInC, fakes.StartsHelper):
+        pass
+
+    async def report(rig):
+        pids = [int(pid) for ring in rig.pool.rings for pid in ring.obs[0, 0]]
+        print(server.pid, *pids, flush=True)
+        await rig.failure()
+        print("reported", flush=True)
+        await asyncio.sleep(3600)
+
+    asyncio.run(story(Stuck, report))
+    """
+    )
+    main = run_script(tmp_path, script)
+    assert main.stdout is not None and main.stderr is not None
+    line = main.stdout.readline()
+    assert line, main.stderr.read()
+    server_pid, *pids = (int(word) for word in line.split())
+    try:
+        for pid in {"main": [main.pid], "server": [server_pid]}.get(victims, [main.pid, server_pid]):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(
+            lambda: not any(alive(pid) for pid in [server_pid, *pids]), f"{victims}: the end of all others"
+        )
+        if victims == "server":
+            assert main.stdout.readline() == "reported\n"
+    finally:
+        for pid in filter(alive, [main.pid, *pids]):
+            os.kill(pid, signal.SIGKILL)
+        main.communicate()
+
+
+def test_exception_in_main_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        RUN
+        + """
+    async def fail(rig):
+        print(server.pid, *(a.pid for a in rig.pool.statistics()), flush=True)
+        import os
+        os._exit(3)
+
+    asyncio.run(story(fakes.SimpleEnv, fail))
+    """
+    )
+    main = run_script(tmp_path, script)
+    out, _ = main.communicate(timeout=PATIENCE_SECONDS)
+    assert main.returncode == 3
+    wait_for(lambda: not any(alive(int(word)) for word in out.split()), "the end of server and actors")
+
+
+class ShowsSurroundings(fakes.SimpleEnv):
+    def __init__(self) -> None:
+        threads = os.environ["OMP_NUM_THREADS"]
+        raise LookupError(
+            f"{os.getcwd()} {os.environ.get('ASYNCRL_TEST')} {threads} {'/elsewhere' in sys.path}"
+        )
+
+
+def test_surroundings_of_the_main_process_are_mirrored(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are when an actor is forked, not as they were when the server was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASYNCRL_TEST", "seen")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.syspath_prepend("/elsewhere")
+    with pytest.raises(EnvironmentNotBuilt, match=f"{tmp_path} seen 1 True"):
+        asyncio.run(probe(server, EnvSource.from_user(ShowsSurroundings)))
+
+
+def test_server_has_no_torch_and_one_thread(server: ForkServer) -> None:
+    with pytest.raises(UnknownEnvironment):
+        asyncio.run(probe(server, EnvSource.from_user("Nothing-v9")))
+    assert psutil.Process(server.pid).num_threads() == 1
+    maps = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "libtorch" not in maps and "numpy" in maps
+
+
+def test_start_and_close_may_be_repeated_and_need_no_loop() -> None:
+    server = ForkServer()
+    server.close()
+    assert server.pid == 0
+    server.start()
+    first = server.pid
+    server.start()
+    assert server.pid == first
+    server.close()
+    server.close()
+    assert server.pid == 0 and not alive(first)
+    with pytest.raises(ResourceError, match="The fork server is not running"):
+        asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))
+
+
+def test_kill_ends_everything_at_once_from_any_thread() -> None:
+    async def story() -> None:
+        server = ForkServer()
+        server.start()
+        try:
+            async with Rig(server, fakes.HangsInC, num_envs=1) as rig:
+                rig.publish_weights()
+                rig.grant()
+                await rig.rows(4)
+                pids = [server.pid, *(a.pid for a in rig.pool.statistics())]
+                await asyncio.to_thread(server.kill)
+                await rig.failure()
+                wait_for(lambda: not any(alive(pid) for pid in pids), "the end of server and actors")
+        finally:
+            server.close()
+
+    asyncio.run(story())
