@@ -105,7 +105,7 @@ class RunConsole:
             # The reader went away (BrokenPipeError) or the stream was closed ("I/O operation on closed
             # file").
             self.broken = True
-            _discard_standard_output(self._stream)
+            pass
 
     def _next(self) -> Snapshot | None:
         """Wait for a snapshot that is due; None when all is drawn and the view is closing."""

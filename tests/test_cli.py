@@ -111,7 +111,7 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # --- flags to records
 
 
-def test_the_command_of_the_readme() -> None:
+def test_every_kind_of_flag() -> None:
     line = (
         "Unknown-v0 --algo dqn --steps 200k --actors 2 --envs-per-actor 8 --seed 5 --run-dir runs/x "
         "--target-return 475 --max-seconds 120 --http off --device cpu --dqn.learning-rate 3e-4 "
@@ -134,6 +134,14 @@ def test_the_command_of_the_readme() -> None:
     assert algorithm == DQN(
         learning_rate=3e-4, double=False, dueling=True, hidden_sizes=(32, 16), max_grad_norm=None
     )
+
+
+def test_the_commands_of_the_readme_are_understood() -> None:
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.startswith("asyncrl ")]
+    assert {line[1] for line in lines} == {"train", "eval"}
+    for _, name, *arguments in lines:
+        {"train": parse_train, "eval": parse_eval}[name](arguments)
 
 
 def test_a_port_is_a_number() -> None:

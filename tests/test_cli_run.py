@@ -84,38 +84,28 @@ def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
     result = json.loads(played.stdout)
     assert (result["env"], result["algo"], result["episodes"]) == ("CartPole-v1", "dqn", 4)
     assert 2_000 <= result["env_steps"] <= 2_008
-    assert asyncrl("eval", str(directory), "--episodes", "4", "--json").stdout == played.stdout
 
-    again = asyncrl(
-        "train",
-        "--config",
-        str(directory / "config.toml"),
-        "--run-dir",
-        str(tmp_path / "second"),
-        "--steps",
-        "1k",
-    )
-    assert (again.returncode, again.stderr) == (0, "")
-    taken = asyncrl("train", "--config", str(directory / "config.toml"))
-    assert taken.returncode == 1
-    assert "run_dir must be a new or empty directory" in taken.stderr
+    again = ["--config", str(directory / "config.toml"), "--steps", "1k"]
+    refused = asyncrl("train", *again)
+    assert refused.returncode == 1
+    assert "run_dir must be a new or empty directory" in refused.stderr
+    second = asyncrl("train", *again, "--run-dir", str(tmp_path / "second"))
+    assert (second.returncode, second.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_writes_a_checkpoint_and_leaves_nothing(
-    endless: tuple[subprocess.Popen[str], list[psutil.Process], Path], number: signal.Signals
+def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
+    endless: tuple[subprocess.Popen[str], list[psutil.Process], Path],
 ) -> None:
     process, children, directory = endless
     assert len(children) >= 3, "a fork server and two actors"
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, err) == (130, f"{number.name}: stopping, once more to kill\n")
+    assert (process.returncode, err) == (130, "SIGINT: stopping, once more to kill\n")
     assert "stopped by   interrupted\n" in out
     assert json.loads((directory / "summary.json").read_text())["stop_reason"] == "interrupted"
     assert not (directory / "http.json").exists()
     assert running(children) == []
-    played = asyncrl("eval", str(directory), "--episodes", "1")
-    assert played.returncode == 0, played.stderr
+    assert (directory / "checkpoints" / "latest").exists()
 
 
 def test_sigkill_leaves_no_process(
@@ -127,27 +117,13 @@ def test_sigkill_leaves_no_process(
     wait_until(lambda: running(children) == [], "all its processes gone")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (["CartPole-v7"], 1, "[ASYNC006]"),
-        (["Pendulum-v1"], 1, "[ASYNC005]"),
-        (["CartPole-v1", "--device", "cuda"], 1, "[ASYNC016]"),
-        (["CartPole-v1", "--dqn.replay-capacity", "1000G"], 4, "[ASYNC010]"),
-        (
-            ["CartPole-v1", "--dqn.samples-per-insert-error", "0.1"],
-            2,
-            "argument --dqn.samples-per-insert-error: samples_per_insert_error must be at least",
-        ),
-    ],
-)
-def test_what_bad_input_gets(arguments: list[str], code: int, text: str) -> None:
-    if "cuda" in arguments and Path("/dev/nvidiactl").exists():
-        pytest.skip("there is a GPU")
-    done = asyncrl("train", *arguments, "--algo", "dqn", "--steps", "1k", "--http", "off")
-    assert done.returncode == code, done.stderr
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_pace_that_would_deadlock_is_a_wrong_argument() -> None:
+    options = ["--steps", "1k", "--http", "off", "--dqn.samples-per-insert-error", "0.1"]
+    done = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options)
+    assert done.returncode == 2
+    flag = "asyncrl train: error: argument --dqn.samples-per-insert-error"
+    assert done.stderr.startswith(f"{flag}: samples_per_insert_error must be at least")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_port_in_use_is_named() -> None:

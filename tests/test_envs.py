@@ -130,7 +130,7 @@ def test_spaces_are_translated() -> None:
 @pytest.mark.parametrize("env", [3, None, {"id": "CartPole-v1"}])
 def test_other_things_are_refused(env: Any) -> None:
     with pytest.raises(
-        TypeError, match="env must be an id, a gymnasium EnvSpec or a zero-argument factory, got"
+        TypeError, match=r"env must be an id, a gymnasium EnvSpec or a zero-argument factory, got"
     ):
         EnvSource.from_user(env)
 
@@ -169,10 +169,10 @@ def test_asyncrl_001_names_the_object_and_who_captured_it() -> None:
         EnvSource.from_user(lambda: make())
     assert "closure variable 'make'" in str(e.value.facts["captured"])
     assert "-> closure variable 'guard'" in str(e.value.facts["captured"])
-    with pytest.raises(FactoryNotPicklable, match="_thread.lock") as e:
+    with pytest.raises(FactoryNotPicklable, match=r"_thread\.lock") as e:
         EnvSource.from_user(Configured())
     assert str(e.value.facts["captured"]).endswith("attribute 'settings' -> ['guard'] -> [0]")
-    with pytest.raises(FactoryNotPicklable, match="_thread.lock") as e:
+    with pytest.raises(FactoryNotPicklable, match=r"_thread\.lock") as e:
         EnvSource.from_user(functools.partial(fakes.SimpleEnv, guard))
     assert "argument 0" in str(e.value.facts["captured"])
 

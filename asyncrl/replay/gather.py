@@ -106,7 +106,7 @@ def cut(
         if incarnation[np.uintp((row + 1) & mask)] != life:
             return total, discount, j
         at = np.uintp(stream + (row & mask))
-        total += discount * reward[at]
+        total += discount * np.float64(reward[at])
         if flags[at] & TERMINATED:
             return total, 0.0, j + 1
         discount *= gamma

@@ -64,7 +64,7 @@ def inlined(function: Function) -> Function:
 def _sum_leaves(leaves: Leaves, bits: int, group: int) -> float:
     total = 0.0
     for leaf in range(group << bits, (group + 1) << bits):
-        total += leaves[np.uintp(leaf)]
+        total += np.float64(leaves[np.uintp(leaf)])
     return total
 
 
@@ -152,7 +152,8 @@ def draw(
 
     A child of zero sum has BEFORE equal to its right neighbour's and so is never the last that is `<= target`.
     Only rounding can push a target past the end of a group; it then falls to the right of the group's last
-    non-zero leaf, and the walk at the end brings it back there. The total must be positive.
+    non-zero leaf (`last` keeps it among the groups that exist), and the walk at the end brings it back there.
+    The total must be positive.
     """
     size = out.shape[0]
     stride = total_of(nodes) / size
@@ -160,6 +161,7 @@ def draw(
         rest[i] = (i + uniforms[i]) * stride
         out[i] = 0
     for level in range(first.shape[0] - 2, -1, -1):
+        last = (first[level] - first[level - 1] if level > 0 else leaves.shape[0] >> bits) - 1
         for i in range(size):
             group = np.uintp(first[level] + out[i])
             target = rest[i]
@@ -167,7 +169,7 @@ def draw(
             for j in range(nodes.shape[2]):
                 child += int(nodes[group, BEFORE, j] <= target)
             rest[i] = target - nodes[group, BEFORE, np.uintp(child)]
-            out[i] = (out[i] << bits) + child
+            out[i] = min((out[i] << bits) + child, last)
             if level == 0:  # the only line that may be far away
                 prefetch(leaves.ctypes.data + (out[i] << bits << 2))
     for i in range(size):
@@ -184,7 +186,7 @@ def _find_leaf(leaves: Leaves, start: int, fanout: int, target: float) -> int:
     child = 0
     total = 0.0
     for leaf in range(start, start + fanout - 1):
-        total += leaves[np.uintp(leaf)]
+        total += np.float64(leaves[np.uintp(leaf)])
         child += int(total <= target)
     return child
 

@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.errors import PortInUse
 
-ASK_SECONDS = 5.0
+ASK_SECONDS = 0.5
 MAX_ANSWER_BYTES = 256 * 1024
 
 

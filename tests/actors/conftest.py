@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import probe
+from asyncrl.envs import EnvSource
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
     server = ForkServer()
     server.start()
+    asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))  # it has forked its guardian then
     yield server
     server.close()

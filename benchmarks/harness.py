@@ -1,0 +1,116 @@
+"""What every benchmark here shares: repeats, medians, and a result file that says where it was measured.
+
+report = Report("transport")
+report.add("ring_rows_per_second", values, "rows/s")        # one value per repeat
+report.add_ratio("ring_to_memcpy", ours, theirs)            # repeat by repeat, measured in one run
+report.write()                                              # prints, and writes results/transport.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+PACKAGES = ("numpy", "numba", "torch", "gymnasium")
+
+
+class Report:
+    """Figures of one run of one script.
+
+    Args:
+        name: of the result file, without its ending.
+        packages: distributions whose versions matter, beside `PACKAGES`.
+    """
+
+    def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
+        self.name = name
+        self.figures: dict[str, dict[str, Any]] = {}
+        self.notes: dict[str, Any] = {}
+        self._packages = (*PACKAGES, *packages)
+
+    def add(self, key: str, values: Sequence[float], unit: str, goal: str | None = None) -> float:
+        """Record one value per repeat; returns their median."""
+        figure: dict[str, Any] = {"median": median(values), "unit": unit, "values": list(values)}
+        if goal is not None:
+            figure["goal"] = goal
+        self.figures[key] = figure
+        of = f"   ({goal})" if goal else ""
+        print(
+            f"{key:58} {figure['median']:16,.4g} {unit:10} {min(values):,.4g} .. {max(values):,.4g}{of}",
+            flush=True,
+        )
+        return float(figure["median"])
+
+    def add_ratio(
+        self, key: str, numerators: Sequence[float], denominators: Sequence[float], goal: str | None = None
+    ) -> float:
+        """Record the ratios of values that were measured next to each other; returns their median."""
+        ratios = [n / d for n, d in zip(numerators, denominators, strict=True)]
+        return self.add(key, ratios, "x", goal)
+
+    def note(self, key: str, value: Any) -> None:
+        """Record something that is not a figure: settings, a peer that is absent and why."""
+        self.notes[key] = value
+
+    def write(self, folder: Path = FOLDER / "results") -> Path:
+        """Write everything, with machine, versions, commit and command, as JSON; returns the file's path."""
+        record = {
+            "name": self.name,
+            "command": shlex.join(["python", os.path.relpath(sys.argv[0], FOLDER.parent), *sys.argv[1:]]),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "commit": commit(),
+            "machine": machine(),
+            "versions": {name: _version(name) for name in self._packages},
+            "notes": self.notes,
+            "figures": self.figures,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        return path
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system, and how busy it was with other work when this was asked."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def commit() -> str | None:
+    """The git commit of this checkout, with `-dirty` where tracked files differ; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

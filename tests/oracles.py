@@ -1,0 +1,203 @@
+"""Slow obvious twins of the fast parts: what the kernels must agree with, written so that it can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from numpy.typing import NDArray
+
+
+class SlowSumTree:
+    """A list of priorities."""
+
+    def __init__(self, capacity: int) -> None:
+        self.leaves = [0.0] * capacity
+
+    def set(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
+        for index, value in zip(indices.tolist(), values.tolist(), strict=True):
+            self.leaves[index] = float(np.float32(value))
+
+    def set_range(self, start: int, stop: int, value: float) -> None:
+        for index in range(start, stop):
+            self.leaves[index] = float(np.float32(value))
+
+    @property
+    def total(self) -> float:
+        return sum(self.leaves)
+
+    def find(self, target: float) -> int:
+        """The leaf whose half-open stretch of the cumulated priorities holds `target`."""
+        reached = 0.0
+        for index, value in enumerate(self.leaves):
+            reached += value
+            if target < reached:
+                return index
+        return max(index for index, value in enumerate(self.leaves) if value > 0.0)
+
+    def sample(self, uniforms: NDArray[np.float64]) -> list[int]:
+        size, total = len(uniforms), self.total
+        return [self.find((i + u) * (total / size)) for i, u in enumerate(uniforms.tolist())]
+
+
+@dataclass
+class SlowRow:
+    """One step of all E environments, kept for ever."""
+
+    obs: NDArray[Any]
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    flags: NDArray[np.uint8]
+    version: int
+    incarnation: int
+    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class SlowTransition:
+    """What a batch must hold for one item."""
+
+    obs: NDArray[Any]
+    action: NDArray[Any]
+    reward: float
+    discount: float
+    next_obs: NDArray[Any]
+    version: int
+    extras: dict[str, NDArray[Any]]
+
+
+def slow_n_step(rows: list[SlowRow], i: int, env: int, n_step: int, gamma: float) -> tuple[float, float, int]:
+    """(return, discount, bootstrap row) of row `i`: the definition, reward by reward."""
+    rewards: list[float] = []
+    bootstrap, terminated = i + n_step, False
+    for row in range(i, i + n_step):
+        if rows[row + 1].incarnation != rows[i].incarnation:
+            bootstrap = row  # its action's outcome was never seen
+            break
+        rewards.append(float(rows[row].reward[env]))
+        if rows[row].flags[env] & (TERMINATED | TRUNCATED):
+            bootstrap, terminated = row + 1, bool(rows[row].flags[env] & TERMINATED)
+            break
+    total = sum(gamma**k * reward for k, reward in enumerate(rewards))
+    return total, 0.0 if terminated else gamma ** len(rewards), bootstrap
+
+
+def slow_stack(rows: list[SlowRow], i: int, env: int, frames: int) -> NDArray[Any]:
+    """`[frames, *obs_shape]`, newest last; where the episode is younger its first frame is repeated."""
+    first = i
+    while first > 0 and rows[first - 1].incarnation == rows[i].incarnation:
+        if rows[first - 1].flags[env] & RESET:
+            break
+        first -= 1
+    return np.stack([rows[max(first, i - back)].obs[env] for back in range(frames - 1, -1, -1)])
+
+
+class SlowReplay:
+    """Every row of every ring since the start, and a dictionary of priorities."""
+
+    def __init__(
+        self,
+        num_rings: int,
+        num_envs: int,
+        num_slots: int,
+        *,
+        n_step: int,
+        gamma: float,
+        alpha: float,
+        eps: float,
+        frame_stack: int = 1,
+    ) -> None:
+        self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
+        self.num_envs, self.num_slots = num_envs, num_slots
+        self.n_step, self.gamma, self.alpha, self.eps = n_step, gamma, alpha, eps
+        self.frame_stack = frame_stack
+        self.seen = [0] * num_rings
+        self.decided = [0] * num_rings
+        self.closed = [0] * num_rings
+        self.min_version = 0
+        self.largest = 1.0
+        self.inserted = self.ignored = self.discarded = self.retired = 0
+        self.priority: dict[tuple[int, int, int], float] = {}  # (ring, position, env), above zero only
+
+    def ingest(self) -> int:
+        inserted = 0
+        for ring, rows in enumerate(self.rows):
+            for row in rows[self.seen[ring] :]:
+                inserted += int(np.sum(row.flags & RESET == 0))
+            self.seen[ring] = len(rows)
+        self._close_stale()
+        for ring, rows in enumerate(self.rows):
+            for i in range(self.decided[ring], len(rows) - self.n_step):
+                self.decided[ring] = i + 1
+                if i < self.closed[ring] or rows[i].incarnation != rows[i + 1].incarnation:
+                    continue
+                for env in range(self.num_envs):
+                    if not rows[i].flags[env] & RESET:
+                        self.priority[ring, i, env] = self.largest
+        self.inserted += inserted
+        return inserted
+
+    def _close(self, ring: int, position: int) -> int:
+        gone = [key for key in self.priority if key[0] == ring and key[1] < position]
+        for key in gone:
+            del self.priority[key]
+        self.closed[ring] = max(self.closed[ring], position)
+        return len(gone)
+
+    def _close_stale(self) -> int:
+        discarded = 0
+        for ring, rows in enumerate(self.rows):
+            stop = self.closed[ring]
+            while stop < self.seen[ring] and rows[stop].version < self.min_version:
+                discarded += int(np.sum(rows[stop].flags & RESET == 0))
+                stop += 1
+            self._close(ring, stop)
+        self.discarded += discarded
+        return discarded
+
+    def retire_older_than(self, min_version: int) -> int:
+        self.min_version = max(self.min_version, min_version)
+        return self._close_stale()
+
+    def grant(self, ring: int, position: int) -> None:
+        if position > self.num_slots:
+            self.retired += self._close(ring, position - self.num_slots + self.frame_stack - 1)
+
+    def update_priorities(self, keys: list[tuple[int, int, int]], td_abs: NDArray[np.float32]) -> int:
+        ignored = 0
+        for key, error in zip(keys, td_abs, strict=True):
+            if key in self.priority:
+                value = float(np.float32(np.float32(error) + np.float32(self.eps)) ** np.float32(self.alpha))
+                self.priority[key] = value
+                self.largest = max(self.largest, value)
+            else:
+                ignored += 1
+        self.ignored += ignored
+        return ignored
+
+    def sample(self, uniforms: NDArray[np.float64]) -> list[tuple[int, int, int]]:
+        """Stratified, over rings, then slots, then environments."""
+        keys = sorted(self.priority, key=lambda k: (k[0], k[1] % self.num_slots, k[2]))
+        tree = SlowSumTree(len(keys))
+        tree.leaves = [self.priority[key] for key in keys]
+        return [keys[leaf] for leaf in tree.sample(uniforms)]
+
+    def weights(self, keys: list[tuple[int, int, int]], beta: float) -> NDArray[np.float64]:
+        """Importance weights divided by the largest of these keys."""
+        total = sum(self.priority.values())
+        probabilities = np.array([self.priority[key] / total for key in keys])
+        weights = (len(self.priority) * probabilities) ** -beta
+        return weights / weights.max()
+
+    def transition(self, key: tuple[int, int, int]) -> SlowTransition:
+        ring, position, env = key
+        rows = self.rows[ring]
+        reward, discount, bootstrap = slow_n_step(rows, position, env, self.n_step, self.gamma)
+        obs, next_obs = (slow_stack(rows, i, env, self.frame_stack) for i in (position, bootstrap))
+        if self.frame_stack == 1:
+            obs, next_obs = obs[0], next_obs[0]
+        row = rows[position]
+        extras = {name: values[env] for name, values in row.extras.items()}
+        return SlowTransition(obs, row.action[env], reward, discount, next_obs, row.version, extras)

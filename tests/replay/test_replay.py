@@ -1,0 +1,386 @@
+"""The whole replay against a twin that keeps every row for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from asyncrl.core import Batch
+from asyncrl.errors import RingCorrupt
+from asyncrl.replay import PrioritizedReplay, rows
+from asyncrl.replay.gather import ID_BITS
+from asyncrl.shm.ring import PUBLISHED
+from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, rig
+from scipy import stats
+
+
+def dyadic_errors(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
+    """Absolute errors whose priorities (alpha 1) sum exactly."""
+    return (rng.integers(0, 4096, size) / 64).astype(np.float32)
+
+
+def random_operation(r: Rig, batch: Batch, old: list[np.ndarray[Any, Any]]) -> None:
+    """One of everything that can happen, to the replay and its twin, with what must hold afterwards."""
+    kind = r.rng.integers(8)
+    ring = int(r.rng.integers(len(r.actors)))
+    actor = r.actors[ring]
+    if kind <= 1:
+        actor.version += int(r.rng.integers(0, 2))
+        actor.write(int(r.rng.integers(1, 12)))
+    elif kind == 2:
+        r.ingest()
+    elif kind == 3:
+        granted, seen = actor.writer.granted, r.twin.seen[ring]
+        most = min(seen + r.twin.num_slots, granted + 8)
+        if most >= granted:
+            r.grant(ring, int(r.rng.integers(granted, most + 1)))
+    elif kind == 4 and r.rng.random() < 0.3:
+        actor.restart()
+        actor.poison()
+    elif kind == 5 and r.rng.random() < 0.3:
+        bound = max(a.version for a in r.actors) - 12
+        assert r.replay.retire_older_than(bound) == r.twin.retire_older_than(bound)
+        assert r.replay.retire_older_than(bound) == 0
+    elif kind == 6 and old:
+        ids = old[int(r.rng.integers(len(old)))].copy()
+        ids[: len(ids) // 3] = ids[0]  # repetitions: the last holds
+        errors = dyadic_errors(r.rng, len(ids))
+        ignored = r.replay.update_priorities(ids, errors)
+        assert ignored == r.twin.update_priorities(r.keys(ids), errors)
+    elif kind == 7 and r.replay.sampleable:
+        sample_and_check(r, batch)
+        old.append(batch.ids.copy())
+        del old[:-4]
+
+
+def sample_and_check(r: Rig, batch: Batch) -> None:
+    """Same draws, same rows, same weights, and no row but those its actor wrote and nobody retired."""
+    uniforms = copy_of(r.replay._rng).random(batch.size)
+    r.replay.sample(batch, 0.5)
+    keys = r.keys(batch.ids)
+    assert keys == r.twin.sample(uniforms)
+    r.check_batch(batch)
+    np.testing.assert_allclose(batch.weight, r.twin.weights(keys, 0.5), rtol=1e-5)
+
+
+def copy_of(rng: np.random.Generator) -> np.random.Generator:
+    twin = np.random.default_rng()
+    twin.bit_generator.state = rng.bit_generator.state
+    return twin
+
+
+def check_against_twin(r: Rig) -> None:
+    r.replay.tree.check()
+    statistics = r.replay.statistics()
+    assert r.replay.sampleable == statistics.sampleable == len(r.twin.priority)
+    assert r.replay.tree.total == sum(r.twin.priority.values())
+    assert r.replay.inserted == statistics.inserted == r.twin.inserted
+    assert statistics.stale_updates_ignored == r.twin.ignored
+    assert statistics.discarded_stale == r.twin.discarded
+    assert statistics.retired == r.twin.retired
+    assert statistics.largest_priority == r.twin.largest
+    assert r.replay.published_rows().tolist() == r.twin.seen
+    assert r.replay.published() == sum(r.twin.seen) * r.twin.num_envs
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("rings", "envs", "slots", "n_step", "frames"),
+    [(1, 1, 16, 1, 1), (2, 3, 16, 3, 1), (3, 4, 32, 5, 1), (2, 2, 16, 3, 4), (1, 5, 64, 2, 2)],
+)
+def test_random_operations_agree_with_the_twin(
+    seed: int, rings: int, envs: int, slots: int, n_step: int, frames: int
+) -> None:
+    with rig(
+        seed,
+        rings=rings,
+        envs=envs,
+        slots=slots,
+        n_step=n_step,
+        frame_stack=frames,
+        spec=FRAMES_SPEC,
+        extras=EXTRAS[:1],
+    ) as r:
+        batch, old = r.batch(16), []
+        for _ in range(400):
+            random_operation(r, batch, old)
+            check_against_twin(r)
+        assert r.twin.ignored > 0
+        assert max(len(rows) for rows in r.twin.rows) > 2 * slots, "the rings must wrap"
+
+
+def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncrl.replay import gather, sum_tree
+
+    for module in (sum_tree, gather, rows):
+        for name in dir(module):
+            # `poll` holds atomics, which exist in compiled form only.
+            if hasattr(function := getattr(module, name), "py_func") and name != "poll":
+                monkeypatch.setattr(module, name, function.py_func)
+    with rig(0, rings=2, envs=3, slots=16, n_step=3, frame_stack=2, spec=FRAMES_SPEC, extras=EXTRAS) as r:
+        batch, old = r.batch(6), []
+        for _ in range(250):
+            random_operation(r, batch, old)
+            check_against_twin(r)
+        assert r.twin.ignored > 0
+
+
+def test_frequencies_follow_the_priorities() -> None:
+    with rig(11, rings=2, envs=2, slots=16, n_step=2) as r:
+        for actor in r.actors:
+            actor.write(15)
+        r.ingest()
+        keys = sorted(r.twin.priority)
+        errors = (r.rng.random(len(keys)).astype(np.float32) + 0.05) ** 2
+        r.replay.update_priorities(r.ids(keys), errors)
+        priorities = errors.astype(np.float64) + EPS
+        batch, counts = r.batch(32), dict.fromkeys(keys, 0)
+        for _ in range(3000):
+            r.replay.sample(batch, 1.0)
+            for key in r.keys(batch.ids):
+                counts[key] += 1
+        expected = priorities / priorities.sum() * 32 * 3000
+        assert stats.chisquare([counts[key] for key in keys], expected).pvalue > 0.01
+
+
+def churn(r: Rig, rounds: int) -> None:
+    """Actors at full speed: all that is granted is overwritten at once, and samples are checked."""
+    batch = r.batch(32)
+    for _ in range(rounds):
+        for ring, actor in enumerate(r.actors):
+            actor.write(6)
+            r.ingest()
+            r.grant(ring, max(16, actor.writer.published + 8))
+            r.ingest()
+        if r.replay.sampleable:
+            r.replay.sample(batch, 0.5)
+            r.check_batch(batch)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_no_sample_shows_what_was_granted_away(frames: int) -> None:
+    with rig(5, rings=2, envs=2, n_step=2, frame_stack=frames) as r:
+        churn(r, 60)
+
+
+def test_a_grant_without_retiring_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above: it must see poison when priorities are not zeroed first."""
+    monkeypatch.setattr(rows, "retire", lambda *_: None)
+    with rig(5, rings=2, envs=2, n_step=2) as r, pytest.raises(AssertionError):
+        churn(r, 60)
+
+
+def test_a_stack_guard_one_row_short_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the guard behind granted rows: without it a stack reaches into poison."""
+    retire = rows.retire
+
+    def short(*arguments: Any) -> None:
+        *tables, ring, position = arguments
+        retire(*tables, ring, position - 1)
+
+    monkeypatch.setattr(rows, "retire", short)
+    with rig(5, rings=2, envs=2, n_step=2, frame_stack=3) as r, pytest.raises(AssertionError):
+        churn(r, 60)
+
+
+def test_priorities_are_zero_before_the_actor_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(1, n_step=1) as r:
+        r.actors[0].write(15)
+        r.ingest()
+        reader, seen = r.replay.rings[0], []
+        monkeypatch.setattr(
+            reader, "grant", lambda position: seen.append((position, r.replay.tree.leaves[:4].tolist()))
+        )
+        before = r.replay.tree.leaves[:4].copy()
+        r.replay.grant(0, 16 + 3)
+        assert seen == [(19, [0.0, 0.0, 0.0, before[3]])]
+
+
+def test_updates_of_retired_rows_are_ignored_and_counted() -> None:
+    with rig(2, slots=16) as r:
+        r.actors[0].write(15)
+        r.ingest()
+        batch = r.batch(64)
+        r.replay.sample(batch, 0.5)
+        positions = batch.ids & (1 << ID_BITS) - 1
+        r.grant(0, 16 + 6)
+        gone = int((positions < 6).sum())
+        assert 0 < gone < 64
+        assert r.replay.update_priorities(batch.ids, np.full(64, 3, np.float32)) == gone
+        assert r.replay.statistics().stale_updates_ignored == gone
+        # The slots are taken by new rows: the old ids still do not touch them.
+        r.actors[0].write(6)
+        r.ingest()
+        leaves = r.replay.tree.leaves.copy()
+        old = batch.ids[positions < 6]
+        assert r.replay.update_priorities(old, np.full(len(old), 50, np.float32)) == len(old)
+        assert np.array_equal(leaves, r.replay.tree.leaves)
+
+
+def test_new_rows_get_the_largest_priority_so_far() -> None:
+    with rig(2, slots=32, n_step=1) as r:
+        r.actors[0].write(10)
+        r.ingest()
+        keys = sorted(r.twin.priority)
+        r.replay.update_priorities(r.ids(keys[:1]), np.array([7.0], np.float32))
+        r.replay.update_priorities(r.ids(keys[:1]), np.array([0.25], np.float32))
+        before = r.replay.tree.leaves.copy()
+        r.actors[0].write(10)
+        r.ingest()
+        new = r.replay.tree.leaves[(before == 0) & (r.replay.tree.leaves > 0)]
+        assert len(new) > 0
+        assert (new == 7.0 + EPS).all()
+
+
+def test_importance_weights_by_hand() -> None:
+    for form in (rows.importance_weights, rows.importance_weights.py_func):
+        priorities, out = np.array([1.0, 2.0, 4.0]), np.empty(3, np.float32)
+        # total 16, N 4: N p / total = 1/4, 1/2, 1
+        assert form(priorities, 16.0, 4, 0.5, out) == pytest.approx(2.0)
+        np.testing.assert_allclose(out, [2.0, 2.0**0.5, 1.0], rtol=1e-6)
+        form(priorities, 16.0, 4, 1.0, out)
+        np.testing.assert_allclose(out, [4.0, 2.0, 1.0], rtol=1e-6)
+        form(priorities, 16.0, 4, 0.0, out)
+        assert out.tolist() == [1.0, 1.0, 1.0]
+        form(np.array([0.5, 1.0, 1e-40]), 1e9, 7, 1.0, out)
+        assert np.isfinite(out).all()
+
+
+def test_weights_of_a_batch_by_hand() -> None:
+    with rig(0, slots=16, n_step=1) as r:
+        r.actors[0].write(15)
+        r.ingest()
+        keys = sorted(r.twin.priority)
+        errors = np.arange(1, len(keys) + 1, dtype=np.float32)
+        r.replay.update_priorities(r.ids(keys), errors)
+        priority = dict(zip(keys, errors.astype(np.float64) + EPS, strict=True))
+        batch = r.batch(64)
+        for beta in (0.0, 0.4, 1.0):
+            r.replay.sample(batch, beta)
+            sampled = np.array([priority[key] for key in r.keys(batch.ids)])
+            weights = (len(keys) * sampled / sum(priority.values())) ** -beta
+            np.testing.assert_allclose(batch.weight, weights / weights.max(), rtol=1e-5)
+
+
+def test_alpha_shapes_priorities() -> None:
+    with rig(0, slots=16, alpha=0.5) as r:
+        r.actors[0].write(15)
+        r.ingest()
+        keys = sorted(r.twin.priority)
+        r.replay.update_priorities(r.ids(keys[:2]), np.array([4.0, 0.0], np.float32))
+        values = r.replay.tree.leaves[[key[1] for key in keys[:2]]]
+        np.testing.assert_allclose(values, [(4 + EPS) ** 0.5, EPS**0.5], rtol=1e-6)
+
+
+def test_uniform_sampling_ignores_priorities() -> None:
+    with rig(4, envs=2, slots=16, uniform=True) as r:
+        r.actors[0].write(15)
+        r.ingest()
+        batch = r.batch(32)
+        counts = dict.fromkeys(r.twin.priority, 0)
+        for _ in range(1500):
+            r.replay.sample(batch, 0.7)
+            assert (batch.weight == 1.0).all()
+            assert r.replay.update_priorities(batch.ids, np.full(32, 9, np.float32)) == 0
+            for key in r.keys(batch.ids):
+                counts[key] += 1
+        r.check_batch(batch)
+        assert stats.chisquare(list(counts.values())).pvalue > 0.01
+
+
+def test_rows_become_sampleable_when_n_more_are_published() -> None:
+    with rig(9, slots=64, n_step=3) as r:
+        sizes = []
+        for _ in range(6):
+            r.actors[0].write(1)
+            r.ingest()
+            sizes.append({key[1] for key in r.twin.priority})
+        assert all(position <= i - 3 for i, s in enumerate(sizes) for position in s)
+        assert r.replay.sampleable == len(r.twin.priority) > 0
+
+
+def test_stale_rows_are_given_up_once_and_for_all() -> None:
+    with rig(6, envs=2, slots=32) as r:
+        actor = r.actors[0]
+        for version in range(10):
+            actor.version = version
+            actor.write(2)
+        r.ingest()
+        discarded = r.replay.retire_older_than(5)
+        assert discarded == r.twin.retire_older_than(5) > 0
+        assert r.replay.retire_older_than(3) == 0
+        batch = r.batch(64)
+        r.replay.sample(batch, 0.5)
+        assert batch.version.min() >= 5
+        # Rows that arrive too old are never sampleable.
+        actor.version = 9
+        r.replay.retire_older_than(11)
+        assert r.replay.sampleable == 0
+        actor.write(4)
+        r.replay.ingest()
+        assert r.replay.sampleable == 0
+
+
+def test_wrong_calls_are_named() -> None:
+    with rig(0, slots=16) as r:
+        batch = r.batch(4)
+        with pytest.raises(ValueError, match="replay must hold a sampleable row, got none"):
+            r.replay.sample(batch, 0.5)
+        r.actors[0].write(10)
+        with pytest.raises(ValueError, match="position must be at most ingested \\+ num_slots = 16, got 20"):
+            r.replay.grant(0, 20)
+        r.ingest()
+        with pytest.raises(ValueError, match="position must not move back from 16, got 4"):
+            r.replay.grant(0, 4)
+        with pytest.raises(ValueError, match="beta must be between 0 and 1, got 1.5"):
+            r.replay.sample(batch, 1.5)
+        r.replay.sample(batch, 0.5)
+        leaves = r.replay.tree.leaves.copy()
+        for bad in (np.nan, np.inf, -1.0):
+            with pytest.raises(ValueError, match="td_abs must be finite and at least 0"):
+                r.replay.update_priorities(batch.ids, np.array([1, 1, 1, bad], np.float32))
+        with pytest.raises(ValueError, match="ids from a batch"):
+            r.replay.update_priorities(batch.ids + (1 << ID_BITS), np.ones(4, np.float32))
+        with pytest.raises(ValueError, match=r"ids and td_abs must be \[B\] alike"):
+            r.replay.update_priorities(batch.ids, np.ones(3, np.float32))
+        assert np.array_equal(leaves, r.replay.tree.leaves)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_step": 0}, "n_step must be at least 1, got 0"),
+        ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
+        ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
+        ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
+        ({"priority_eps": 0.0}, "priority_eps must be positive, got 0.0"),
+        ({"n_step": 16}, r"num_slots must be at least n_step \+ frame_stack, got 16"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
+    with rig(0, slots=16) as r, pytest.raises(ValueError, match=text):
+        PrioritizedReplay(
+            r.replay.rings, **{"n_step": 1, "gamma": 0.9, "rng": np.random.default_rng(0), **options}
+        )
+
+
+def test_rings_must_be_alike() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="rings must hold at least one ring, got none"):
+        PrioritizedReplay([], n_step=1, gamma=0.9, rng=rng)
+    with (
+        rig(0, slots=16) as a,
+        rig(0, slots=32) as b,
+        pytest.raises(ValueError, match="rings must have one layout, got another in ring 1"),
+    ):
+        PrioritizedReplay([a.replay.rings[0], b.replay.rings[0]], n_step=1, gamma=0.9, rng=rng)
+
+
+def test_a_corrupt_ring_is_reported() -> None:
+    with rig(0, slots=16) as r:
+        r.actors[0].write(5)
+        r.ingest()
+        r.replay.rings[0].header[PUBLISHED] = 1000
+        with pytest.raises(RingCorrupt):
+            r.replay.ingest()

@@ -1,0 +1,49 @@
+"""Every notebook runs top to bottom in a real kernel, and Interrupt stops a run at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+HERE = Path(__file__).parent
+NOTEBOOKS = sorted((HERE.parent / "notebooks").glob("*.ipynb"))
+
+pytestmark = pytest.mark.slow
+
+
+def session(*arguments):
+    command = [sys.executable, "-W", "ignore", str(HERE / "kernel_session.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=115)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def value_of(cell):
+    """What the cell's last expression was shown as."""
+    return next(o["data"]["text/plain"] for o in cell.outputs if o["output_type"] == "execute_result")
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+def test_quickstart_runs_top_to_bottom(tmp_path):
+    output = tmp_path / "executed.ipynb"
+    session("run", HERE.parent / "notebooks" / "01_quickstart.ipynb", output)
+    cells = [c for c in nbformat.read(output, as_version=4).cells if c.cell_type == "code"]
+    assert "target_return" in value_of(cells[1])
+    assert any("text/html" in o.get("data", {}) for o in cells[1].outputs), "the live card was not shown"
+    assert float(value_of(cells[3])) > 100  # one episode of a policy that reached 475
+    assert float(value_of(cells[4])) > 15  # 10 is chance
+    assert "max_seconds" in value_of(cells[5])
+
+
+def test_interrupt_stops_a_run():
+    result = json.loads(session("interrupt"))
+    assert result["done"]
+    assert result["ename"] in ("CancelledError", "KeyboardInterrupt")
+    # a second on an idle machine; three leave room for a busy one
+    assert result["seconds"] < 3
