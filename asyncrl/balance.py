@@ -113,8 +113,8 @@ class Balance:
         capacity = num_actors * envs_per_actor * num_slots
         if learning_starts > capacity // 2:
             raise ValueError(
-                f"learning_starts must be at most half of the replay capacity of {capacity} steps, got {learning_starts}: "
-                "the actors would stop before the learner may start"
+                f"learning_starts must be at most half of the replay capacity of {capacity} steps, "
+                f"got {learning_starts}: the actors would stop before the learner may start"
             )
         self._sigma = samples_per_insert
         self._batch_size = batch_size
@@ -139,9 +139,9 @@ class Balance:
         needed = (self._batch_size + row * (self._num_actors + 1)) / 2
         if error < needed:
             raise ValueError(
-                f"samples_per_insert_error must be at least {needed:g} samples, got {error:g}: with samples_per_insert="
-                f"{self._sigma:g}, batch_size={self._batch_size} and {self._num_actors} actors of {self._envs} environments "
-                "the learner would wait for the actors while they wait for the learner"
+                f"samples_per_insert_error must be at least {needed:g} samples, got {error:g}: with "
+                f"samples_per_insert={self._sigma:g}, batch_size={self._batch_size} and {self._num_actors} actors of "
+                f"{self._envs} environments the learner would wait for the actors while they wait for the learner"
             )
         ahead = int((2 * error - self._batch_size) / row - 1) // self._num_actors
         return float(error), max(1, min(ahead, most_ahead))
@@ -207,7 +207,8 @@ class Balance:
         """
         allowed = self._max_steps
         if self._sigma is not None:
-            allowed = min(allowed, math.floor((self._sampled + self._forgiven + self._error) / self._sigma) + self._start)
+            paid = self._sampled + self._forgiven + self._error
+            allowed = min(allowed, math.floor(paid / self._sigma) + self._start)
         return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
 
     @property

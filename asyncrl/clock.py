@@ -1,4 +1,4 @@
-"""The training clock: starts at the first environment step and stands still while training is held for an evaluation."""
+"""The training clock: starts at the first environment step, stands still while an evaluation holds training."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.arguments import EvalOptions, algorithm_of
 from asyncrl.checkpoint import SavedPolicy, read_policy
+from asyncrl.clock import process_start
 from asyncrl.config import TrainerConfig
 from asyncrl.console import RunConsole
 from asyncrl.core import Algorithm
@@ -29,7 +30,11 @@ from asyncrl.trainer import Trainer, TrainResult
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:
     """Train, show it, and print the result; returns the exit code. Raises the error that ended the run."""
     _show_warnings_plainly()
-    with Interrupts() as interrupts, Trainer.from_config(config, algorithm, server=server) as trainer:
+    started = process_start()
+    with (
+        Interrupts() as interrupts,
+        Trainer.from_config(config, algorithm, server=server, started=started) as trainer,
+    ):
         interrupts.run = trainer
         console = RunConsole()
 

@@ -102,10 +102,9 @@ class RunConsole:
                 while (snapshot := self._next()) is not None:
                     self._draw(snapshot)
         except (OSError, ValueError):
-            # The reader went away (BrokenPipeError) or the stream was closed ("I/O operation on closed
-            # file").
+            # The reader went away (BrokenPipeError), or the stream was closed (ValueError).
             self.broken = True
-            pass
+            _discard_standard_output(self._stream)
 
     def _next(self) -> Snapshot | None:
         """Wait for a snapshot that is due; None when all is drawn and the view is closing."""

@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl import checkpoint
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool, probe
 from asyncrl.assembly import LearnerParts, choose_device, ring_layout, warn_of_too_many_threads
+from asyncrl.checkpoint import CheckpointMeta
 from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
 from asyncrl.config_file import dump_config
-from asyncrl.core import Algorithm, EnvSpec
+from asyncrl.core import Algorithm
 from asyncrl.envs import EnvSource
 from asyncrl.errors import AsyncRLError, SamplesTooStale
 from asyncrl.evaluate import EvaluationPlan, EvaluationSchedule
@@ -54,7 +54,7 @@ from asyncrl.writers import RunWriters
 WATCH_SECONDS = 0.02
 """How often the stopping rules are looked at."""
 SWITCH_SECONDS = 0.0005
-"""Interpreter's switch interval during a run: the loop answers in 0.3 ms instead of 3.5 beside a busy learner thread."""
+"""Interpreter's switch interval during a run: beside a busy learner thread the loop answers in 0.3 ms, not 3.5."""
 STALE_SHARE = 0.5
 """Discarded share from which ASYNC020 warns, once."""
 
@@ -115,6 +115,7 @@ class Coordinator:
         self._final_weights: NDArray[np.float32] | None = None
         self._state = "starting"
         self._warned = False
+        self._saving = asyncio.Lock()
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in good order; the first reason counts. Loop thread only."""
@@ -364,8 +365,9 @@ class Coordinator:
         self._warned = True
         warnings.warn(
             SamplesTooStale(
-                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: actors make "
-                f"{snapshot.env_steps_per_second:,.0f} steps/s, the learner {snapshot.updates_per_second:,.0f} updates/s; "
+                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
+                f"actors make {snapshot.env_steps_per_second:,.0f} steps/s, "
+                f"the learner {snapshot.updates_per_second:,.0f} updates/s; "
                 "raise max_staleness or samples_per_insert, or lower num_actors"
             ),
             stacklevel=2,
@@ -375,9 +377,9 @@ class Coordinator:
         self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
         self._directory.write_json("meta.json", describe_run(self.config.seed))
 
-    def _checkpoint_meta(self, evaluation: EvaluationResult | None) -> checkpoint.CheckpointMeta:
+    def _checkpoint_meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
         assert self._learner is not None
-        return checkpoint.CheckpointMeta(
+        return CheckpointMeta(
             env=self.config.env,
             algo=self.config.algo,
             spec=self._spec,
@@ -392,26 +394,27 @@ class Coordinator:
         )
 
     async def _save_latest(self) -> str:
-        """Write `checkpoints/latest`; returns its path, or "" where the run has no directory."""
-        path = self._directory.checkpoint("latest")
-        if path is None or self._learner is None:
+        """Checkpoint the learner now; returns the file's path, or "" where the run has no directory."""
+        if self._learner is None:
             return ""
-        weights, _ = await self._learner.current_weights()
-        if self._final_weights is not None:
-            weights = self._final_weights
-        await self._save(path, weights, None)
-        return str(path)
+        weights = self._final_weights
+        if weights is None:
+            weights, _ = await self._learner.current_weights()
+        return await self._save(weights, None)
 
     async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
-        path = self._directory.checkpoint("best")
-        if path is not None:
-            await self._save(path, weights, result)
+        await self._save(weights, result)
 
-    async def _save(self, path: Path, weights: NDArray[np.float32], result: EvaluationResult | None) -> None:
+    async def _save(self, weights: NDArray[np.float32], best: EvaluationResult | None) -> str:
+        """Write a checkpoint with these acting weights, off the loop's thread; one at a time."""
+        folder = self._directory.checkpoints
+        if folder is None:
+            return ""
         assert self._learner is not None
-        core = await self._learner.state_dict()
-        meta = self._checkpoint_meta(result)
-        await asyncio.to_thread(checkpoint.save, path, {"core": core, "weights": weights}, meta)
+        async with self._saving:
+            state = {"core": await self._learner.state_dict(), "weights": weights}
+            meta = self._checkpoint_meta(best)
+            return str(await asyncio.to_thread(folder.save, state, meta, best=best is not None))
 
 
 @contextlib.contextmanager

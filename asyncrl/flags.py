@@ -8,7 +8,7 @@ an environment's preset keep their say in everything else. A wrong flag or value
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from asyncrl.options import Option, coerce, describe, near_miss, option_help
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         for argument in arguments:
             name = argument.split("=", 1)[0]
             if name.startswith("--") and name != "--" and name not in flags:
-                self.unknown("option", name, _near_flag(name, flags))
+                self.unknown("option", name, near_miss(name, flags))
         parsed, rest = self.parse_known_args(arguments)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
@@ -41,13 +41,6 @@ class Parser(argparse.ArgumentParser):
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
         """End with exit code 2 over a name that nothing has."""
         self.error(f"unknown {what} {name}" + (f"; did you mean {miss}?" if miss else ""))
-
-
-def _near_flag(name: str, flags: Iterable[str]) -> str | None:
-    # `--learning-rate` is `--dqn.learning-rate` without its prefix, not some other flag that looks like it.
-    leaf = name.lstrip("-")
-    same = [flag for flag in flags if flag.lstrip("-").rsplit(".", 1)[-1] == leaf]
-    return same[0] if same else near_miss(name, flags)
 
 
 def add_options(

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from asyncrl.checkpoint_folder import CheckpointFolder
 from asyncrl.errors import ConfigurationError
 
 
@@ -57,9 +58,10 @@ class RunDirectory:
         """Where actors write their output, or None."""
         return self.path / "actors" if self.path is not None else None
 
-    def checkpoint(self, name: str) -> Path | None:
-        """Path of the checkpoint `name` (`latest`, `best` or a number of steps), or None."""
-        return self.path / "checkpoints" / name if self.path is not None else None
+    @property
+    def checkpoints(self) -> CheckpointFolder | None:
+        """Where checkpoints are kept, or None."""
+        return CheckpointFolder(self.path / "checkpoints") if self.path is not None else None
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
         """Write `name` whole."""

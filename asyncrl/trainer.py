@@ -1,7 +1,8 @@
 """The trainer: one run behind one object that works the same from a script, a shell and a notebook cell.
 
-The run has an event loop of its own in a thread of its own ("asyncrl-coordinator"), whoever calls. A blocking notebook cell
-therefore does not freeze training, a caller's loop is never blocked, and there is one way to run and not three.
+The run has an event loop of its own in a thread of its own ("asyncrl-coordinator"), whoever calls. A blocking
+notebook cell therefore does not freeze training, a caller's loop is never blocked, and there is one way to run and
+not three.
 """
 
 from __future__ import annotations
@@ -328,7 +329,9 @@ class Trainer:
                 result = runner.run(self._main())
         except BaseException as raised:
             error = raised
-        atexit.unregister(self.close)  # or it would hold this object, and its memory, to the end of the process
+        atexit.unregister(
+            self.close
+        )  # or it would hold this object, and its memory, to the end of the process
         if result is not None:
             self._done.set_result(result)
         else:

@@ -5,14 +5,21 @@
 Two processes on two cores: this one writes, a forked one reads. Every figure stands beside a memcpy of the same bytes
 from and to the same memory, on the same core, measured next to it in the same repeat.
 
-Rows of 4 KiB and 28 KiB: one compiled loop copies a row into the ring and publishes it, row by row; the reader polls,
-checks each row's stamp, and grants at once. A row counts when the reader has seen it. Nothing is copied out: that is
-how the replay reads (`in_place`). `copied_out` has the reader copy each row as well, on its own core.
+Rows of 4 KiB and 28 KiB: one compiled loop copies a row into the ring and publishes it, row by row. A row counts when
+the reader has seen it: has read the position, checked the row's stamp, and granted its slot again. Rings of 256 MiB,
+which like a replay's lie in memory, and of 8 MiB, which lie in the third-level cache; both are gone round many times.
 
-Small rows: CartPole's (41 bytes). `compiled` publishes each row on its own from a compiled loop; `python` makes one
-call to a compiled row writer and one to `RingWriter.publish` per row, as an actor with a Python loop does.
+    polled      the reader looks every 10 microseconds or so, as a consumer with other work does
+    spun        the reader does nothing but look, so that the position's cache line moves for every row
+    copied_out  the reader looks like `polled` and copies every row; beside it stands the memcpy on the reader's core of
+                rows that the other core has just written. (The replay does not do this: it reads rows in place.)
+
+Small rows: CartPole's. `compiled` publishes each row on its own from a compiled loop; `python` makes one call to a
+compiled row writer and one to `RingWriter.publish` per row, and asks for space once that is used up; the reader spins.
 
 Weights: `publish` and `refresh` on one core, and with the reader on the other core.
+
+Other work on the machine keeps one of the two sides off its core for milliseconds at a time: run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -38,7 +45,10 @@ from asyncrl.shm.ring_protocol import publish_rows
 
 SOURCES = 16
 """Different rows that are copied from; they stay in the cache, as a fresh observation would."""
-RING_BYTES = 8 << 20
+BYTES_PER_RUN = 1 << 29
+PAUSE = 30_000
+"""Reads of a word of its own between two looks of the reader at the ring; about 10 microseconds."""
+READY, WRITTEN, NANOSECONDS = 0, 16, 32
 WRITER_CORE, READER_CORE = 0, 1
 WORDS = (ArraySpec("words", (64,), "int64", control=True),)
 
@@ -64,11 +74,12 @@ def copy_rows(obs, sources, count):
         copy_words(obs[0, row & mask], sources[row & 15])
 
 
-@kernel("int64(int64[::1], uint8[:, :, ::1], int64[::1], uint8[:, ::1], int64)")
-def read_rows(header, obs, version, out, count):
-    """See `count` rows one by one, granting as they come; copies each to `out` if that has rows."""
+@kernel("int64(int64[::1], uint8[:, :, ::1], int64[::1], uint8[:, ::1], int64[::1], int64, int64)")
+def read_rows(header, obs, version, out, words, pause, count):
+    """See `count` rows, granting as they come; copies each to `out` if that has rows. Returns wrong stamps."""
     slots, first, wrong = version.shape[0], load_acquire(header, GRANTED) - version.shape[0], 0
     row = first
+    store_release(words, READY, 1)
     while row < first + count:
         published = load_acquire(header, PUBLISHED)
         for seen in range(row, published):
@@ -78,7 +89,16 @@ def read_rows(header, obs, version, out, count):
         if published > row:
             row = published
             store_release(header, GRANTED, row + slots)
+        for _ in range(pause):
+            load_acquire(words, READY)
     return wrong
+
+
+@kernel("void(uint8[:, ::1], uint8[:, :, ::1], int64)")
+def copy_rows_out(out, obs, count):
+    """The memcpy in a reader that copies."""
+    for row in range(count):
+        copy_words(out[row & 15], obs[0, row & (obs.shape[1] - 1)])
 
 
 _SMALL = (
@@ -108,21 +128,6 @@ def write_small_rows(header, obs, action, reward, flags, version, incarnation, a
             granted = load_acquire(header, GRANTED)
         write_small_row(header, obs, action, reward, flags, version, incarnation, row)
         publish_rows(header, armed, 1, 1)
-
-
-@kernel("int64(int64[::1], int64[::1], int64)")
-def see_rows(header, version, count):
-    """As `read_rows`, without the payload."""
-    slots, first, wrong = version.shape[0], load_acquire(header, GRANTED) - version.shape[0], 0
-    row = first
-    while row < first + count:
-        published = load_acquire(header, PUBLISHED)
-        for seen in range(row, published):
-            wrong += version[seen & (slots - 1)] != seen
-        if published > row:
-            row = published
-            store_release(header, GRANTED, row + slots)
-    return wrong
 
 
 @kernel("void(int64[::1], int64, int64)")
@@ -168,52 +173,85 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 class Rows:
-    """A ring of uint8 rows of one size, with its reader granted and its pages touched."""
+    """A ring of uint8 rows of one size, all granted, and its pages touched."""
 
-    def __init__(self, row_bytes: int) -> None:
-        slots = 1 << (RING_BYTES // row_bytes).bit_length() - 1
+    def __init__(self, row_bytes: int, ring_bytes: int) -> None:
+        slots = 1 << (ring_bytes // row_bytes).bit_length() - 1
         layout = RingLayout(1, slots, EnvSpec("rows", (row_bytes,), "uint8", DiscreteAction(2)))
         self.segment = Segment.create("rows", layout.arrays(), populate=True)
         self.writer, self.reader = RingWriter(self.segment, layout), RingReader(self.segment, layout)
         self.reader.grant(slots)
         self.sources = np.random.default_rng(0).integers(0, 255, (SOURCES, row_bytes), np.uint8)
         self.armed = np.zeros(16, np.int64)
-        copy_rows(self.writer.obs, self.sources, slots)
+        self.count = max(2 * slots, BYTES_PER_RUN // row_bytes)
+        self.by_memcpy()
 
-    def through_ring(self, count: int, copied_out: bool) -> float:
+    def through_ring(self, pause: int, copied_out: bool = False) -> float:
         """Rows per second, from the first copy to the last row seen."""
-        out = np.empty((SOURCES if copied_out else 0, self.sources.shape[1]), np.uint8)
-        reader, writer = self.reader, self.writer
+        words = Segment.create("words", WORDS)["words"]
+        reader, writer, count = self.reader, self.writer, self.count
         last = reader.granted + count
 
         def work() -> int:
-            return read_rows(reader.header, reader.obs, reader.version, out, count)
+            out = np.zeros((SOURCES if copied_out else 0, self.sources.shape[1]), np.uint8)
+            copy_rows_out(out, reader.obs, reader.num_slots if copied_out else 0)
+            return read_rows(reader.header, reader.obs, reader.version, out, words, pause, count)
 
         with reader_process(work):
+            wait_for(words, READY, 1)
             start = time.perf_counter()
             write_rows(writer.header, writer.obs, writer.version, self.armed, self.sources, count)
             wait_for(writer.header, GRANTED, last)
             elapsed = time.perf_counter() - start
         return count / elapsed
 
-    def by_memcpy(self, count: int) -> float:
+    def by_memcpy(self) -> float:
         """Rows per second of the copies alone."""
-        return count / seconds(lambda: copy_rows(self.writer.obs, self.sources, count))
+        return self.count / seconds(lambda: copy_rows(self.writer.obs, self.sources, self.count))
+
+    def by_memcpy_on_the_other_core(self) -> float:
+        """Rows per second of the reader's copies alone, of rows that this core has just written."""
+        words, slots = Segment.create("words", WORDS)["words"], self.reader.num_slots
+
+        def work() -> int:
+            out = np.zeros((SOURCES, self.sources.shape[1]), np.uint8)
+            copy_rows_out(out, self.reader.obs, slots)
+            tell(words, READY, 1)
+            wait_for(words, WRITTEN, 1)
+            tell(words, NANOSECONDS, round(1e9 * seconds(lambda: copy_rows_out(out, self.reader.obs, slots))))
+            return 0
+
+        with reader_process(work):
+            wait_for(words, READY, 1)
+            copy_rows(self.writer.obs, self.sources, slots)
+            tell(words, WRITTEN, 1)
+        return slots / (int(words[NANOSECONDS]) / 1e9)
+
+    def close(self) -> None:
+        self.writer.close()
+        self.reader.close()
 
 
 def measure_rows(report: Report, repeats: int) -> None:
-    for name, row_bytes, count in (("4_KiB", 4096, 200_000), ("28_KiB", 28 * 1024, 40_000)):
-        rows = Rows(row_bytes)
-        in_place, copied_out, plain = [], [], []
-        for _ in range(repeats):
-            before = rows.by_memcpy(count)
-            in_place.append(rows.through_ring(count, copied_out=False))
-            copied_out.append(rows.through_ring(count, copied_out=True))
-            plain.append((before + rows.by_memcpy(count)) / 2)
-        for key, values in (("memcpy", plain), ("in_place", in_place), ("copied_out", copied_out)):
-            report.add(f"rows_of_{name}/{key}", [v * row_bytes / 1e9 for v in values], "GB/s")
-        report.add_ratio(f"rows_of_{name}/in_place_to_memcpy", in_place, plain, goal="at least 0.8")
-        report.add_ratio(f"rows_of_{name}/copied_out_to_memcpy", copied_out, plain)
+    for where, ring_bytes in (("memory", 256 << 20), ("cache", 8 << 20)):
+        for size, row_bytes in (("4_KiB", 4 << 10), ("28_KiB", 28 << 10)):
+            rows, name = Rows(row_bytes, ring_bytes), f"rows_of_{size}_in_{where}"
+            plain, other, polled, spun, copied_out = [], [], [], [], []
+            for _ in range(repeats):
+                before = rows.by_memcpy()
+                polled.append(rows.through_ring(PAUSE))
+                plain.append((before + rows.by_memcpy()) / 2)
+                spun.append(rows.through_ring(0))
+                other.append(rows.by_memcpy_on_the_other_core())
+                copied_out.append(rows.through_ring(PAUSE, copied_out=True))
+            of = {"memcpy": plain, "polled": polled, "spun": spun}
+            of |= {"memcpy_on_the_other_core": other, "copied_out": copied_out}
+            for key, values in of.items():
+                report.add(f"{name}/{key}", [v * row_bytes / 1e9 for v in values], "GB/s")
+            report.add_ratio(f"{name}/polled_to_memcpy", polled, plain, goal="at least 0.8")
+            report.add_ratio(f"{name}/spun_to_memcpy", spun, plain)
+            report.add_ratio(f"{name}/copied_out_to_memcpy_on_the_other_core", copied_out, other)
+            rows.close()
 
 
 def measure_small_rows(report: Report, repeats: int) -> None:
@@ -230,11 +268,12 @@ def measure_small_rows(report: Report, repeats: int) -> None:
         writer.published += count
 
     def python(count: int) -> None:
-        for row in range(writer.published, writer.published + count):
-            while writer.writable() < 1:
-                pass
-            write_small_row(*fields, row)
-            writer.publish(1, 1)
+        write, publish, last = write_small_row, writer.publish, writer.published + count
+        while writer.published < last:
+            first, space = writer.published, writer.writable()
+            for row in range(first, min(first + space, last)):
+                write(*fields, row)
+                publish(1, 1)
 
     def positions_only(count: int) -> None:
         publish = writer.publish
@@ -242,8 +281,10 @@ def measure_small_rows(report: Report, repeats: int) -> None:
             publish(1, 1)
 
     def rate(write: Callable[[int], None], count: int) -> float:
-        last = reader.granted + count
-        with reader_process(lambda: see_rows(reader.header, reader.version, count)):
+        words, last = Segment.create("words", WORDS)["words"], reader.granted + count
+        payload = (np.zeros((1, 1, 1), np.uint8), reader.version, np.zeros((0, 1), np.uint8), words)
+        with reader_process(lambda: read_rows(reader.header, *payload, 0, count)):
+            wait_for(words, READY, 1)
             start = time.perf_counter()
             write(count)
             wait_for(writer.header, GRANTED, last)
@@ -261,7 +302,7 @@ def measure_small_rows(report: Report, repeats: int) -> None:
 
 
 def measure_weights(report: Report, repeats: int) -> None:
-    for name, count, rounds in (("100_KB", 25_000, 20_000), ("5_MB", 1_250_000, 300)):
+    for name, count, rounds in (("100_KB", 25_000, 4_000), ("5_MB", 1_250_000, 100)):
         mailbox = WeightMailbox.create(count)
         values, out = np.random.default_rng(0).random(count, np.float32), np.empty(count, np.float32)
         buffers = mailbox.segment["values"]

@@ -1,4 +1,4 @@
-"""Drives a real Jupyter kernel in a process of its own, for `test_notebooks.py`; the client libraries leave sockets open.
+"""Drives a real Jupyter kernel in a process of its own, for `test_notebooks.py`: its client leaves sockets open.
 
     python kernel_session.py run NOTEBOOK OUTPUT     executes all cells and writes the notebook with its outputs
     python kernel_session.py interrupt               prints {"seconds", "ename", "done"} of an interrupted run

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
 from numpy.typing import NDArray
+
+from asyncrl.core import RESET, TERMINATED, TRUNCATED
 
 
 class SlowSumTree:

@@ -173,7 +173,10 @@ def test_a_slow_ring_does_not_hold_the_others_back():
         ({"num_actors": 0}, "num_actors must be at least 1, got 0"),
         ({"envs_per_actor": 0}, "envs_per_actor must be at least 1, got 0"),
         ({"learning_starts": 0}, "learning_starts must be at least 1, got 0"),
-        ({"learning_starts": 513}, "learning_starts must be at most half of the replay capacity of 1024 steps"),
+        (
+            {"learning_starts": 513},
+            "learning_starts must be at most half of the replay capacity of 1024 steps",
+        ),
         ({"error_samples": 15.0}, "samples_per_insert_error must be at least 16 samples, got 15: .* wait"),
     ],
 )

@@ -55,7 +55,9 @@ class FakeTrainer:
     url = None
 
     @classmethod
-    def from_config(cls, config: TrainerConfig, algorithm: Any, *, server: Any = None) -> FakeTrainer:
+    def from_config(
+        cls, config: TrainerConfig, algorithm: Any, *, server: Any = None, started: float = 0.0
+    ) -> FakeTrainer:
         trainer = cls.made = cls()
         trainer.config, trainer.algorithm, trainer.server = config, algorithm, server
         trainer.stopped = threading.Event()

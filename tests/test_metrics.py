@@ -134,6 +134,7 @@ def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> Non
     assert list(rows[0]) == [*METRIC_NAMES, "train/td_error"]
     assert rows[0]["train/loss"] == rows[0]["train/td_error"] == rows[0]["eval/mean_reward"] == ""
     assert math.isnan(float(rows[1]["train/loss"])) and rows[1]["train/td_error"] == "0.5"
+    assert rows[2]["train/td_error"] == ""
     assert {name: float(rows[2][name]) for name in METRIC_NAMES} == EXPECTED
 
 

@@ -67,7 +67,9 @@ def test_learn_counts_steps_and_returns_a_policy_that_acts():
 
 def test_run_directory_holds_what_was_told_and_measured(tmp_path):
     run = tmp_path / "run"
-    Trainer("CartPole-v1", small(), run_dir=run, report_interval_seconds=0.1, **SMALL).learn(total_steps=2_000)
+    Trainer("CartPole-v1", small(), run_dir=run, report_interval_seconds=0.1, **SMALL).learn(
+        total_steps=2_000
+    )
     for name in ("config.toml", "meta.json", "metrics.jsonl", "progress.csv", "summary.json"):
         assert (run / name).stat().st_size > 0, name
     assert json.loads((run / "summary.json").read_text())["env_steps"] >= 2_000

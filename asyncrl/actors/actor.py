@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from typing import Any
@@ -23,6 +24,11 @@ def actor_seeds(
     ours = np.random.SeedSequence(seed, spawn_key=(index, incarnation))
     for_envs, for_policy = ours.spawn(2)
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
+
+
+def _all_finite(values: NDArray[Any]) -> bool:
+    """Whether no value is NaN or infinite. A finite sum says so in half the time; one that overflowed says nothing."""
+    return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
 
 
 class Actor:
@@ -157,8 +163,8 @@ class Actor:
     def _refuse_non_finite(
         self, obs: NDArray[Any], rewards: NDArray[Any], actions: NDArray[Any] | None
     ) -> None:
-        finite_obs = not self._obs_may_be_non_finite or np.isfinite(obs).all()
-        if finite_obs and np.isfinite(rewards).all():
+        finite_obs = not self._obs_may_be_non_finite or _all_finite(obs)
+        if finite_obs and _all_finite(rewards):
             return
         what, values = ("observation", obs) if not finite_obs else ("reward", rewards)
         bad = ~np.isfinite(values).reshape(values.shape[0], -1).all(axis=1)

@@ -114,7 +114,7 @@ class EpisodePlayer:
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         obs = np.empty((episodes, *self._spec.observation_shape), self._spec.observation_dtype)
-        form = ActionForm(self._spec, self._envs[0].action_space)
+        form = ActionForm(self._envs[0].action_space)
         live = list(range(min(episodes, len(self._envs))))
         for episode in live:
             obs[episode] = self._reset(episode, seeds)

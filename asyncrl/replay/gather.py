@@ -14,7 +14,8 @@ The n-step cut of row i is the sum of at most n rewards. It ends early after a r
 or TRUNCATED (bootstrap from the true final observation, which Gymnasium's NEXT_STEP autoreset puts into the
 next row), and before the last row of an actor's life, whose successor nobody saw (bootstrap from that row).
 
-The batch is filled field by field, not item by item, so that the cache misses of many items overlap.
+A million steps do not fit the cache: a sample waits for about six lines of main memory per item. `locate` asks for
+all of them while the next items are still being looked up; after that the batch is filled field by field.
 """
 
 from __future__ import annotations
@@ -47,44 +48,31 @@ ID_BITS = 48
 
 @inlined
 def locate(
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    batch: NDArray[np.int64],
-    work: NDArray[np.int64],
-) -> None:
-    """Leaves to rings, streams and positions; fills the batch's `ids` and `version`.
+    rings: NDArray[np.int64], state: NDArray[np.int64], leaf: int, work: NDArray[np.int64], i: int
+) -> int:
+    """Take item i's leaf apart, write down where its row lies, and ask for its cache lines; returns its id.
 
     The position of a slot is the newest one below SEEN: a leaf that has priority is not retired, and rows that
     are not retired lie in `[SEEN - S, SEEN)`.
     """
     slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
-    size = work.shape[1]
-    ids, version = int64s(batch[TO_IDS], size), int64s(batch[TO_VERSION], size)
-    obs_bytes, action_bytes, n_step = state[OBS_BYTES], state[ACTION_BYTES], state[N_STEP]
-    for i in range(size):
-        leaf = work[LEAF, i]
-        row = leaf >> env_bits
-        env = leaf - (row << env_bits)
-        slot = row & (slots - 1)
-        ring = row // slots if rings.shape[0] > 1 else 0
-        newest = rings[np.uintp(ring), SEEN] - 1
-        position = newest - ((newest - slot) & (slots - 1))
-        work[RING, i] = ring
-        work[STREAM, i] = env * slots
-        work[POSITION, i] = position
-        ids[i] = (ring << ID_BITS) + (position << env_bits) + env
-        here = rings[np.uintp(ring)]
-        at = env * slots + slot
-        prefetch(here[OBS] + at * obs_bytes)
-        prefetch(here[OBS] + (at + n_step) * obs_bytes)
-        prefetch(here[REWARD] + at * 4)
-        prefetch(here[FLAGS] + at)
-        prefetch(here[INCARNATION] + slot * 4)
-        prefetch(here[VERSION] + slot * 8)
-        prefetch(here[ACTION] + at * action_bytes)
-    for i in range(size):
-        slot = work[POSITION, i] & (slots - 1)
-        version[i] = int64s(rings[np.uintp(work[RING, i]), VERSION], slots)[np.uintp(slot)]
+    row = leaf >> env_bits
+    env = leaf - (row << env_bits)
+    slot = row & (slots - 1)
+    ring = row // slots if rings.shape[0] > 1 else 0
+    here = np.uintp(ring)
+    newest = rings[here, SEEN] - 1
+    position = newest - ((newest - slot) & (slots - 1))
+    at = env * slots + slot
+    prefetch(rings[here, OBS] + at * state[OBS_BYTES])
+    prefetch(rings[here, OBS] + (at + state[N_STEP]) * state[OBS_BYTES])
+    prefetch(rings[here, ACTION] + at * state[ACTION_BYTES])
+    prefetch(rings[here, REWARD] + at * 4)
+    prefetch(rings[here, FLAGS] + at)
+    prefetch(rings[here, VERSION] + slot * 8)
+    prefetch(rings[here, INCARNATION] + slot * 4)
+    work[RING, i], work[STREAM, i], work[POSITION, i] = ring, env * slots, position
+    return (ring << ID_BITS) + (position << env_bits) + env
 
 
 @inlined
@@ -123,10 +111,11 @@ def cut_all(
     batch: NDArray[np.int64],
     work: NDArray[np.int64],
 ) -> None:
-    """Fills the batch's `reward` and `discount`, and AHEAD."""
+    """Fills the batch's `reward`, `discount` and `version`, and AHEAD."""
     slots, steps, n_step = state[NUM_SLOTS], state[NUM_SLOTS] * state[NUM_ENVS], state[N_STEP]
     size = work.shape[1]
     to_reward, to_discount = float32s(batch[TO_REWARD], size), float32s(batch[TO_DISCOUNT], size)
+    to_version = int64s(batch[TO_VERSION], size)
     for i in range(size):
         ring = np.uintp(work[RING, i])
         total, discount, ahead = cut(
@@ -139,6 +128,7 @@ def cut_all(
             gamma,
         )
         to_reward[i], to_discount[i], work[AHEAD, i] = total, discount, ahead
+        to_version[i] = int64s(rings[ring, VERSION], slots)[np.uintp(work[POSITION, i] & (slots - 1))]
 
 
 @inlined
@@ -152,9 +142,7 @@ def copy_field(
 
 
 @inlined
-def copy_next(
-    rings: NDArray[np.int64], row_bytes: int, slots: int, to: int, work: NDArray[np.int64]
-) -> None:
+def copy_next(rings: NDArray[np.int64], row_bytes: int, slots: int, to: int, work: NDArray[np.int64]) -> None:
     """Copy every item's bootstrap observation to the array at address `to`."""
     for i in range(work.shape[1]):
         at = work[STREAM, i] + ((work[POSITION, i] + work[AHEAD, i]) & (slots - 1))
@@ -228,9 +216,8 @@ def gather(
     batch: NDArray[np.int64],
     work: NDArray[np.int64],
 ) -> None:
-    """Fill everything of the batch but `weight` and `staleness` for the leaves in `work[LEAF]`."""
+    """Fill everything of the batch but `ids`, `weight` and `staleness` for the rows that `locate` wrote down."""
     slots = state[NUM_SLOTS]
-    locate(rings, state, batch, work)
     cut_all(rings, state, gamma, batch, work)
     copy_field(rings, ACTION, state[ACTION_BYTES], slots, batch[TO_ACTION], work)
     for extra in range(state[NUM_EXTRAS]):

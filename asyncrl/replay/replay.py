@@ -138,7 +138,9 @@ class PrioritizedReplay:
         if not 0.0 <= beta <= 1.0:
             raise ValueError(f"beta must be between 0 and 1, got {beta}")
         if self._state[table.SAMPLEABLE] == 0:
-            raise ValueError("replay must hold a sampleable row, got none: ingest until `sampleable` is positive")
+            raise ValueError(
+                "replay must hold a sampleable row, got none: ingest until `sampleable` is positive"
+            )
         to = known[1]
         self._rng.random(out=to.uniforms)
         beta = 0.0 if self._uniform else beta

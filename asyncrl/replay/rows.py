@@ -41,15 +41,27 @@ from asyncrl.replay.gather import (
     SAMPLED,
     SEEN,
     STACK,
+    TO_IDS,
     TO_WEIGHT,
     TREE_BITS,
     VERSION,
     gather,
+    locate,
 )
 from asyncrl.replay.handles import float32s, int32s, int64s, uint8s
-from asyncrl.replay.sum_tree import Leaves, Nodes, draw, inlined, put, sum_up, sum_up_range, total_of
+from asyncrl.replay.sum_tree import (
+    Leaves,
+    Nodes,
+    descend,
+    find_leaf,
+    inlined,
+    put,
+    sum_up,
+    sum_up_range,
+    total_of,
+)
 from asyncrl.shm.atomics import kernel, load_acquire
-from asyncrl.shm.ring import GRANTED, PUBLISHED
+from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
 
 # Words of `numbers`, float64.
 GAMMA, ALPHA, EPSILON, LARGEST = range(4)
@@ -251,7 +263,7 @@ def importance_weights(
         ratio = np.float32(max(count * (priorities[i] / total), _SMALLEST_RATIO))
         out[i] = ratio**exponent
         largest = max(largest, out[i])
-    return largest
+    return float(largest)
 
 
 @kernel(f"void({_TREE}, {_TABLES}, float64, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
@@ -270,19 +282,22 @@ def sample(
 ) -> None:
     """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
     size = uniforms.shape[0]
-    draw(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
-    gather(rings, state, gamma, batch, work)
-    state[SAMPLED] += size
-    weight = float32s(batch[TO_WEIGHT], size)
+    bits, groups = state[TREE_BITS], work[LEAF]
+    ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
+    descend(leaves, nodes, first, bits, uniforms, rest, groups)
+    for i in range(size):
+        leaf = find_leaf(leaves, bits, groups[i], rest[i])
+        ids[i] = locate(rings, state, leaf, work, i)
+        rest[i] = leaves[np.uintp(leaf)]
     if beta == 0.0:
         for i in range(size):
             weight[i] = 1.0
-        return
-    for i in range(size):
-        rest[i] = leaves[np.uintp(work[LEAF, i])]
-    scale = np.float32(1.0) / importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
-    for i in range(size):
-        weight[i] *= scale
+    else:
+        scale = 1.0 / importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
+        for i in range(size):
+            weight[i] *= scale
+    gather(rings, state, gamma, batch, work)
+    state[SAMPLED] += size
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1])")
@@ -309,10 +324,7 @@ def update(
         step = ids[i] - (ring << ID_BITS)
         position = step >> env_bits
         leaf = ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))
-        if (
-            rings[ring, CLOSED] <= position < rings[ring, DECIDED]
-            and leaves[np.uintp(leaf)] > 0.0
-        ):
+        if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
             priority = float((errors[i] + epsilon) ** alpha)
             largest = max(largest, priority)
             count = put(leaves, nodes, bits, leaf, priority, dirty, count)

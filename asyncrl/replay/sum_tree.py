@@ -139,7 +139,7 @@ def total_of(nodes: Nodes) -> float:
 
 
 @inlined
-def draw(
+def descend(
     leaves: Leaves,
     nodes: Nodes,
     first: Indices,
@@ -148,12 +148,12 @@ def draw(
     rest: NDArray[np.float64],
     out: Indices,
 ) -> None:
-    """Stratified sample: `out[i]` is the leaf whose share of [0, total) holds `(i + uniforms[i]) / B * total`.
+    """Find the leaf group `out[i]` whose share of [0, total) holds `(i + uniforms[i]) / B * total`.
 
-    A child of zero sum has BEFORE equal to its right neighbour's and so is never the last that is `<= target`.
-    Only rounding can push a target past the end of a group; it then falls to the right of the group's last
-    non-zero leaf (`last` keeps it among the groups that exist), and the walk at the end brings it back there.
-    The total must be positive.
+    `rest[i]` is how far into the group's share that is. The total must be positive. A child of zero sum has
+    BEFORE equal to its right neighbour's and so is never the last that is `<= target`. Only rounding can push
+    a target past the end of a group; it then falls to the right of the group's last non-zero leaf (`last`
+    keeps it among the groups that exist), and `find_leaf` brings it back there.
     """
     size = out.shape[0]
     stride = total_of(nodes) / size
@@ -172,23 +172,19 @@ def draw(
             out[i] = min((out[i] << bits) + child, last)
             if level == 0:  # the only line that may be far away
                 prefetch(leaves.ctypes.data + (out[i] << bits << 2))
-    for i in range(size):
-        start = out[i] << bits
-        out[i] = start + _find_leaf(leaves, start, nodes.shape[2], rest[i])
-    for i in range(size):
-        while leaves[np.uintp(out[i])] <= 0.0:
-            out[i] -= 1
 
 
 @inlined
-def _find_leaf(leaves: Leaves, start: int, fanout: int, target: float) -> int:
-    """Which of the `fanout` leaves from `start` on holds `target`; the last one if none does."""
-    child = 0
-    total = 0.0
-    for leaf in range(start, start + fanout - 1):
-        total += np.float64(leaves[np.uintp(leaf)])
-        child += int(total <= target)
-    return child
+def find_leaf(leaves: Leaves, bits: int, group: int, target: float) -> int:
+    """The leaf of the group whose share holds `target`; never one of zero priority."""
+    start = group << bits
+    leaf, total = start, 0.0
+    for candidate in range(start, start + (1 << bits) - 1):
+        total += np.float64(leaves[np.uintp(candidate)])
+        leaf += int(total <= target)
+    while leaves[np.uintp(leaf)] <= 0.0:
+        leaf -= 1
+    return leaf
 
 
 _TREE = "float32[::1], float64[:,:,::1], int64[::1], int64"
@@ -236,13 +232,16 @@ def draw_leaves(
     rest: NDArray[np.float64],
     out: Indices,
 ) -> None:
-    """`draw`, for callers in Python."""
-    draw(leaves, nodes, first, bits, uniforms, rest, out)
+    """Stratified sample: `out[i]` is the leaf at `(i + uniforms[i]) / B * total`."""
+    descend(leaves, nodes, first, bits, uniforms, rest, out)
+    for i in range(out.shape[0]):
+        out[i] = find_leaf(leaves, bits, out[i], rest[i])
 
 
 def _on_pages(dtype: Any, *shape: int) -> NDArray[Any]:
     """Zeros whose first byte begins a page (numpy aligns to 16 bytes), in huge pages where there are any."""
-    pages = mmap.mmap(-1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages are never huge
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype).reshape(shape)
@@ -292,14 +291,14 @@ class SumTree:
             ValueError: an index outside of [0, capacity); a priority that is negative, infinite or NaN.
         """
         indices = np.ascontiguousarray(indices, np.int64)
-        values = np.ascontiguousarray(values, np.float64)
+        wide: NDArray[np.float64] = np.ascontiguousarray(values, np.float64)
         if indices.ndim != 1 or indices.shape != values.shape:
             raise ValueError(
                 f"indices and values must be [B] alike, got shapes {indices.shape} and {values.shape}"
             )
         if indices.size > self._dirty.size:
             self._dirty = np.zeros(indices.size, np.int64)
-        bad = set_leaves(*self._tree, self.capacity, indices, values, self._dirty)
+        bad = set_leaves(*self._tree, self.capacity, indices, wide, self._dirty)
         if bad >= 0:
             raise ValueError(
                 f"index must be in [0, {self.capacity}) and priority finite and at least 0, "
@@ -339,7 +338,9 @@ class SumTree:
             ValueError: the shapes differ, or all priorities are zero.
         """
         if uniforms.ndim != 1 or uniforms.shape != out.shape:
-            raise ValueError(f"uniforms and out must be [B] alike, got shapes {uniforms.shape} and {out.shape}")
+            raise ValueError(
+                f"uniforms and out must be [B] alike, got shapes {uniforms.shape} and {out.shape}"
+            )
         if not self.total > 0.0:
             raise ValueError("total priority must be positive to sample, got 0")
         if out.size > self._rest.size:

@@ -55,6 +55,7 @@ class ConnectionGuard:
         # By transport, oldest first.
         self._open: dict[asyncio.Transport, _Connection] = {}
         self._evicted = self._refused = self._timed_out = 0
+        self._emptied: asyncio.Future[None] | None = None
 
     def __call__(self) -> asyncio.Protocol:
         """Guard one new connection."""
@@ -75,10 +76,12 @@ class ConnectionGuard:
 
     async def abort_all(self) -> None:
         """Close every connection without waiting for any peer; returns when the sockets are closed."""
-        for transport in list(self._open):
-            transport.abort()
-        # An aborted transport tells its protocol, and closes its socket, in the loop's next rounds.
-        while self._open:
+        if self._open:
+            self._emptied = asyncio.get_running_loop().create_future()
+            for transport in list(self._open):
+                transport.abort()
+            await self._emptied
+            # A transport closes its socket right after it told its protocol.
             await asyncio.sleep(0)
 
     def statistics(self) -> ConnectionStatistics:
@@ -102,6 +105,8 @@ class ConnectionGuard:
     def forget(self, transport: asyncio.Transport) -> None:
         """The connection is gone."""
         self._open.pop(transport, None)
+        if not self._open and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
     def start_timer(self, transport: asyncio.Transport) -> asyncio.TimerHandle:
         """Give a request head its time."""

@@ -43,7 +43,8 @@ _ARRAYS = (ArraySpec("armed", (16,), "int64", control=True),)
 
 
 @kernel("void(int64[::1], int64)", nogil=False)
-def _set_armed(armed: NDArray[np.int64], value: int) -> None:
+def set_armed(armed: NDArray[np.int64], value: int) -> None:
+    """Say that the consumer sleeps (1) or not (0); what is loaded afterwards is newer than that. For kernels."""
     store_release(armed, 0, value)
     fence()
 
@@ -101,11 +102,11 @@ class Doorbell:
 
     def arm(self) -> None:
         """Say that the consumer is about to sleep. It must look at all rings once more before it does."""
-        _set_armed(self._armed, 1)
+        set_armed(self._armed, 1)
 
     def disarm(self) -> None:
         """Say that the consumer is awake; actors stop ringing."""
-        _set_armed(self._armed, 0)
+        set_armed(self._armed, 0)
 
     def drain(self) -> int:
         """Empty the pipe; returns how many bells it held. Never blocks."""

@@ -158,12 +158,12 @@ class RingWriter(_RingEnd):
         Raises:
             ValueError: `rows` is below 1 or passes the grant; nothing is published.
         """
-        outcome = publish_rows(self.header, self._armed, rows, steps)
-        if outcome == 2:
-            raise ValueError(f"rows must be between 1 and the {self.writable()} granted, got {rows}")
+        if outcome := publish_rows(self.header, self._armed, rows, steps):
+            if outcome == 2:
+                raise ValueError(f"rows must be between 1 and the {self.writable()} granted, got {rows}")
+            if self._doorbell is not None:
+                self._doorbell.ring()
         self.published += rows
-        if outcome == 1 and self._doorbell is not None:
-            self._doorbell.ring()
 
     def must_sleep(self, position: int) -> bool:
         """Say that this actor sleeps until `granted >= position`; False if that holds already.

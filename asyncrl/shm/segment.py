@@ -19,7 +19,8 @@ import math
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,8 +235,9 @@ class Segment:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_views"):
+    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At interpreter exit modules are half gone, and the system closes everything anyway.
+        if not _finalizing() and hasattr(self, "_views"):
             self.close()
 
 

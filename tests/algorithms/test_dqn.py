@@ -251,6 +251,23 @@ def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
     assert moved == [True, True, False, False]
 
 
+def test_resumed_run_keeps_its_place_in_the_schedules() -> None:
+    config = DQN(
+        learning_rate_schedule="linear", learning_rate_updates=8, target_update="hard", target_update_interval=3
+    )
+    core, other = config.make_core(SPEC, "cpu", 0), config.make_core(SPEC, "cpu", 1)
+    for seed in range(2):
+        core.update(filled_batch(seed=seed))
+    other.load_state_dict(core.state_dict())
+    for seed in range(2, 6):
+        core.update(filled_batch(seed=seed))
+        other.update(filled_batch(seed=seed))
+        assert core.metrics() == other.metrics()
+        assert (written(core) == written(other)).all()
+        for name, tensor in core.state_dict()["target"].items():
+            assert torch.equal(tensor, other.state_dict()["target"][name])
+
+
 def test_uniform_replay_has_no_priorities() -> None:
     core = DQN(prioritized=False).make_core(SPEC, "cpu", 0)
     assert core.update(filled_batch()).priorities is None

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from oracles import SlowReplay, SlowRow
+
 from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch, BoxAction, DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.gather import ID_BITS
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
-from oracles import SlowReplay, SlowRow
 
 EPS = 2.0**-10
 """A priority_eps that keeps dyadic priorities dyadic."""
@@ -116,8 +117,8 @@ class Rig:
         """(ring, position, env) of ids."""
         bits = (self.twin.num_envs - 1).bit_length()
         steps = ids & (1 << ID_BITS) - 1
-        parts = zip((ids >> ID_BITS).tolist(), (steps >> bits).tolist(), (steps % (1 << bits)).tolist())
-        return list(parts)
+        parts = (ids >> ID_BITS, steps >> bits, steps % (1 << bits))
+        return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def ids(self, keys: list[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
         """The other way round."""

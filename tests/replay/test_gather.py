@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch
-from asyncrl.replay import gather
-from asyncrl.replay.handles import address_of, copy_bytes, float32s
 from numba import njit
 from oracles import SlowRow, slow_n_step
 from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, rig
+
+from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch
+from asyncrl.replay import gather
+from asyncrl.replay.handles import address_of, copy_bytes, float32s
 
 FORMS = pytest.mark.parametrize("form", ["compiled", "interpreted"])
 
@@ -136,9 +137,11 @@ def test_a_batch_that_does_not_fit_is_refused() -> None:
         r.ingest()
         batch = r.batch(8)
         batch.reward = np.empty(8, np.float64)
-        with pytest.raises(ValueError, match=r"batch.reward must be a writeable \[8\] float32, got \[8\] float64"):
+        with pytest.raises(
+            ValueError, match=r"batch\.reward must be a writeable \[8\] float32, got \[8\] float64"
+        ):
             r.replay.sample(batch, 0.5)
-        with pytest.raises(ValueError, match="batch.extras must hold 'hidden'"):
+        with pytest.raises(ValueError, match=r"batch\.extras must hold 'hidden'"):
             r.replay.sample(Batch.allocate(8, DEFAULT_SPEC), 0.5)
         batch = r.batch(8)
         batch.obs = np.empty((8, 6), np.float32)[:, ::2]

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, rig
+from scipy import stats
+
 from asyncrl.core import Batch
 from asyncrl.errors import RingCorrupt
 from asyncrl.replay import PrioritizedReplay, rows
 from asyncrl.replay.gather import ID_BITS
-from asyncrl.shm.ring import PUBLISHED
-from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, rig
-from scipy import stats
+from asyncrl.shm.ring_layout import PUBLISHED
 
 
 def dyadic_errors(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
@@ -333,7 +334,7 @@ def test_wrong_calls_are_named() -> None:
         r.ingest()
         with pytest.raises(ValueError, match="position must not move back from 16, got 4"):
             r.replay.grant(0, 4)
-        with pytest.raises(ValueError, match="beta must be between 0 and 1, got 1.5"):
+        with pytest.raises(ValueError, match=r"beta must be between 0 and 1, got 1\.5"):
             r.replay.sample(batch, 1.5)
         r.replay.sample(batch, 0.5)
         leaves = r.replay.tree.leaves.copy()

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asyncrl.replay import SumTree, sum_tree
-from asyncrl.replay.sum_tree import SUM
 from oracles import SlowSumTree
 from scipy import stats
+
+from asyncrl.replay import SumTree, sum_tree
+from asyncrl.replay.sum_tree import SUM
 
 KERNELS = ("set_leaves", "set_leaf_range", "draw_leaves")
 

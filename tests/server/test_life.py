@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from serving import ServerThread, wait_until
+from serving import TOKEN, ServerThread, wait_until
 from snapshots import make_snapshot
 
 from asyncrl.errors import ConfigurationError, PortInUse
@@ -60,8 +60,8 @@ def test_a_port_that_a_talking_stranger_holds(answer: bytes) -> None:
         def talk() -> None:
             connection, _ = stranger.accept()
             with connection:
-                connection.recv(4096)
-                connection.sendall(answer)
+                while connection.recv(4096):
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=talk)
         thread.start()
@@ -125,6 +125,21 @@ def test_close_does_not_wait_for_a_stream_that_nobody_reads() -> None:
         began = time.monotonic()
         thread.close()
         assert time.monotonic() - began < 1.5
+
+
+def test_close_leaves_a_checkpoint_under_way_alone() -> None:
+    thread = ServerThread().start()
+    thread.run.checkpoint_gate.clear()
+    head = f"POST /checkpoint HTTP/1.1\r\nHost: localhost\r\nX-AsyncRL-Token: {TOKEN}\r\n\r\n"
+    with thread.open(head.encode()):
+        wait_until(lambda: thread.run.checkpoints == 1, "the checkpoint's beginning")
+        thread.call(thread.server.close())
+        task = thread.server._routes._writing
+        assert task is not None and not task.cancelled()
+        thread.run.checkpoint_gate.set()
+        wait_until(task.done, "the checkpoint")
+        assert task.result() == "runs/x/checkpoints/latest"
+    thread.close()
 
 
 def test_statistics_before_the_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from aiohttp import web
 from serving import TOKEN, Answer, ServerThread, wait_until
 
 from asyncrl.server import RunServer
-from asyncrl.server.security import Gate, Refusal, is_loopback, read_body
+from asyncrl.server.security import LOGGER, Gate, Refusal, is_loopback, read_body
 
 
 def refused(answer: Answer, status: int) -> str:
@@ -197,6 +198,8 @@ def test_what_is_not_http_gets_an_error_and_the_door(
     assert answer.startswith(b"HTTP/1.") and b" 400 " in answer[:20]
     assert server.ask("/healthz").status == 200
     assert capfd.readouterr() == ("", "")
+    # pytest listens to every logger; without it, only this keeps errors off the screen.
+    assert any(isinstance(handler, logging.NullHandler) for handler in LOGGER.handlers)
 
 
 # --- bound beyond loopback ------------------------------------------------------------------------------

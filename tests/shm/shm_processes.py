@@ -22,6 +22,7 @@ import numpy as np
 from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
+from asyncrl.shm.doorbell import set_armed
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
 from asyncrl.shm.ring_protocol import publish_rows
 
@@ -243,9 +244,10 @@ def arm_in_lockstep(header, armed, words, start, stop, fenced):
         for _ in range((i * 7919) & 1023):
             if load_acquire(header, PUBLISHED) >= i:
                 break
-        store_release(armed, 0, 1)
         if fenced:
-            fence()
+            set_armed(armed, 1)
+        else:
+            store_release(armed, 0, 1)
         seen = load_acquire(header, PUBLISHED) >= i
         while load_acquire(words, DONE) < i:
             pass

@@ -1,0 +1,97 @@
+"""What rings and policy cost an actor: steps/s of two actors of a run against the same two environment loops alone.
+
+The learner is slowed to one update per 1,280 steps, so that actors are the bottleneck. The raw loops are two processes
+that step the same environments with random actions and reset them, and do nothing else. Raw and run alternate.
+
+    python benchmarks/actors.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from harness import Report
+
+ENVIRONMENTS = {"CartPole-v1": 0.65, "LunarLander-v3": 0.85}
+ACTORS, ENVS = 2, 16
+
+RAW = """
+import sys, time
+import gymnasium, numpy as np
+name, envs, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+streams = [gymnasium.make(name, disable_env_checker=True) for _ in range(envs)]
+for i, env in enumerate(streams):
+    env.reset(seed=i)
+actions = np.random.default_rng(0).integers(0, streams[0].action_space.n, 4096).tolist()
+sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
+steps, end = 0, time.perf_counter() + seconds
+while time.perf_counter() < end:
+    for env in streams:
+        _, _, terminated, truncated, _ = env.step(actions[steps & 4095])
+        steps += 1
+        if terminated or truncated:
+            env.reset()
+print(steps / seconds)
+"""
+
+
+def raw_rate(name: str, seconds: float) -> float:
+    """Steps/s of two bare loops side by side."""
+    command = [sys.executable, "-c", RAW, name, str(ENVS), str(seconds)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    loops = [subprocess.Popen(command, **pipes) for _ in range(ACTORS)]  # type: ignore[call-overload]
+    for loop in loops:
+        loop.stdout.readline()
+    for loop in loops:
+        loop.stdin.write("go\n")
+        loop.stdin.flush()
+    return sum(float(loop.communicate()[0]) for loop in loops)
+
+
+def run_rate(name: str, seconds: float) -> float:
+    """Steps/s of two actors of a run between two looks at its counters."""
+    from asyncrl import DQN, Trainer
+
+    algorithm = DQN(samples_per_insert=0.05, learning_starts=1_000, replay_capacity=1 << 17)
+    with Trainer(
+        name, algorithm, num_actors=ACTORS, envs_per_actor=ENVS, http="off", eval_interval_seconds=1e6,
+        report_interval_seconds=0.1,
+    ) as trainer:  # fmt: skip
+        trainer.start()
+        while (snapshot := trainer.snapshot()) is None or snapshot.updates < 2:
+            if trainer.done:
+                raise RuntimeError("the run ended before it was measured")
+            time.sleep(0.05)
+        first = trainer.snapshot()
+        time.sleep(seconds)
+        last = trainer.snapshot()
+        assert first is not None and last is not None
+        return (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds)
+
+
+def main() -> None:
+    """Measure and write results/actors.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    arguments = parser.parse_args()
+    report = Report("actors")
+    report.note("settings", f"{ACTORS} actors of {ENVS} environments, {arguments.seconds} s a repeat")
+    for name, goal in ENVIRONMENTS.items():
+        raw, run = [], []
+        for _ in range(arguments.repeats):
+            raw.append(raw_rate(name, arguments.seconds))
+            run.append(run_rate(name, arguments.seconds))
+        report.add(f"{name}_raw_steps_per_second", raw, "steps/s")
+        report.add(f"{name}_actor_steps_per_second", run, "steps/s")
+        report.add_ratio(f"{name}_actor_to_raw", run, raw, f"at least {goal}")
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

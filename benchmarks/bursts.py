@@ -1,0 +1,144 @@
+"""What the learner's coroutine costs its thread: updates/s in bursts against the same updates in a bare loop.
+
+Both use a replay that was filled beforehand and the network of the CartPole preset; the bare loop runs on a fresh
+thread with one torch thread and does nothing but sample, correct, update and set priorities. They alternate.
+
+    python benchmarks/bursts.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+import time
+
+import numpy as np
+import torch
+from harness import Report
+
+from asyncrl import DQN
+from asyncrl.balance import Balance
+from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.learner import Learner, LearnerOptions, LearnerThread
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
+from asyncrl.shm.segment import Segment
+from asyncrl.shm.weights import WeightMailbox
+from asyncrl.staleness import StalenessMeter
+from asyncrl.trainer import new_event_loop
+
+SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+ENVS, SLOTS = 16, 2048
+
+
+class Bench:
+    """A filled replay and a fresh network."""
+
+    def __init__(self, algorithm: DQN) -> None:
+        layout = RingLayout(ENVS, SLOTS, SPEC)
+        self.segment = Segment.create("ring", layout.arrays())
+        rng = np.random.default_rng(0)
+        writer, self.reader = RingWriter(self.segment, layout), RingReader(self.segment, layout)
+        writer.obs[:] = rng.standard_normal(writer.obs.shape)
+        writer.action[:] = rng.integers(0, 2, writer.action.shape)
+        writer.reward[:] = 1.0
+        writer.flags[:] = 0
+        writer.version[:] = 1
+        writer.incarnation[:] = 0
+        self.replay = PrioritizedReplay([self.reader], n_step=3, gamma=0.99, rng=rng)
+        self.replay.grant(0, SLOTS)
+        writer.publish(SLOTS - 1, (SLOTS - 1) * ENVS)
+        self.replay.ingest()
+        self.core = algorithm.make_core(SPEC, "cpu", 0)
+        self.batch = Batch.allocate(algorithm.batch_size, SPEC)
+        self.meter = StalenessMeter()
+
+
+def bare(algorithm: DQN, seconds: float) -> float:
+    """Updates/s of a plain loop on a fresh thread."""
+    bench = Bench(algorithm)
+    rates: list[float] = []
+
+    def loop() -> None:
+        torch.set_num_threads(1)
+        updates, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            bench.replay.sample(bench.batch, 0.4)
+            bench.meter.measure(1, bench.batch.version, bench.batch.staleness, bench.batch.weight)
+            result = bench.core.update(bench.batch)
+            if result.priorities is not None:
+                bench.replay.update_priorities(bench.batch.ids, result.priorities)
+            updates += 1
+        rates.append(updates / (time.perf_counter() - started))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+    return rates[0]
+
+
+def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
+    """Updates/s of the learner on its loop and thread."""
+    bench = Bench(algorithm)
+    mailbox, doorbell = WeightMailbox.create(bench.core.weight_count), Doorbell.create()
+    thread = LearnerThread()
+    balance = Balance(
+        samples_per_insert=None, batch_size=algorithm.batch_size, learning_starts=1, num_actors=1,
+        envs_per_actor=ENVS, num_slots=SLOTS,
+    )  # fmt: skip
+    balance.inserted(bench.replay.inserted)
+    options = LearnerOptions(algorithm.batch_size, 0.4, 1.0, None, burst_seconds, 0.0)
+
+    async def run() -> float:
+        learner = Learner(
+            core=bench.core, replay=bench.replay, balance=balance, mailbox=mailbox, doorbell=doorbell,
+            staleness=bench.meter, batch=bench.batch, thread=thread, wake=lambda _: None, max_staleness=None,
+            options=options,
+        )  # fmt: skip
+        task = asyncio.create_task(learner.run())
+        while learner.updates < 10:
+            await asyncio.sleep(0.01)
+        before, started = learner.updates, time.perf_counter()
+        await asyncio.sleep(seconds)
+        rate = (learner.updates - before) / (time.perf_counter() - started)
+        learner.stop()
+        await task
+        return rate
+
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(run())
+    finally:
+        thread.close()
+        mailbox.close()
+        doorbell.close()
+
+
+def main() -> None:
+    """Measure and write results/bursts.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--burst-seconds", type=float, default=0.004)
+    arguments = parser.parse_args()
+    report = Report("bursts")
+    for name, algorithm in (
+        ("64x64_batch_64", DQN.preset("CartPole-v1")),
+        ("256x256_batch_256", DQN(hidden_sizes=(256, 256), batch_size=256)),
+    ):
+        ours, loop = [], []
+        for _ in range(arguments.repeats):
+            loop.append(bare(algorithm, arguments.seconds))
+            ours.append(bursts(algorithm, arguments.seconds, arguments.burst_seconds))
+        report.add(f"{name}_bare_updates_per_second", loop, "/s")
+        report.add(f"{name}_burst_updates_per_second", ours, "/s")
+        report.add_ratio(f"{name}_bursts_to_bare", ours, loop, "at least 0.95")
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

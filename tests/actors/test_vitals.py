@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from asyncrl.actors import vitals
+from asyncrl.actors.deaths import actor_hung, actor_killed, how_it_ended
+from asyncrl.actors.forkserver import ChildExit
+from asyncrl.actors.vitals import AwakeClock, Vitals, private_bytes
+from asyncrl.core import DiscreteAction, EnvSpec
+from asyncrl.shm import RingLayout, RingReader, Segment
+from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS
+
+
+def make_ring() -> RingReader:
+    layout = RingLayout(2, 4, EnvSpec("fake", (1,), "float32", DiscreteAction(2)))
+    return RingReader(Segment.create("ring", layout.arrays()), layout)
+
+
+def test_time_in_which_the_supervisor_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(vitals.time, "monotonic", lambda: now[0])
+    clock = AwakeClock()
+    now[0] += 0.1
+    assert clock.advance() == pytest.approx(0.1)
+    now[0] += 3600.0
+    assert clock.advance() == 0.5
+
+
+def test_any_movement_is_a_sign_of_life() -> None:
+    ring = make_ring()
+    watched = Vitals(0, ring)
+    watched.look(1.0)
+    assert watched.look(1.0) == 2.0
+    ring.header[HEARTBEAT_NS] += 1
+    assert watched.look(1.0) == 0.0
+    assert watched.look(1.5) == 1.5
+    ring.header[CURRENT_ENV] = 1  # the next environment of the same row
+    assert watched.look(1.0) == 0.0
+    watched.look(2.0)
+    watched.begin_life()
+    assert watched.look(0.5) == 0.5
+
+
+def test_report_of_a_hang_names_the_median_step() -> None:
+    ring = make_ring()
+    watched = Vitals(3, ring)
+    for steps in (10, 20, 30, 130):
+        ring.header[STEPS] = steps
+        watched.look(0.1)
+    ring.header[CURRENT_ENV] = 1
+    watched.look(0.1)
+    error = watched.hung(7.0, True, "  File x, line 3 in step")
+    assert error.what == "Environment 1 of actor 3 did not return for 7.0 s."
+    assert error.facts["median step time"] == "10.000 ms"
+    assert "line 3 in step" in str(error.facts["stack (most recent call first)"])
+
+
+def test_ends_are_told_in_words() -> None:
+    assert how_it_ended(-11) == "was killed by SIGSEGV (Segmentation fault)"
+    assert how_it_ended(-9) == "was killed by SIGKILL (Killed)"
+    assert how_it_ended(7) == "exited with status 7 without a word"
+    assert how_it_ended(-63).startswith("was killed by signal 63")
+    twice = actor_killed("Actor 2", ChildExit(9, -6, 0), 2)
+    assert twice.what == "Actor 2 was killed by SIGABRT (Aborted), after 2 restarts."
+    assert "most memory it had resident" not in twice.facts
+    assert "no step yet" in str(actor_hung(0, -1, 1.0, False, None, ""))
+
+
+def test_out_of_memory_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    total = psutil.virtual_memory().total
+    assert "looks like" not in actor_killed("Actor 0", ChildExit(9, -9, 1000), 0).facts
+    assert (
+        actor_killed("Actor 0", ChildExit(9, -9, int(total * 0.6)), 0).facts["looks like"] == "out of memory"
+    )
+
+
+def test_private_bytes_of_this_process_and_of_none() -> None:
+    assert 2**20 < private_bytes(os.getpid()) < 2**34
+    assert private_bytes(0) == 0 and private_bytes(2**22 + 1) == 0
