@@ -50,11 +50,15 @@ from asyncrl.replay.gather import (
 )
 from asyncrl.replay.handles import float32s, int32s, int64s, uint8s
 from asyncrl.replay.sum_tree import (
+    BEFORE,
+    SUM,
     Leaves,
     Nodes,
     descend,
     find_leaf,
     inlined,
+    prefetch_group,
+    prefetch_leaves,
     put,
     sum_up,
     sum_up_range,
@@ -300,6 +304,16 @@ def sample(
     state[SAMPLED] += size
 
 
+@inlined
+def leaf_of(state: NDArray[np.int64], row_id: int) -> int:
+    """The leaf that the row of this id has, or had before its slot was overwritten."""
+    slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
+    ring = row_id >> ID_BITS
+    step = row_id - (ring << ID_BITS)
+    position = step >> env_bits
+    return ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))  # type: ignore[no-any-return]
+
+
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1])")
 def update(
     leaves: Leaves,
@@ -313,17 +327,20 @@ def update(
     dirty: NDArray[np.int64],
 ) -> int:
     """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""
-    slots, env_bits, bits = state[NUM_SLOTS], state[ENV_BITS], state[TREE_BITS]
+    bits = state[TREE_BITS]
     for i in range(ids.shape[0]):
         if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
             return -1 - i
+        group = leaf_of(state, ids[i]) >> bits
+        prefetch_leaves(leaves, bits, group)
+        prefetch_group(nodes, bits, group >> bits, SUM)
+        prefetch_group(nodes, bits, group >> bits, BEFORE)
     alpha, epsilon, largest = np.float32(numbers[ALPHA]), np.float32(numbers[EPSILON]), numbers[LARGEST]
     count = ignored = 0
     for i in range(ids.shape[0]):
         ring = ids[i] >> ID_BITS
-        step = ids[i] - (ring << ID_BITS)
-        position = step >> env_bits
-        leaf = ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))
+        position = (ids[i] - (ring << ID_BITS)) >> state[ENV_BITS]
+        leaf = leaf_of(state, ids[i])
         if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
             priority = float((errors[i] + epsilon) ** alpha)
             largest = max(largest, priority)

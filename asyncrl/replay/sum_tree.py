@@ -133,6 +133,18 @@ def sum_up_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start:
 
 
 @inlined
+def prefetch_group(nodes: Nodes, bits: int, group: int, what: int) -> None:
+    """Ask for the cache line of a group's SUM or BEFORE (its first one, where K > 8)."""
+    prefetch(nodes.ctypes.data + (((group << 1) + what) << bits << 3))
+
+
+@inlined
+def prefetch_leaves(leaves: Leaves, bits: int, group: int) -> None:
+    """Ask for the cache line of a leaf group (its first one, where K > 16)."""
+    prefetch(leaves.ctypes.data + (group << bits << 2))
+
+
+@inlined
 def total_of(nodes: Nodes) -> float:
     """The sum of all priorities."""
     return nodes[np.uintp(nodes.shape[0] - 1), SUM, 0]  # type: ignore[no-any-return]
@@ -170,8 +182,10 @@ def descend(
                 child += int(nodes[group, BEFORE, j] <= target)
             rest[i] = target - nodes[group, BEFORE, np.uintp(child)]
             out[i] = min((out[i] << bits) + child, last)
-            if level == 0:  # the only line that may be far away
-                prefetch(leaves.ctypes.data + (out[i] << bits << 2))
+            if level > 0:
+                prefetch_group(nodes, bits, first[level - 1] + out[i], BEFORE)
+            else:
+                prefetch_leaves(leaves, bits, out[i])
 
 
 @inlined

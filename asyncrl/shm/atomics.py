@@ -15,13 +15,16 @@ They exist only inside compiled kernels. The index is not checked: the class val
 
 `kernel` compiles with an explicit signature, so a module's kernels are loaded from numba's disk cache when it
 is imported and an argument of another dtype or layout is a TypeError instead of a silent second compilation.
-numba's cache watches the file of the kernel alone: after an edit of an intrinsic here, or of a kernel that
-other files call, delete the `__pycache__` of its users.
+numba's cache watches the file of the kernel alone, while a kernel has the functions and constants of other files
+compiled into it: after an update of one of two files the old machine code ran on the new layout and died of it.
+`kernel` therefore stamps its cache with all files that kernels are made of.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
@@ -47,8 +50,23 @@ def kernel(signature: str, *, nogil: bool = True) -> Callable[[Function], Functi
         nogil: False only for kernels of a few nanoseconds, where giving the GIL away and taking it back would
             cost more than the kernel (37 ns of about 230) and invite another thread in between.
     """
-    compiled = njit(signature, cache=True, nogil=nogil, error_model="numpy")
-    return cast("Callable[[Function], Function]", compiled)
+
+    def compiled(function: Function) -> Function:
+        dispatcher: Any = njit(nogil=nogil, error_model="numpy")(function)
+        dispatcher.enable_caching()
+        dispatcher._cache._cache_file._source_stamp = source_stamp()
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return cast("Function", dispatcher)
+
+    return compiled
+
+
+@functools.cache
+def source_stamp(package: Path = Path(__file__).resolve().parents[1]) -> tuple[tuple[str, int, int], ...]:
+    """Name, time of change and size of every file that kernels are made of: `core`, `shm` and `replay`."""
+    files = sorted([package / "core.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")])
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
