@@ -171,9 +171,8 @@ class _Server:
 
 def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
     """What a forked process does after it has cut its ties to the server; returns its exit status."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the main process, which ends its actors in order
+    # Ctrl-C is for the main process, which ends its actors in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if message["niceness"]:
         os.nice(message["niceness"])
     if message["log"] is not None:

@@ -259,17 +259,12 @@ class ActorPool:
             for actor in self._actors:
                 silent = actor.vitals.look(awake_seconds)
                 limit = self._step_timeout if actor.ready else self._ready_timeout
-                child = actor.child
-                if (
-                    silent > limit
-                    and child is not None
-                    and child.pid
-                    and child.exited is None
-                    and not actor.hung
-                ):
-                    await self._end_hung(actor, child, silent)
+                if silent > limit and actor.alive and actor.hung is None:
+                    await self._end_hung(actor, silent)
 
-    async def _end_hung(self, actor: SupervisedActor, child: Child, silent: float) -> None:
+    async def _end_hung(self, actor: SupervisedActor, silent: float) -> None:
+        child = actor.child
+        assert child is not None
         stack = await child.python_stack()
         actor.hung = actor.vitals.hung(silent, actor.ready, stack)
         child.kill()

@@ -38,6 +38,11 @@ class SupervisedActor:
         self.episodes_seen = 0
         self.ended = False
 
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs now."""
+        return self.child is not None and self.child.pid != 0 and self.child.exited is None
+
     def state(self, closing: bool) -> str:
         """One of the states of `metrics.ActorStatistics`."""
         if closing or self.ended:
