@@ -34,12 +34,18 @@ class EpsilonSchedule:
         final: base rate from step `steps` on, from 0 to 1.
         steps: environment steps over all actors.
         ladder: exponent alpha of Ape-X, at least 0.
+        repeat: longest run of steps with the same random action, at least 1.
+
+    With `repeat` above 1 a random action is kept for k steps, k drawn in proportion to 1 / k^2 from 1 to `repeat`: the
+    temporally extended exploration of Dabney et al. 2021 (epsilon-z-greedy, mu = 2), cut off so that a run of a
+    random action cannot outlast an episode. Epsilon is then the rate at which runs begin.
     """
 
     initial: float = 1.0
     final: float = 0.05
     steps: int = 10_000
     ladder: float = 0.0
+    repeat: int = 1
 
     def exponents(self, first: int, count: int, total: int) -> NDArray[np.float64]:
         """Exponents `[count]` of streams `first .. first + count - 1` of `total`; 1 for a single stream.
@@ -51,6 +57,11 @@ class EpsilonSchedule:
             raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
         place = np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
         return 1.0 + self.ladder * place
+
+    def durations(self) -> NDArray[np.float64]:
+        """`[repeat]`: probability that a run of one random action lasts at most 1, 2, ... steps."""
+        weight = 1.0 / np.arange(1, self.repeat + 1, dtype=np.float64) ** 2
+        return np.cumsum(weight / weight.sum())
 
     def base(self, total_steps: int) -> float:
         """The base rate after `total_steps` environment steps of all actors."""

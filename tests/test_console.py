@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -171,12 +173,19 @@ def test_a_free_pace_and_no_limit_draw_too() -> None:
 
 
 def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
-    stream, now = io.StringIO(), [0.0]
-    console = RunConsole(stream=stream, clock=lambda: now[0])
+    stream, now, looks = io.StringIO(), [0.0], [0]
+
+    def clock() -> float:
+        looks[0] += 1
+        return now[0]
+
+    console = RunConsole(stream=stream, clock=clock)
     assert console.interval_seconds == 10.0
     for second in range(36):
-        now[0] = float(second)
+        now[0], before = float(second), looks[0]
         console.show(make_snapshot(env_steps=second))
+        # The drawing thread has looked at this one; whether it draws it is its own business.
+        wait_until(lambda before=before: looks[0] > before, "a look at the clock")  # type: ignore[misc]
         due = second // 10 + 1
         wait_until(lambda due=due: stream.getvalue().count("\n") >= due, f"line {due}")  # type: ignore[misc]
     console.show(make_snapshot(env_steps=99, state="stopped", stop_reason="total_steps"))
@@ -260,64 +269,67 @@ print("end", file=sys.stderr)
 """
 
 
-def start(**options: object) -> subprocess.Popen[bytes]:
-    """A process that shows a run, waits for a line of input and shows its end."""
+@contextlib.contextmanager
+def showing(environment: dict[str, str] | None = None, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that shows a run, waits for a line of input and shows its end; killed where a test fails."""
     script = SCRIPT.format(tests=str(Path(__file__).parent))
     root = str(Path(asyncrl.__file__).parents[1])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": root,
-        "COLUMNS": "100",
-        "LINES": "30",
-        "TERM": "xterm-256color",
-    }
-    environment.pop("NO_COLOR", None)
-    environment.update(options.pop("environment", {}))  # type: ignore[call-overload]
-    return subprocess.Popen(
+    given = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100", "LINES": "30", "TERM": "xterm-256color"}
+    given.pop("NO_COLOR", None)
+    process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment,
+        env=given | (environment or {}),
         **options,
-    )  # type: ignore[call-overload,no-any-return]
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Let it show its end; it must succeed and say nothing else."""
+    _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors) == (0, b"end\n")
 
 
 def test_a_reader_that_leaves_breaks_nothing() -> None:
-    process = start(stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline().decode().rstrip() == LINE
-    process.stdout.close()
-    _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (0, b"end\n")
+    with showing(stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().decode().rstrip() == LINE
+        process.stdout.close()
+        finish(process)
 
 
 def test_a_closed_standard_output_breaks_nothing() -> None:
-    process = start(preexec_fn=lambda: os.close(1))
-    _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (0, b"end\n")
+    with showing(preexec_fn=lambda: os.close(1)) as process:
+        finish(process)
 
 
 def on_a_terminal(**environment: str) -> str:
     """What a process writes to a terminal of its own."""
     ours, theirs = pty.openpty()
-    process = start(stdout=theirs, environment=environment)
-    os.close(theirs)
     parts: list[bytes] = []
 
     def read() -> None:
-        try:
+        # Linux says EIO when the other side is gone.
+        with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 parts.append(part)
-        except OSError:
-            pass  # Linux says EIO when the other side is gone.
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    wait_until(lambda: b"samples/insert" in b"".join(parts), "the first screen")
-    _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
-    reader.join()
-    os.close(ours)
-    assert (process.returncode, errors) == (0, b"end\n")
+    reader = threading.Thread(target=read, daemon=True)
+    try:
+        with showing(environment, stdout=theirs) as process:
+            os.close(theirs)
+            reader.start()
+            wait_until(lambda: b"samples/insert" in b"".join(parts), "the first screen")
+            finish(process)
+        reader.join(PATIENCE_SECONDS)
+    finally:
+        os.close(ours)
     return b"".join(parts).decode()
 
 

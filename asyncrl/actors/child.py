@@ -129,6 +129,8 @@ class Child:
         self._server.signal(self.pid, signal.SIGUSR1, group=False)
         for _ in range(50):
             await asyncio.sleep(0.01)
+            if self._stack.closed:  # it died meanwhile
+                return ""
             last, size = size, os.fstat(file).st_size
             if size > before and size == last:
                 break

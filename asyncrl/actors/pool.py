@@ -266,8 +266,9 @@ class ActorPool:
         child = actor.child
         assert child is not None
         stack = await child.python_stack()
-        actor.hung = actor.vitals.hung(silent, actor.ready, stack)
-        child.kill()
+        if actor.child is child and actor.alive:  # it may have died while it was asked
+            actor.hung = actor.vitals.hung(silent, actor.ready, stack)
+            child.kill()
 
     def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(story, name=name)

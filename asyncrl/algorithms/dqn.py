@@ -128,6 +128,9 @@ class DQN:
     exploration_ladder: float = 0.0
     """Ape-X exponent: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats streams alike."""
 
+    exploration_repeat: int = 1
+    """Most steps for which a random action is kept; they are drawn as 1 / steps^2 (Dabney 2021), at least 1."""
+
     def __post_init__(self) -> None:
         for name, option in option_help(DQN).items():
             object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
@@ -146,6 +149,7 @@ class DQN:
         for name in ("learning_rate_final", "alpha", "staleness_rate", "exploration_ladder"):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("exploration_steps", self.exploration_steps, 0)
+        require_at_least("exploration_repeat", self.exploration_repeat, 1)
         require_at_least("max_staleness", self.max_staleness, 0)
         require_at_least("target_update_interval", self.target_update_interval, 1)
         for name in ("gamma", "tau", "beta_start", "beta_end", "exploration_initial", "exploration_final"):
@@ -187,7 +191,11 @@ class DQN:
     def make_policy(self, spec: EnvSpec) -> QPolicy:
         """An epsilon-greedy policy with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
         epsilon = EpsilonSchedule(
-            self.exploration_initial, self.exploration_final, self.exploration_steps, self.exploration_ladder
+            self.exploration_initial,
+            self.exploration_final,
+            self.exploration_steps,
+            self.exploration_ladder,
+            self.exploration_repeat,
         )
         return QPolicy(spec, self.layout(spec), epsilon)
 

@@ -35,6 +35,7 @@ from numba.np import arrayobj
 Function = TypeVar("Function", bound=Callable[..., Any])
 _make_array: Any = arrayobj.make_array
 _raw_memcpy: Any = cgutils.raw_memcpy
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +64,7 @@ def kernel(signature: str, *, nogil: bool = True) -> Callable[[Function], Functi
 
 
 @functools.cache
-def source_stamp(package: Path = Path(__file__).resolve().parents[1]) -> tuple[tuple[str, int, int], ...]:
+def source_stamp(package: Path = _PACKAGE) -> tuple[tuple[str, int, int], ...]:
     """Name, time of change and size of every file that kernels are made of: `core`, `shm` and `replay`."""
     files = sorted([package / "core.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")])
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)

@@ -23,8 +23,8 @@ from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
 from asyncrl.shm.doorbell import set_armed
-from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
-from asyncrl.shm.ring_protocol import publish_rows
+from asyncrl.shm.ring_layout import GRANTED, PUBLISHED, WAITING
+from asyncrl.shm.ring_protocol import must_sleep, publish_rows, take_waiting
 
 WORDS = (ArraySpec("words", (256,), "int64", control=True),)
 COUNTING = RingLayout(
@@ -186,20 +186,28 @@ def _echo(words, count):
         store_release(words, 112, i)
 
 
-@kernel("void(int64[::1])")
-def _meet(words):
-    """Wait until both processes are here."""
-    fetch_add(words, 192, 1)
-    while load_acquire(words, 192) < 2:
+@kernel("void(int64[::1], int64)")
+def _meet(words, arrivals):
+    """Wait until both processes are here, and have been here so often together."""
+    while True:
+        seen = load_acquire(words, 192)
+        if compare_exchange(words, 192, seen, seen + 1):
+            break
+    while load_acquire(words, 192) < arrivals:
         pass
 
 
-def contend(fd: int, count: int) -> None:
-    words = Segment.attach(fd, WORDS)["words"]
-    _meet(words)
-    _add(words, count)
-    _add_by_exchange(words, count)
-    _add_under_lock(words, count)
+def contend(fd: int, seconds: float) -> list[int]:
+    """Count beside the other process for so long, by each of three means; returns how often by each."""
+    words, counts = Segment.attach(fd, WORDS)["words"], []
+    for meeting, add in enumerate((_add, _add_by_exchange, _add_under_lock), start=1):
+        _meet(words, 2 * meeting)
+        deadline, count = time.monotonic() + seconds, 0
+        while time.monotonic() < deadline:
+            add(words, 1000)
+            count += 1000
+        counts.append(count)
+    return counts
 
 
 def ask(fd: int, count: int) -> None:
@@ -220,7 +228,8 @@ def publish_in_lockstep(header, armed, words, fenced):
     """Once per round: publish a row and note whether the bell had to be rung."""
     for i in range(1, 1 << 62):
         while load_acquire(words, ROUND) < i:
-            if load_acquire(words, QUIT) + load_acquire(armed, 0) > 1:
+            load_acquire(armed, 0)
+            if load_acquire(words, QUIT) != 0:
                 return
         if fenced:
             rang = publish_rows(header, armed, 1, 0)
@@ -256,6 +265,55 @@ def arm_in_lockstep(header, armed, words, start, stop, fenced):
     return lost
 
 
+@kernel("void(int64[::1], int64[::1])")
+def sleep_in_lockstep(header, words):
+    """Once per round: go to sleep until one more row is granted, and note whether it came to that."""
+    for i in range(1, 1 << 62):
+        while load_acquire(words, ROUND) < i:
+            load_acquire(header, GRANTED)
+            if load_acquire(words, QUIT) != 0:
+                return
+        words[RANG] = np.int64(1) if must_sleep(header, i) else np.int64(0)
+        store_release(words, DONE, i)
+
+
+@kernel("int64(int64[::1], int64[::1], int64, int64)")
+def grant_in_lockstep(header, words, start, stop):
+    """Once per round: grant a row and look for a sleeper; count the rounds in which it sleeps on, unseen."""
+    lost = 0
+    for i in range(start + 1, stop + 1):
+        store_release(header, WAITING, 0)
+        fence()
+        store_release(words, ROUND, i)
+        for _ in range((i * 7919) & 1023):
+            if load_acquire(header, WAITING) == 1:
+                break
+        store_release(header, GRANTED, i)
+        woken = take_waiting(header)
+        while load_acquire(words, DONE) < i:
+            pass
+        if words[RANG] == 1 and not woken:
+            lost += 1
+    return lost
+
+
+def sleeping_side(ring_fd: int, words_fd: int) -> None:
+    ring = Segment.attach(ring_fd, COUNTING.arrays())["header"]
+    sleep_in_lockstep(ring, Segment.attach(words_fd, WORDS)["words"])
+
+
+def granting_side(ring_fd: int, words_fd: int, rounds: int, seconds: float) -> tuple[int, int]:
+    """Meet the sleeping side for so many rounds, or so long; returns (rounds, sleepers that nobody wakes)."""
+    ring = Segment.attach(ring_fd, COUNTING.arrays())["header"]
+    words = Segment.attach(words_fd, WORDS)["words"]
+    deadline, done, lost = time.monotonic() + seconds, 0, 0
+    while done < rounds and time.monotonic() < deadline:
+        lost += grant_in_lockstep(ring, words, done, done + 100)
+        done += 100
+    words[QUIT] = 1
+    return done, lost
+
+
 def publishing_side(ring_fd: int, bell_fd: int, words_fd: int, fenced: bool) -> None:
     publish_in_lockstep(*_litmus_words(ring_fd, bell_fd, words_fd), fenced)
 
@@ -272,7 +330,7 @@ def arming_side(
     while done < rounds and time.monotonic() < deadline and (fenced or lost == 0):
         lost += arm_in_lockstep(header, armed, words, done, done + 100, fenced)
         done += 100
-    words[QUIT] = 2
+    words[QUIT] = 1
     return done, lost
 
 

@@ -9,19 +9,18 @@ from shm_processes import WORDS
 from asyncrl.shm.atomics import copy_words, kernel, load_acquire
 from asyncrl.shm.segment import Segment
 
-COUNT = 500_000
+SECONDS = 0.2
 MESSAGES = 10_000
 
 
 def test_two_processes_lose_no_increment(nursery):
     with Segment.create("words", WORDS) as segment:
-        children = [nursery.fork("contend", COUNT, fds=(segment.fd,)) for _ in range(2)]
-        for child in children:
-            nursery.join(child)
+        children = [nursery.fork("contend", SECONDS, fds=(segment.fd,)) for _ in range(2)]
+        counts = np.sum([nursery.join(child) for child in children], axis=0)
         words = segment["words"]
-        assert words[0] == 2 * COUNT, "fetch_add"
-        assert words[16] == 2 * COUNT, "compare_exchange"
-        assert words[48] == 2 * COUNT, "a plain counter behind acquire and release"
+        assert words[0] == counts[0] > 0, "fetch_add"
+        assert words[16] == counts[1], "compare_exchange"
+        assert words[48] == counts[2], "a plain counter behind acquire and release"
 
 
 def test_what_was_written_before_a_release_is_seen_after_the_acquire(nursery):

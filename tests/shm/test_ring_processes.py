@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from shm_processes import COUNTING, first_bad_row, rows_of
+from shm_processes import COUNTING, WORDS, first_bad_row, rows_of
 
 from asyncrl.shm import Doorbell, RingReader, Segment
 from asyncrl.shm.ring import PUBLISHED
@@ -112,6 +112,16 @@ def test_every_row_arrives_once_and_lives_do_not_mix(nursery, segment):
     assert counts == [700, 800] and consumer.bad == 0
     assert consumer.reader.header[PUBLISHED] == 1500
     bell.close()
+
+
+def test_no_sleeper_is_missed_between_store_and_load(nursery, segment):
+    """The store-load litmus of the other direction: go to sleep and look against grant and look."""
+    with Segment.create("words", WORDS) as words:
+        fds = (segment.fd, words.fd)
+        sleeping = nursery.fork("sleeping_side", fds=fds)
+        rounds, lost = nursery.join(nursery.fork("granting_side", 200_000, 3.0, fds=fds))
+        nursery.join(sleeping)
+    assert rounds >= 100 and lost == 0
 
 
 def test_an_actor_without_space_sleeps_until_it_is_woken(nursery, segment):
