@@ -138,7 +138,6 @@ class QPolicy:
         self._sizes = np.array(layout.sizes, np.int64)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._base = self.epsilon.initial
-        self._durations = self.epsilon.durations()
         self.assign_streams(0, 1, 1)
         self._x = np.zeros((0, inputs), np.float32)
         self._scratch = np.zeros((2, 0, 1), np.float32)
@@ -201,29 +200,18 @@ class QPolicy:
         if base != self._base:
             self._base, self._rates = base, base**self._exponents
         action = self.greedy(obs)
-        explore, choice = rng.random((2, rows))
-        begins = explore < self._rates
-        choice *= self.layout.num_actions
-        if self.epsilon.repeat > 1:
-            return self._run_on(action, begins, choice, rng), {}
-        np.copyto(action, choice, where=begins, casting="unsafe")
-        return action, {}
-
-    def _run_on(
-        self,
-        action: NDArray[np.int64],
-        begins: NDArray[np.bool_],
-        choice: NDArray[np.float64],
-        rng: np.random.Generator,
-    ) -> NDArray[np.int64]:
-        """Let random actions run on for their drawn number of steps, and new ones begin where none does."""
+        begins, choice = rng.random((2, rows))
+        begins, choice = begins < self._rates, choice * self.layout.num_actions
+        if self.epsilon.repeat == 1:
+            np.copyto(action, choice, where=begins, casting="unsafe")
+            return action, {}
         begins &= self._left == 0
         np.copyto(self._held, choice, where=begins, casting="unsafe")
-        drawn = 1 + np.searchsorted(self._durations, rng.random(len(action)), side="right")
-        np.copyto(self._left, drawn, where=begins)
+        steps = 1.0 + rng.random(rows) * self.epsilon.repeat
+        np.copyto(self._left, steps, where=begins, casting="unsafe")
         np.copyto(action, self._held, where=self._left > 0)
         np.maximum(self._left - 1, 0, out=self._left)
-        return action
+        return action, {}
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

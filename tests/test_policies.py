@@ -10,6 +10,7 @@ from asyncrl.policies import QLayout, QPolicy, TrainedPolicy, mlp_forward
 from asyncrl.schedules import EpsilonSchedule, ramp
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
+WIDE = EnvSpec("wide", (4,), "float32", DiscreteAction(1000))
 LAYOUT = QLayout(4, (7, 6), 3)
 
 
@@ -131,6 +132,47 @@ def test_act_explores_at_the_rate_of_each_stream() -> None:
     assert share == pytest.approx([1 - 0.5 * 2 / 3, 1 - 0.0625 * 2 / 3], abs=0.01)
     others = np.delete(count[0], best[0]) / 20_000
     assert others == pytest.approx([0.5 / 3] * 2, abs=0.01)
+
+
+class Scripted:
+    """A generator whose draws are written down: a row of shares to begin, a row of choices, a row of lengths."""
+
+    def __init__(self, *rows: list[float]) -> None:
+        self._rows = iter(np.array(rows))
+
+    def random(self, shape: object) -> np.ndarray:
+        return next(self._rows) if shape == 2 else np.array([next(self._rows), next(self._rows)])
+
+
+def test_random_actions_run_on_by_hand() -> None:
+    made = policy(epsilon=EpsilonSchedule(0.5, 0.5, 0, repeat=4))
+    made.assign_streams(0, 2, 2)
+    obs = np.zeros((2, 4), np.float32)
+    best = int(made.greedy(obs)[0])
+    first, second = (a for a in range(3) if a != best)
+    pick = [(a + 0.5) / 3 for a in range(3)]
+    rows = [
+        # stream 0 begins a run of 3 (length draw 0.5 of 4); stream 1 is greedy
+        ([0.1, 0.9], [pick[first], pick[first]], [0.5, 0.99], [first, best]),
+        # stream 0 runs on, whatever is drawn for it; stream 1 begins a run of 1
+        ([0.1, 0.1], [pick[second], pick[second]], [0.99, 0.0], [first, second]),
+        ([0.9, 0.9], [pick[second], pick[second]], [0.99, 0.99], [first, best]),
+        # both are free again; stream 1 begins a run of 4
+        ([0.9, 0.1], [pick[second], pick[first]], [0.99, 0.99], [best, first]),
+    ]
+    for begin, choice, length, expected in rows:
+        action, _ = made.act(obs, Scripted(begin, choice, length), 0)  # type: ignore[arg-type]
+        assert action.tolist() == expected
+
+
+def test_lengths_of_runs_are_spread_evenly() -> None:
+    made = policy(epsilon=EpsilonSchedule(1.0, 1.0, 0, repeat=3), layout=QLayout(4, (3,), 1000), spec=WIDE)
+    made.assign_streams(0, 1, 1)
+    rng, obs = np.random.default_rng(3), np.zeros((1, 4), np.float32)
+    actions = np.array([made.act(obs, rng, 0)[0][0] for _ in range(6000)])
+    lengths = np.diff(np.flatnonzero(np.diff(actions)))  # of 1000 actions, neighbours hardly ever agree
+    share = np.bincount(lengths, minlength=4)[1:4] / len(lengths)
+    assert share == pytest.approx([1 / 3] * 3, abs=0.04)
 
 
 def test_act_wants_one_row_per_stream() -> None:

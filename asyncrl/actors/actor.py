@@ -26,6 +26,10 @@ def actor_seeds(
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
 
 
+_SQUARE_FITS_FLOAT32 = 1e76
+"""A sum of squared float64 rewards below this: each of them is a number, and finite in float32 too."""
+
+
 def _all_finite(values: NDArray[Any]) -> bool:
     """Whether no value is NaN or infinite. A finite sum says so in half the time; one that overflowed says nothing."""
     return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
@@ -76,7 +80,8 @@ class Actor:
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
         self._rewards = np.zeros(num_envs, np.float64)
         self._returns = np.zeros(num_envs, np.float64)
-        self._lengths = np.zeros(num_envs, np.int64)
+        self._row = 0
+        self._began_at = [0] * num_envs  # row of this life in which each stream's episode began
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1
         self._first_row = True
@@ -147,16 +152,16 @@ class Actor:
     def _count(self, events: list[Event]) -> int:
         """Episode returns and lengths after a row; how many of its steps were taken (RESET: not taken)."""
         self._returns += self._rewards
-        self._lengths += 1
+        self._row += 1
         taken = self.streams.num_envs
         for i, flag in events:
             if flag & RESET:
                 taken -= 1
             else:
-                self.writer.record_episode(float(self._returns[i]), int(self._lengths[i]))
+                self.writer.record_episode(float(self._returns[i]), self._row - self._began_at[i])
             # After an ended step: for the reset row to come. After a reset row: for the episode to come.
             self._returns[i] = 0.0
-            self._lengths[i] = 0
+            self._began_at[i] = self._row
         self._steps += taken
         return taken
 
@@ -164,7 +169,9 @@ class Actor:
         self, obs: NDArray[Any], rewards: NDArray[Any], actions: NDArray[Any] | None
     ) -> None:
         finite_obs = not self._obs_may_be_non_finite or _all_finite(obs)
-        if finite_obs and _all_finite(rewards):
+        if finite_obs and self._rewards.dot(self._rewards) < _SQUARE_FITS_FLOAT32:
+            return
+        if finite_obs and np.isfinite(rewards).all():
             return
         what, values = ("observation", obs) if not finite_obs else ("reward", rewards)
         bad = ~np.isfinite(values).reshape(values.shape[0], -1).all(axis=1)
@@ -199,7 +206,7 @@ class Actor:
         facts: dict[str, object] = {"actor": self.index, "pid": os.getpid()}
         if env >= 0:
             facts["env index"] = env
-            facts["episode step"] = int(self._lengths[env])
+            facts["episode step"] = self._row - self._began_at[env]
         if actions is not None:
             facts["action"] = np.array2string(np.asarray(actions if env < 0 else actions[env]), threshold=20)
         facts["seed"] = self._env_seeds[max(env, 0)]

@@ -129,7 +129,7 @@ class DQN:
     """Ape-X exponent: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats streams alike."""
 
     exploration_repeat: int = 1
-    """Most steps for which a random action is kept; they are drawn as 1 / steps^2 (Dabney 2021), at least 1."""
+    """Most steps for which a random action is kept, at least 1; how many is drawn each time (Dabney 2021)."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(DQN).items():

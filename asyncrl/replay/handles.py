@@ -71,10 +71,39 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [builder.inttoptr(args[0], cgutils.voidptr_t), word(0), word(3), word(1)])
+        builder.call(prefetch, [builder.inttoptr(args[0], cgutils.voidptr_t), word(0), word(2), word(1)])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
+
+
+def _same_bits(function: Callable[..., Any], given: Any, returned: Any) -> None:
+    """Let kernels call `function`, which Python has as a view, as the same bits under another type."""
+
+    @intrinsic
+    def cast(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], context.get_value_type(returned))
+
+        return returned(given), generate
+
+    @overload(function)  # type: ignore[untyped-decorator]
+    def _compiled(value):  # type: ignore[no-untyped-def]
+        return lambda value: cast(value)
+
+
+def bits_of(value):  # type: ignore[no-untyped-def]
+    """The bits of a float32 as int32."""
+    return np.float32(value).view(np.int32)
+
+
+def float_of(value):  # type: ignore[no-untyped-def]
+    """The float32 of these bits."""
+    return np.int32(value).view(np.float32)
+
+
+_same_bits(bits_of, types.float32, types.int32)
+_same_bits(float_of, types.int32, types.float32)
 
 
 def _typed(dtype: Any) -> Callable[[int, int], NDArray[Any]]:

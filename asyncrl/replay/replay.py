@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core import Batch
-from asyncrl.replay import gather as table
-from asyncrl.replay import rows
-from asyncrl.replay.gather import BatchTable, ring_table
-from asyncrl.replay.sum_tree import SumTree
+from asyncrl.replay import rows, sampling
+from asyncrl.replay import tables as table
+from asyncrl.replay.handles import address_of
+from asyncrl.replay.sum_tree import SumTree, on_pages
+from asyncrl.replay.tables import BatchTable, ring_table, state_table
 from asyncrl.shm import RingReader
+
+_BATCHES_KNOWN = 8  # a learner has one or two; whoever makes a new one each time shall not fill the memory
 
 
 @dataclass(frozen=True)
@@ -90,17 +93,18 @@ class PrioritizedReplay:
         _check(rings, n_step, gamma, alpha, frame_stack, priority_eps)
         self.rings = tuple(rings)
         self._uniform = uniform
-        self._gamma = gamma
         self._rng = rng
         layout = self.rings[0].layout
         env_bits = (layout.num_envs - 1).bit_length()
         self.capacity = len(rings) * layout.num_slots * layout.num_envs
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
-        self._state = _state(self.rings[0], self.tree.bits, env_bits, n_step, frame_stack)
+        self._state = state_table(self.rings[0], self.tree.bits, env_bits, n_step, frame_stack)
+        self._cards = on_pages(np.uint8, self.tree.leaves.size * table.CARD_BYTES)
+        self._state[table.CARDS] = address_of(self._cards)
         self._numbers = np.array([gamma, alpha, priority_eps, 1.0])
         self._batches: dict[int, tuple[Batch, BatchTable]] = {}
-        self._dirty = np.zeros(256, np.int64)
+        self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)
         self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
 
     def ingest(self) -> int:
@@ -133,6 +137,8 @@ class PrioritizedReplay:
         """
         known = self._batches.get(id(batch))
         if known is None or not known[1].is_of(batch):
+            if len(self._batches) >= _BATCHES_KNOWN:
+                self._batches.clear()
             stack = int(self._state[table.STACK])
             known = self._batches[id(batch)] = (batch, BatchTable(batch, self.rings[0], stack))
         if not 0.0 <= beta <= 1.0:
@@ -144,7 +150,7 @@ class PrioritizedReplay:
         to = known[1]
         self._rng.random(out=to.uniforms)
         beta = 0.0 if self._uniform else beta
-        rows.sample(*self._tree, self._gamma, beta, to.addresses, to.uniforms, to.rest, to.work)
+        sampling.sample(*self._tree, beta, to.addresses, to.uniforms, to.rest, to.work)
 
     def update_priorities(self, ids: NDArray[np.int64], td_abs: NDArray[np.float32]) -> int:
         """Set the priorities of sampled rows to `(td_abs + priority_eps) ** alpha`.
@@ -166,10 +172,10 @@ class PrioritizedReplay:
         if self._uniform:
             return 0
         if ids.size > self._dirty.size:
-            self._dirty = np.zeros(ids.size, np.int64)
+            self._dirty, self._priorities = np.zeros(ids.size, np.int64), np.zeros(ids.size, np.float32)
         if td_abs.dtype != np.float32 or not td_abs.flags.c_contiguous:
             td_abs = np.ascontiguousarray(td_abs, np.float32)
-        ignored: int = rows.update(*self._tree, self._numbers, ids, td_abs, self._dirty)
+        ignored: int = sampling.update(*self._tree, self._numbers, ids, td_abs, self._dirty, self._priorities)
         if ignored < 0:
             i = -1 - ignored
             raise ValueError(
@@ -232,7 +238,7 @@ class PrioritizedReplay:
             retired=int(state[table.RETIRED]),
             discarded_stale=int(state[table.DISCARDED]),
             stale_updates_ignored=int(state[table.IGNORED]),
-            largest_priority=float(self._numbers[rows.LARGEST]),
+            largest_priority=float(self._numbers[table.LARGEST]),
         )
 
 
@@ -244,8 +250,8 @@ def _check(
     for i, ring in enumerate(rings):
         if ring.layout != rings[0].layout:
             raise ValueError(f"rings must have one layout, got another in ring {i}")
-    if n_step < 1:
-        raise ValueError(f"n_step must be at least 1, got {n_step}")
+    if not 1 <= n_step <= table.LONGEST_N_STEP:
+        raise ValueError(f"n_step must be between 1 and {table.LONGEST_N_STEP}, got {n_step}")
     if frame_stack < 1:
         raise ValueError(f"frame_stack must be at least 1, got {frame_stack}")
     if (slots := rings[0].num_slots) < n_step + frame_stack:
@@ -254,18 +260,5 @@ def _check(
         raise ValueError(f"gamma must be between 0 and 1, got {gamma}")
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    if not 0.0 < eps < np.inf:
-        raise ValueError(f"priority_eps must be positive, got {eps}")
-
-
-def _state(ring: RingReader, bits: int, env_bits: int, n_step: int, stack: int) -> NDArray[np.int64]:
-    """The `state` table of `gather.py`, all counters at zero."""
-    steps = ring.num_envs * ring.num_slots
-    state = np.zeros(table.EXTRA_BYTES + len(ring.extras), np.int64)
-    state[table.TREE_BITS], state[table.ENV_BITS] = bits, env_bits
-    state[table.NUM_ENVS], state[table.NUM_SLOTS] = ring.num_envs, ring.num_slots
-    state[table.N_STEP], state[table.STACK] = n_step, stack
-    state[table.OBS_BYTES], state[table.ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
-    state[table.NUM_EXTRAS] = len(ring.extras)
-    state[table.EXTRA_BYTES :] = [a.nbytes // steps for a in ring.extras.values()]
-    return state
+    if not 1e-30 <= eps <= 1e30:
+        raise ValueError(f"priority_eps must be between 1e-30 and 1e30, got {eps}")

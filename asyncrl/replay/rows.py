@@ -1,4 +1,4 @@
-"""The life of a row on the learner side, as kernels over the tables of `gather.py` and the tree.
+"""The life of a row on the learner side, as kernels over `tables.py` and the tree.
 
     published     the actor has shown it                                   position < SEEN
     decided       it has its priority: n further rows are known            position < DECIDED
@@ -20,58 +20,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core import RESET
-from asyncrl.replay.gather import (
+from asyncrl.replay.gather import write_card
+from asyncrl.replay.handles import int32s, int64s, uint8s
+from asyncrl.replay.tables import (
     CLOSED,
     DECIDED,
     DISCARDED,
     ENV_BITS,
     FLAGS,
+    GAMMA,
     HEADER,
-    ID_BITS,
-    IGNORED,
     INCARNATION,
     INSERTED,
-    LEAF,
+    LARGEST,
     MIN_VERSION,
     N_STEP,
     NUM_ENVS,
     NUM_SLOTS,
     RETIRED,
     SAMPLEABLE,
-    SAMPLED,
     SEEN,
     STACK,
-    TO_IDS,
-    TO_WEIGHT,
     TREE_BITS,
     VERSION,
-    gather,
-    locate,
 )
-from asyncrl.replay.handles import float32s, int32s, int64s, uint8s
-from asyncrl.replay.sum_tree import (
-    BEFORE,
-    SUM,
-    Leaves,
-    Nodes,
-    descend,
-    find_leaf,
-    inlined,
-    prefetch_group,
-    prefetch_leaves,
-    put,
-    sum_up,
-    sum_up_range,
-    total_of,
-)
+from asyncrl.replay.tree_kernels import Leaves, Nodes, inlined, sum_up_range
 from asyncrl.shm.atomics import kernel, load_acquire
-from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
-
-# Words of `numbers`, float64.
-GAMMA, ALPHA, EPSILON, LARGEST = range(4)
-
-_HEADER_WORDS = 64
-_SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
+from asyncrl.shm.ring_layout import GRANTED, HEADER_WORDS, PUBLISHED
 
 _TREE = "float32[::1], float64[:,:,::1], int64[::1]"
 _TABLES = "int64[:,::1], int64[::1]"
@@ -80,7 +55,7 @@ _TABLES = "int64[:,::1], int64[::1]"
 @inlined
 def poll(rings: NDArray[np.int64], ring: int, slots: int) -> int:
     """`published` (acquire), or -1 where it moved back or left what was granted."""
-    header = int64s(rings[ring, HEADER], _HEADER_WORDS)
+    header = int64s(rings[ring, HEADER], HEADER_WORDS)
     published = load_acquire(header, PUBLISHED)
     granted = load_acquire(header, GRANTED)
     if published < rings[ring, SEEN] or published < granted - slots or published > granted:
@@ -174,7 +149,7 @@ def decide_rows(
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
-    largest: float,
+    numbers: NDArray[np.float64],
     ring: int,
 ) -> None:
     """Give the rows that have n published successors their first priority."""
@@ -191,8 +166,10 @@ def decide_rows(
         for env in range(envs):
             taken = goes_on and not flags[np.uintp(env * slots + slot)] & RESET
             leaf = ((ring * slots + slot) << env_bits) + env
-            leaves[np.uintp(leaf)] = largest if taken else 0.0
+            leaves[np.uintp(leaf)] = numbers[LARGEST] if taken else 0.0
             state[SAMPLEABLE] += int(taken)
+            if taken:
+                write_card(rings, state, numbers[GAMMA], ring, row, env, leaf)
     _sum_rows(leaves, nodes, first, state, ring, start, stop)
 
 
@@ -217,7 +194,7 @@ def ingest(
         rings[ring, SEEN] = published
         if state[MIN_VERSION] > 0:
             close_stale(leaves, nodes, first, rings, state, ring)
-        decide_rows(leaves, nodes, first, rings, state, numbers[LARGEST], ring)
+        decide_rows(leaves, nodes, first, rings, state, numbers, ring)
     state[INSERTED] += inserted
     return inserted
 
@@ -254,101 +231,3 @@ def retire_stale(
     for ring in range(rings.shape[0]):
         close_stale(leaves, nodes, first, rings, state, ring)
     return state[DISCARDED] - before  # type: ignore[no-any-return]
-
-
-@inlined
-def importance_weights(
-    priorities: NDArray[np.float64], total: float, count: int, beta: float, out: NDArray[np.float32]
-) -> float:
-    """`out[i] = (count * priorities[i] / total) ** -beta`, not normalised; returns the largest."""
-    largest = np.float32(0.0)
-    exponent = np.float32(-beta)
-    for i in range(out.shape[0]):
-        ratio = np.float32(max(count * (priorities[i] / total), _SMALLEST_RATIO))
-        out[i] = ratio**exponent
-        largest = max(largest, out[i])
-    return float(largest)
-
-
-@kernel(f"void({_TREE}, {_TABLES}, float64, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
-def sample(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    gamma: float,
-    beta: float,
-    batch: NDArray[np.int64],
-    uniforms: NDArray[np.float64],
-    rest: NDArray[np.float64],
-    work: NDArray[np.int64],
-) -> None:
-    """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
-    size = uniforms.shape[0]
-    bits, groups = state[TREE_BITS], work[LEAF]
-    ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
-    descend(leaves, nodes, first, bits, uniforms, rest, groups)
-    for i in range(size):
-        leaf = find_leaf(leaves, bits, groups[i], rest[i])
-        ids[i] = locate(rings, state, leaf, work, i)
-        rest[i] = leaves[np.uintp(leaf)]
-    if beta == 0.0:
-        for i in range(size):
-            weight[i] = 1.0
-    else:
-        scale = 1.0 / importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
-        for i in range(size):
-            weight[i] *= scale
-    gather(rings, state, gamma, batch, work)
-    state[SAMPLED] += size
-
-
-@inlined
-def leaf_of(state: NDArray[np.int64], row_id: int) -> int:
-    """The leaf that the row of this id has, or had before its slot was overwritten."""
-    slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
-    ring = row_id >> ID_BITS
-    step = row_id - (ring << ID_BITS)
-    position = step >> env_bits
-    return ((ring * slots + (position & (slots - 1))) << env_bits) + (step - (position << env_bits))  # type: ignore[no-any-return]
-
-
-@kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1])")
-def update(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    numbers: NDArray[np.float64],
-    ids: NDArray[np.int64],
-    errors: NDArray[np.float32],
-    dirty: NDArray[np.int64],
-) -> int:
-    """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""
-    bits = state[TREE_BITS]
-    for i in range(ids.shape[0]):
-        if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
-            return -1 - i
-        group = leaf_of(state, ids[i]) >> bits
-        prefetch_leaves(leaves, bits, group)
-        prefetch_group(nodes, bits, group >> bits, SUM)
-        prefetch_group(nodes, bits, group >> bits, BEFORE)
-    alpha, epsilon, largest = np.float32(numbers[ALPHA]), np.float32(numbers[EPSILON]), numbers[LARGEST]
-    count = ignored = 0
-    for i in range(ids.shape[0]):
-        ring = ids[i] >> ID_BITS
-        position = (ids[i] - (ring << ID_BITS)) >> state[ENV_BITS]
-        leaf = leaf_of(state, ids[i])
-        if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
-            priority = float((errors[i] + epsilon) ** alpha)
-            largest = max(largest, priority)
-            count = put(leaves, nodes, bits, leaf, priority, dirty, count)
-        else:
-            ignored += 1
-    if count:
-        sum_up(leaves, nodes, first, bits, dirty, count)
-    numbers[LARGEST] = largest
-    state[IGNORED] += ignored
-    return ignored

@@ -253,7 +253,10 @@ def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
 
 def test_resumed_run_keeps_its_place_in_the_schedules() -> None:
     config = DQN(
-        learning_rate_schedule="linear", learning_rate_updates=8, target_update="hard", target_update_interval=3
+        learning_rate_schedule="linear",
+        learning_rate_updates=8,
+        target_update="hard",
+        target_update_interval=3,
     )
     core, other = config.make_core(SPEC, "cpu", 0), config.make_core(SPEC, "cpu", 1)
     for seed in range(2):
@@ -298,6 +301,7 @@ def test_uniform_replay_has_no_priorities() -> None:
         ({"max_staleness": -1}, "max_staleness must be at least 0, got -1"),
         ({"staleness_rate": -1.0}, "staleness_rate must be at least 0, got -1.0"),
         ({"exploration_final": 1.01}, "exploration_final must be from 0 to 1, got 1.01"),
+        ({"exploration_repeat": 0}, "exploration_repeat must be at least 1, got 0"),
         ({"exploration_steps": -1}, "exploration_steps must be at least 0, got -1"),
         (
             {"learning_starts": 2000, "replay_capacity": 1999},

@@ -72,11 +72,8 @@ def slow_loss(q, next_q, next_q_online, action, rewards, gamma, terminated, weig
             best = max(range(len(chooser)), key=lambda a: chooser[a])
             target += gamma ** len(rewards[i]) * next_q[i][best]
         delta_i = q[i][action[i]] - target
-        if delta is None or abs(delta_i) <= delta:
-            loss = delta_i**2 / 2
-        else:
-            loss = delta * (abs(delta_i) - delta / 2)
-        total += weight[i] * loss
+        inside = delta is None or abs(delta_i) <= delta
+        total += weight[i] * (delta_i**2 / 2 if inside else delta * (abs(delta_i) - delta / 2))
     return total / len(action)
 
 

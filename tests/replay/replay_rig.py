@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from oracles import SlowReplay, SlowRow
 
 from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch, BoxAction, DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.gather import ID_BITS
+from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
 
@@ -93,6 +95,17 @@ class RandomActor:
         w.obs[:, after] = self.next_obs
         self.rows.append(row)
         w.publish()
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Replace all kernels in `modules`, and all that they call, by their Python forms.
+
+    `poll` stays compiled: it holds atomics, which exist in compiled form only.
+    """
+    for module in modules:
+        for name in dir(module):
+            if hasattr(function := getattr(module, name), "py_func") and name != "poll":
+                monkeypatch.setattr(module, name, function.py_func)
 
 
 @dataclass

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numba import njit
 from oracles import SlowRow, slow_n_step
-from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, rig
+from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, interpret, rig
 
 from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch
-from asyncrl.replay import gather
+from asyncrl.replay import gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.handles import address_of, copy_bytes, float32s
 
 FORMS = pytest.mark.parametrize("form", ["compiled", "interpreted"])
@@ -73,7 +73,7 @@ def test_batches_equal_what_the_actors_wrote(
     ) as r:
         batch = r.batch(64)
         if form == "interpreted":
-            interpret(monkeypatch)
+            interpret(monkeypatch, tree_kernels, tables, power, gather, rows, sampling, sum_tree)
         for _ in range(8 if form == "compiled" else 2):
             for ring, actor in enumerate(r.actors):
                 actor.write(int(r.rng.integers(5, 20)))
@@ -83,16 +83,6 @@ def test_batches_equal_what_the_actors_wrote(
                 r.grant(ring, max(32, actor.writer.published + int(r.rng.integers(2, 12))))
             r.replay.sample(batch, 0.5)
             r.check_batch(batch)
-
-
-def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the sampling kernel and all it calls by their Python forms."""
-    from asyncrl.replay import rows, sum_tree
-
-    for module in (sum_tree, gather, rows):
-        for name in dir(module):
-            if hasattr(function := getattr(module, name), "py_func") and name not in ("poll", "ingest"):
-                monkeypatch.setattr(module, name, function.py_func)
 
 
 @FORMS

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, rig
+from numba import njit
+from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, interpret, rig
 from scipy import stats
 
 from asyncrl.core import Batch
 from asyncrl.errors import RingCorrupt
-from asyncrl.replay import PrioritizedReplay, rows
-from asyncrl.replay.gather import ID_BITS
+from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
+from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm.ring_layout import PUBLISHED
 
 
@@ -112,13 +113,7 @@ def test_random_operations_agree_with_the_twin(
 
 
 def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncrl.replay import gather, sum_tree
-
-    for module in (sum_tree, gather, rows):
-        for name in dir(module):
-            # `poll` holds atomics, which exist in compiled form only.
-            if hasattr(function := getattr(module, name), "py_func") and name != "poll":
-                monkeypatch.setattr(module, name, function.py_func)
+    interpret(monkeypatch, tree_kernels, tables, power, gather, rows, sampling, sum_tree)
     with rig(0, rings=2, envs=3, slots=16, n_step=3, frame_stack=2, spec=FRAMES_SPEC, extras=EXTRAS) as r:
         batch, old = r.batch(6), []
         for _ in range(250):
@@ -234,18 +229,31 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
         assert (new == 7.0 + EPS).all()
 
 
-def test_importance_weights_by_hand() -> None:
-    for form in (rows.importance_weights, rows.importance_weights.py_func):
-        priorities, out = np.array([1.0, 2.0, 4.0]), np.empty(3, np.float32)
-        # total 16, N 4: N p / total = 1/4, 1/2, 1
-        assert form(priorities, 16.0, 4, 0.5, out) == pytest.approx(2.0)
-        np.testing.assert_allclose(out, [2.0, 2.0**0.5, 1.0], rtol=1e-6)
-        form(priorities, 16.0, 4, 1.0, out)
-        np.testing.assert_allclose(out, [4.0, 2.0, 1.0], rtol=1e-6)
-        form(priorities, 16.0, 4, 0.0, out)
-        assert out.tolist() == [1.0, 1.0, 1.0]
-        form(np.array([0.5, 1.0, 1e-40]), 1e9, 7, 1.0, out)
-        assert np.isfinite(out).all()
+@pytest.mark.parametrize(
+    "form", [sampling.importance_weights.py_func, njit(sampling.importance_weights.py_func)]
+)
+def test_importance_weights_by_hand(form: Any) -> None:
+    # Priorities 1, 2, 4 of a total of 16 among N = 4: N p / total = 1/4, 1/2, 1; not normalised.
+    ratios, out = np.array([1 / 4, 2 / 4, 4 / 4, 8.0]), np.empty(4, np.float32)
+    form(ratios, 1.0, out)
+    np.testing.assert_allclose(out, [4.0, 2.0, 1.0, 1 / 8], rtol=1e-7)
+    form(ratios, 0.5, out)
+    np.testing.assert_allclose(out, [2.0, 2.0**0.5, 1.0, 8**-0.5], rtol=1e-7)
+    form(ratios, 0.0, out)
+    assert out.tolist() == [1.0] * 4
+    form(np.array([1.0, 1e-300, 1e-30, 1e30]), 1.0, out)
+    assert (out > 0).all() and (out < np.inf).all()
+
+
+@pytest.mark.parametrize("form", [power.power.py_func, njit(power.power.py_func)])
+@pytest.mark.parametrize("exponent", [1.0, 0.6, 0.5, 0.0, -0.4, -1.0])
+def test_powers_are_float32_exact(exponent: float, form: Any) -> None:
+    values = np.exp(np.random.default_rng(0).uniform(-60, 60, 500)).astype(np.float32)
+    out = np.empty_like(values)
+    form(values, 0.0, exponent, out)
+    np.testing.assert_allclose(out, values.astype(np.float64) ** exponent, rtol=1e-7)
+    form(values, 0.25, exponent, out)
+    np.testing.assert_allclose(out, (values + np.float32(0.25)).astype(np.float64) ** exponent, rtol=1e-7)
 
 
 def test_weights_of_a_batch_by_hand() -> None:
@@ -351,11 +359,11 @@ def test_wrong_calls_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"n_step": 0}, "n_step must be at least 1, got 0"),
+        ({"n_step": 0}, "n_step must be between 1 and 255, got 0"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
         ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
         ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
-        ({"priority_eps": 0.0}, "priority_eps must be positive, got 0.0"),
+        ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
         ({"n_step": 16}, r"num_slots must be at least n_step \+ frame_stack, got 16"),
     ],
 )

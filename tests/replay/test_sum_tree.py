@@ -7,21 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import SlowSumTree
+from replay_rig import interpret
 from scipy import stats
 
-from asyncrl.replay import SumTree, sum_tree
-from asyncrl.replay.sum_tree import SUM
-
-KERNELS = ("set_leaves", "set_leaf_range", "draw_leaves")
+from asyncrl.replay import SumTree, sum_tree, tree_kernels
+from asyncrl.replay.tree_kernels import SUM
 
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both forms of the kernels, with all that they call."""
     if request.param == "interpreted":
-        for name in dir(sum_tree):
-            if hasattr(function := getattr(sum_tree, name), "py_func"):
-                monkeypatch.setattr(sum_tree, name, function.py_func)
+        interpret(monkeypatch, tree_kernels, sum_tree)
     return str(request.param)
 
 

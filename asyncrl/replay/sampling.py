@@ -1,0 +1,138 @@
+"""The two kernels of every update: sample a batch, and give its rows new priorities.
+
+Both wait for main memory more than they compute, so both ask for cache lines well before they use them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.replay.gather import gather, locate
+from asyncrl.replay.handles import float32s, int64s
+from asyncrl.replay.power import power
+from asyncrl.replay.tables import (
+    ALPHA,
+    CLOSED,
+    DECIDED,
+    EPSILON,
+    ID_BITS,
+    IGNORED,
+    LARGEST,
+    LEAF,
+    SAMPLEABLE,
+    SAMPLED,
+    TO_IDS,
+    TO_WEIGHT,
+    TREE_BITS,
+    leaf_of,
+    take_apart,
+)
+from asyncrl.replay.tree_kernels import (
+    BEFORE,
+    SUM,
+    Leaves,
+    Nodes,
+    descend,
+    find_leaf,
+    inlined,
+    prefetch_group,
+    prefetch_leaves,
+    put,
+    sum_up,
+    total_of,
+)
+from asyncrl.shm.atomics import kernel
+
+_LOOKAHEAD = 16  # items between asking for cache lines and using them; 8 to 32 are alike
+_SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
+
+_TREE = "float32[::1], float64[:,:,::1], int64[::1]"
+_TABLES = "int64[:,::1], int64[::1]"
+
+
+@inlined
+def importance_weights(ratios: NDArray[np.float64], beta: float, out: NDArray[np.float32]) -> None:
+    """`out[i] = ratios[i] ** -beta`, not normalised; a ratio is N p, the priority over the mean one."""
+    for i in range(out.shape[0]):
+        ratios[i] = max(ratios[i], _SMALLEST_RATIO)
+    power(ratios, 0.0, -beta, out)
+
+
+@kernel(f"void({_TREE}, {_TABLES}, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
+def sample(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    beta: float,
+    batch: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    rest: NDArray[np.float64],
+    work: NDArray[np.int64],
+) -> None:
+    """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
+    size, bits, groups = uniforms.shape[0], state[TREE_BITS], work[LEAF]
+    ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
+    mean = total_of(nodes) / state[SAMPLEABLE]
+    descend(leaves, nodes, first, bits, uniforms, rest, groups)
+    for i in range(size):
+        leaf = find_leaf(leaves, bits, groups[i], rest[i])
+        ids[i] = locate(rings, state, leaf, work, i)
+        rest[i] = leaves[np.uintp(leaf)] / mean
+    importance_weights(rest, beta, weight)
+    largest = weight.max()
+    for i in range(size):
+        weight[i] /= largest
+    gather(rings, state, ids, batch, work)
+    state[SAMPLED] += size
+
+
+@inlined
+def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
+    """Ask for the cache lines that an update of a leaf writes and that may be far away."""
+    group = leaf >> bits
+    prefetch_leaves(leaves, bits, group)
+    prefetch_group(nodes, bits, group >> bits, SUM)
+    prefetch_group(nodes, bits, group >> bits, BEFORE)
+
+
+@kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
+def update(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    ids: NDArray[np.int64],
+    errors: NDArray[np.float32],
+    dirty: NDArray[np.int64],
+    priorities: NDArray[np.float32],
+) -> int:
+    """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""
+    size, bits = ids.shape[0], state[TREE_BITS]
+    for i in range(size):
+        if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
+            return -1 - i
+    power(errors, numbers[EPSILON], numbers[ALPHA], priorities[:size])
+    largest = numbers[LARGEST]
+    count = ignored = 0
+    for i in range(-_LOOKAHEAD, size):
+        if i + _LOOKAHEAD < size:
+            prefetch_leaf(leaves, nodes, bits, leaf_of(state, ids[i + _LOOKAHEAD]))
+        if i < 0:
+            continue
+        leaf = leaf_of(state, ids[i])
+        ring, position, _ = take_apart(state, ids[i])
+        if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
+            largest = max(largest, np.float64(priorities[i]))
+            count = put(leaves, nodes, bits, leaf, priorities[i], dirty, count)
+        else:
+            ignored += 1
+    if count:
+        sum_up(leaves, nodes, first, bits, dirty, count)
+    numbers[LARGEST] = largest
+    state[IGNORED] += ignored
+    return ignored

@@ -1,0 +1,164 @@
+"""What kernels know of the rings, the replay and a batch: three int64 tables, and how rows are named.
+
+All rings of a replay have one layout. What kernels need to know of them stands in three int64 tables:
+
+    rings[R, ...]   a row per ring: addresses of its arrays, then the learner side's cursors (see `rows.py`)
+    state[...]      shapes and settings common to all rings, then counters
+    batch[...]      addresses of the arrays of one `Batch`
+
+and one of float64, `numbers`: the discount, the priorities' exponent and offset, and the largest priority so far.
+
+A *leaf* names a slot of a stream: `((ring * S + slot) << env_bits) + env`, where `2**env_bits` is E rounded up
+to a power of two, so that taking a leaf apart needs no division; the leaves in between keep priority zero. An
+*id* names a row for ever: `(ring << 48) + (position << env_bits) + env`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import Batch
+from asyncrl.replay.handles import address_of
+from asyncrl.replay.tree_kernels import inlined
+from asyncrl.shm import RingReader
+
+# Columns of `rings`.
+HEADER, OBS, ACTION, REWARD, FLAGS, VERSION, INCARNATION, SEEN, DECIDED, CLOSED, EXTRA = range(11)
+
+# Words of `numbers`, float64.
+GAMMA, ALPHA, EPSILON, LARGEST = range(4)
+
+# Words of `state`: constants, then counters, then the bytes of each extra field.
+TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
+CARDS, MIN_VERSION, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED, EXTRA_BYTES = range(9, 18)
+
+# Words of `batch`.
+TO_OBS, TO_ACTION, TO_REWARD, TO_DISCOUNT, TO_NEXT_OBS, TO_WEIGHT, TO_IDS, TO_VERSION, TO_EXTRA = range(9)
+
+# Rows of `work[WORK_ROWS, B]`: the item's leaf, ring, place of its row and of its bootstrap row in `[E * S]`.
+LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
+
+ID_BITS = 48
+CARD_BYTES = 16
+LONGEST_N_STEP = 255
+
+
+@inlined
+def id_of(rings: NDArray[np.int64], state: NDArray[np.int64], leaf: int) -> int:
+    """The id of the row that holds a leaf's slot now.
+
+    The position of a slot is the newest one below SEEN: a leaf that has priority is not retired, and rows that
+    are not retired lie in `[SEEN - S, SEEN)`.
+    """
+    slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
+    row = leaf >> env_bits
+    slot = row & (slots - 1)
+    ring = row // slots if rings.shape[0] > 1 else 0
+    newest = rings[np.uintp(ring), SEEN] - 1
+    position = newest - ((newest - slot) & (slots - 1))
+    return (ring << ID_BITS) + (position << env_bits) + (leaf - (row << env_bits))
+
+
+@inlined
+def take_apart(state: NDArray[np.int64], row_id: int) -> tuple[int, int, int]:
+    """(ring, position, env) of an id."""
+    ring = row_id >> ID_BITS
+    step = row_id - (ring << ID_BITS)
+    position = step >> state[ENV_BITS]
+    return ring, position, step - (position << state[ENV_BITS])
+
+
+@inlined
+def leaf_of(state: NDArray[np.int64], row_id: int) -> int:
+    """The leaf that the row of this id has, or had before its slot was overwritten."""
+    ring, position, env = take_apart(state, row_id)
+    slot = position & (state[NUM_SLOTS] - 1)
+    return ((ring * state[NUM_SLOTS] + slot) << state[ENV_BITS]) + env  # type: ignore[no-any-return]
+
+
+def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
+    """The `rings` table with all cursors at zero. The readers must outlive it."""
+    return np.array(
+        [
+            [
+                *(address_of(a) for a in (ring.header, ring.obs, ring.action, ring.reward, ring.flags)),
+                *(address_of(a) for a in (ring.version, ring.incarnation)),
+                *(0, 0, 0),
+                *(address_of(a) for a in ring.extras.values()),
+            ]
+            for ring in rings
+        ],
+        np.int64,
+    )
+
+
+class BatchTable:
+    """Addresses of one `Batch`'s arrays, checked once, with references that keep the memory alive.
+
+    Attributes:
+        addresses: the `batch` table for kernels.
+        work, uniforms, rest: scratch of the draw and the gather.
+    """
+
+    def __init__(self, batch: Batch, ring: RingReader, frame_stack: int) -> None:
+        self.arrays = self._arrays(batch, ring)
+        self._extras = tuple(ring.extras)
+        stack = (frame_stack,) if frame_stack > 1 else ()
+        size, spec = batch.size, ring.layout.spec
+        obs = ((size, *stack, *spec.observation_shape), spec.observation_dtype)
+        expected: list[tuple[tuple[int, ...], Any]] = [obs]
+        expected += [((size, *spec.action.shape), spec.action.dtype)]
+        expected += [((size,), np.float32), ((size,), np.float32), obs, ((size,), np.float32)]
+        expected += [((size,), np.int64), ((size,), np.int64)]
+        expected += [((size, *f.shape), f.dtype) for f in ring.layout.extra_fields]
+        names = ["obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", *ring.extras]
+        for name, array, (shape, dtype) in zip(names, self.arrays, expected, strict=True):
+            if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
+                raise ValueError(
+                    f"batch.{name} must be a writeable {list(shape)} {np.dtype(dtype)}, "
+                    f"got {list(array.shape)} {array.dtype}"
+                )
+        self.addresses = np.array([address_of(a) for a in self.arrays], np.int64)
+        self.work = np.zeros((WORK_ROWS, size), np.int64)
+        self.uniforms = np.zeros(size)
+        self.rest = np.zeros(size)
+
+    @staticmethod
+    def _arrays(batch: Batch, ring: RingReader) -> list[NDArray[Any]]:
+        if missing := sorted(set(ring.extras) - set(batch.extras)):
+            raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
+        fixed: list[NDArray[Any]] = [batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs]
+        return [*fixed, batch.weight, batch.ids, batch.version, *(batch.extras[name] for name in ring.extras)]
+
+    def is_of(self, batch: Batch) -> bool:
+        """Whether `batch` still holds the arrays whose addresses these are."""
+        a = self.arrays
+        return (
+            a[0] is batch.obs
+            and a[1] is batch.action
+            and a[2] is batch.reward
+            and a[3] is batch.discount
+            and a[4] is batch.next_obs
+            and a[5] is batch.weight
+            and a[6] is batch.ids
+            and a[7] is batch.version
+            and (
+                len(a) == 8 or all(x is batch.extras.get(n) for n, x in zip(self._extras, a[8:], strict=True))
+            )
+        )
+
+
+def state_table(ring: RingReader, bits: int, env_bits: int, n_step: int, stack: int) -> NDArray[np.int64]:
+    """The `state` table, all counters at zero."""
+    steps = ring.num_envs * ring.num_slots
+    state = np.zeros(EXTRA_BYTES + len(ring.extras), np.int64)
+    state[TREE_BITS], state[ENV_BITS] = bits, env_bits
+    state[NUM_ENVS], state[NUM_SLOTS] = ring.num_envs, ring.num_slots
+    state[N_STEP], state[STACK] = n_step, stack
+    state[OBS_BYTES], state[ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
+    state[NUM_EXTRAS] = len(ring.extras)
+    state[EXTRA_BYTES:] = [a.nbytes // steps for a in ring.extras.values()]
+    return state

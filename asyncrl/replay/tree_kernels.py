@@ -1,0 +1,251 @@
+"""The kernels of the sum tree: mark, sum up, descend.
+
+Layout. `leaves[...]` holds the priorities, float32, in *leaf groups* of K. Above them stand *groups* of K float64
+sums, all in one array `nodes[G, 2, K]`: `nodes[g, SUM, j]` is the sum of child j, `nodes[g, BEFORE, j]` the sum
+of children 0 .. j - 1. Both arrays begin on a page, so with K = 8 a leaf group is half a cache line of 64 bytes,
+and the sums and the running sums of a group are one line each.
+
+    leaves         leaf group x is leaves K x .. K x + K - 1
+    level 0        groups first[0] ..      child x % K of group first[0] + x // K sums leaf group x
+    level l        groups first[l] ..      child x % K of group first[l] + x // K sums group x of level l - 1
+    last level     one group               its child 0 is the total; its other children are not used
+
+Decisions.
+*Sums are computed from the children*, left to right in float64, never by adding differences: what `check`
+recomputes is equal to the last bit after any number of updates. (The PAL authors' float32 differences are off
+by 1e-3 right after the fill.)
+*All samples descend together*, level by level, so that their cache misses overlap, and the child is found by
+counting `BEFORE <= target`, with no branch to mispredict. (A binary search in the same line was 3 times slower:
+LLVM turns it into branches.)
+*float32 leaves without BEFORE*: a sample or an update touches one line of 64 bytes that may lie in main memory;
+the levels above take 2 MB per million leaves and stay in the cache. All-float64 leaves with BEFORE were as fast
+alone and slower beside a gather, which competes for the cache.
+*K = 8*: of 4, 8, 16, 32 and 64 the cheapest sum of sample and update (`python benchmarks/replay.py`,
+"fanout").
+*Unsigned row numbers* in kernels: a signed index costs numba's wrap-around test at each access (2 times).
+
+K-ary tree: Zhang et al., "Parallel Actors and Learners", arXiv 2110.01101, section IV; stratified
+proportional sampling: Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952, appendix B.2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from asyncrl.replay.handles import prefetch
+from asyncrl.shm.atomics import kernel
+
+SUM = 0
+"""`nodes[g, SUM, j]`: sum of child j."""
+BEFORE = 1
+"""`nodes[g, BEFORE, j]`: sum of children 0 .. j - 1 of the group."""
+LARGEST_PRIORITY = float(np.finfo(np.float32).max)
+
+_DIRTY = -1.0  # stands in place of a sum, within an update, while it waits to be recomputed
+
+Leaves = NDArray[np.float32]
+Nodes = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def inlined(function: Function) -> Function:
+    """A function that kernels call: compiled into each of them, callable from Python for tests."""
+    return cast("Function", njit(nogil=True, error_model="numpy")(function))
+
+
+@inlined
+def _sum_leaves(leaves: Leaves, bits: int, group: int) -> float:
+    total = 0.0
+    for leaf in range(group << bits, (group + 1) << bits):
+        total += np.float64(leaves[np.uintp(leaf)])
+    return total
+
+
+@inlined
+def _sum_group(nodes: Nodes, group: int) -> float:
+    """Recompute BEFORE of a group; returns the group's sum."""
+    row = np.uintp(group)
+    total = 0.0
+    for j in range(nodes.shape[2]):
+        nodes[row, BEFORE, j] = total
+        total += nodes[row, SUM, j]
+    return total
+
+
+@inlined
+def _store(nodes: Nodes, first: int, bits: int, child: int, total: float) -> None:
+    """Write the sum of child number `child` of the level that begins at group `first`."""
+    group = child >> bits
+    nodes[np.uintp(first + group), SUM, np.uintp(child - (group << bits))] = total
+
+
+@inlined
+def _mark(nodes: Nodes, first: int, bits: int, child: int, dirty: Indices, count: int) -> int:
+    """Append `child` to `dirty[:count]` unless its sum is marked already, and mark it; returns the new count."""
+    group = child >> bits
+    row, j = np.uintp(first + group), np.uintp(child - (group << bits))
+    # Without a branch: in the upper levels it would be mispredicted about every third time.
+    dirty[np.uintp(count)] = child
+    count += int(nodes[row, SUM, j] >= 0.0)
+    nodes[row, SUM, j] = _DIRTY
+    return count
+
+
+@inlined
+def put(leaves: Leaves, nodes: Nodes, bits: int, leaf: int, value: float, dirty: Indices, count: int) -> int:
+    """Write one leaf and remember its group, once, in `dirty[:count]`; returns the new count."""
+    leaves[np.uintp(leaf)] = value
+    return _mark(nodes, 0, bits, leaf >> bits, dirty, count)
+
+
+@inlined
+def sum_up(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, dirty: Indices, count: int) -> None:
+    """Recompute what stands above the leaf groups `dirty[:count]`, each sum once; clears the marks."""
+    for i in range(count):
+        _store(nodes, 0, bits, dirty[i], _sum_leaves(leaves, bits, dirty[i]))
+    for level in range(1, first.shape[0]):
+        groups = 0
+        for i in range(count):
+            groups = _mark(nodes, first[level], bits, dirty[i] >> bits, dirty, groups)
+        count = groups
+        for i in range(count):
+            _store(nodes, first[level], bits, dirty[i], _sum_group(nodes, first[level - 1] + dirty[i]))
+
+
+@inlined
+def sum_up_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int) -> None:
+    """Recompute everything above the leaves `start .. stop - 1` (at least one)."""
+    low, high = start >> bits, (stop - 1) >> bits
+    for group in range(low, high + 1):
+        _store(nodes, 0, bits, group, _sum_leaves(leaves, bits, group))
+    for level in range(1, first.shape[0]):
+        low >>= bits
+        high >>= bits
+        for group in range(low, high + 1):
+            _store(nodes, first[level], bits, group, _sum_group(nodes, first[level - 1] + group))
+
+
+@inlined
+def prefetch_group(nodes: Nodes, bits: int, group: int, what: int) -> None:
+    """Ask for the cache line of a group's SUM or BEFORE (its first one, where K > 8)."""
+    prefetch(nodes.ctypes.data + (((group << 1) + what) << bits << 3))
+
+
+@inlined
+def prefetch_leaves(leaves: Leaves, bits: int, group: int) -> None:
+    """Ask for the cache line of a leaf group (its first one, where K > 16)."""
+    prefetch(leaves.ctypes.data + (group << bits << 2))
+
+
+@inlined
+def total_of(nodes: Nodes) -> float:
+    """The sum of all priorities."""
+    return nodes[np.uintp(nodes.shape[0] - 1), SUM, 0]  # type: ignore[no-any-return]
+
+
+@inlined
+def descend(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: Indices,
+    bits: int,
+    uniforms: NDArray[np.float64],
+    rest: NDArray[np.float64],
+    out: Indices,
+) -> None:
+    """Find the leaf group `out[i]` whose share of [0, total) holds `(i + uniforms[i]) / B * total`.
+
+    `rest[i]` is how far into the group's share that is. The total must be positive. A child of zero sum has
+    BEFORE equal to its right neighbour's and so is never the last that is `<= target`. Only rounding can push
+    a target past the end of a group; it then falls to the right of the group's last non-zero leaf (`last`
+    keeps it among the groups that exist), and `find_leaf` brings it back there.
+    """
+    size = out.shape[0]
+    stride = total_of(nodes) / size
+    for i in range(size):
+        rest[i] = (i + uniforms[i]) * stride
+        out[i] = 0
+    for level in range(first.shape[0] - 2, -1, -1):
+        last = (first[level] - first[level - 1] if level > 0 else leaves.shape[0] >> bits) - 1
+        for i in range(size):
+            group = np.uintp(first[level] + out[i])
+            target = rest[i]
+            child = -1
+            for j in range(nodes.shape[2]):
+                child += int(nodes[group, BEFORE, j] <= target)
+            rest[i] = target - nodes[group, BEFORE, np.uintp(child)]
+            out[i] = min((out[i] << bits) + child, last)
+            if level > 0:
+                prefetch_group(nodes, bits, first[level - 1] + out[i], BEFORE)
+            else:
+                prefetch_leaves(leaves, bits, out[i])
+
+
+@inlined
+def find_leaf(leaves: Leaves, bits: int, group: int, target: float) -> int:
+    """The leaf of the group whose share holds `target`; never one of zero priority."""
+    start = group << bits
+    leaf, total = start, 0.0
+    for candidate in range(start, start + (1 << bits) - 1):
+        total += np.float64(leaves[np.uintp(candidate)])
+        leaf += int(total <= target)
+    while leaves[np.uintp(leaf)] <= 0.0:
+        leaf -= 1
+    return leaf
+
+
+_TREE = "float32[::1], float64[:,:,::1], int64[::1], int64"
+
+
+@kernel(f"int64({_TREE}, int64, int64[::1], float64[::1], int64[::1])")
+def set_leaves(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: Indices,
+    bits: int,
+    capacity: int,
+    indices: Indices,
+    values: NDArray[np.float64],
+    dirty: Indices,
+) -> int:
+    """Write leaves in order and sum up once; -1, or the first item that is out of range (nothing written)."""
+    for i in range(indices.shape[0]):
+        if not (0 <= indices[i] < capacity and 0.0 <= values[i] <= LARGEST_PRIORITY):
+            return i
+    count = 0
+    for i in range(indices.shape[0]):
+        count = put(leaves, nodes, bits, indices[i], values[i], dirty, count)
+    sum_up(leaves, nodes, first, bits, dirty, count)
+    return -1
+
+
+@kernel(f"void({_TREE}, int64, int64, float64)")
+def set_leaf_range(
+    leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int, value: float
+) -> None:
+    """Write `value` to the leaves `start .. stop - 1` (at least one) and sum up."""
+    for leaf in range(start, stop):
+        leaves[np.uintp(leaf)] = value
+    sum_up_range(leaves, nodes, first, bits, start, stop)
+
+
+@kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])")
+def draw_leaves(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: Indices,
+    bits: int,
+    uniforms: NDArray[np.float64],
+    rest: NDArray[np.float64],
+    out: Indices,
+) -> None:
+    """Stratified sample: `out[i]` is the leaf at `(i + uniforms[i]) / B * total`."""
+    descend(leaves, nodes, first, bits, uniforms, rest, out)
+    for i in range(out.shape[0]):
+        out[i] = find_leaf(leaves, bits, out[i], rest[i])
