@@ -60,7 +60,7 @@ class TrainerConfig:
     torch_threads: int = 1
     """Threads of torch in the learner; more than one collapses when the actors keep the cores busy."""
 
-    burst_seconds: float = 0.004
+    burst_seconds: float = 0.01
     """Seconds of updates that the learner's thread does at a stretch before the event loop has a say."""
 
     step_timeout_seconds: float = 60.0

@@ -1,8 +1,7 @@
 """The terminal view: one screen redrawn once a second, or a line every ten seconds elsewhere.
 
-Drawing runs on a thread of its own: a terminal that is paused, or a pipe whose reader has stalled, then
-    holds up nothing but the
-view. A stream that is closed ends the view and nothing else.
+Drawing runs on a thread of its own: a terminal that is paused, or a pipe whose reader has stalled, then holds
+up nothing but the view. A stream that is closed ends the view and nothing else.
 """
 
 from __future__ import annotations

@@ -37,12 +37,10 @@ class EpsilonSchedule:
         repeat: longest run of steps with the same random action, at least 1.
 
     With `repeat` above 1 a random action is kept for 1 to `repeat` steps, each number equally likely, and
-    epsilon is
-    the rate at which such runs begin: temporally extended exploration (Dabney et al. 2021), for environments
-        in which
-    single random steps cancel out. Their zeta-distributed runs are too short for that: from the start of
-    MountainCar-v0 random runs of up to 50 steps reach the goal in 13 % of the episodes if uniform, 1.5 % if
-    drawn as 1 / k^2, and single steps never.
+    epsilon is the rate at which such runs begin: temporally extended exploration (Dabney et al. 2021), for
+    environments in which single random steps cancel out. Their zeta-distributed runs are too short for that:
+    from the start of MountainCar-v0 random runs of up to 50 steps reach the goal in 13 % of the episodes if
+    uniform, 1.5 % if drawn as 1 / k^2, and single steps never.
     """
 
     initial: float = 1.0

@@ -123,7 +123,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--burst-seconds", type=float, default=0.004)
+    parser.add_argument("--burst-seconds", type=float, default=0.01)
     arguments = parser.parse_args()
     report = Report("bursts")
     for name, algorithm in (

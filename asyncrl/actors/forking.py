@@ -1,9 +1,8 @@
 """The process that forks actors: the other end of `ForkServer`.
 
 It holds what every actor needs, already imported, and nothing that must not be forked: one thread, no event
-    loop, no
-torch. It does three things: it forks on request, it reports exits, and when the main process is gone it kills
-the process group of every child and leaves. It never runs an environment's code.
+loop, no torch. It does three things: it forks on request, it reports exits, and when the main process is gone
+it kills the process group of every child and leaves. It never runs an environment's code.
 
     main -> here      {"do": "fork", ...} with descriptors, {"do": "signal", "pid", "signal", "group"}
     here -> main      {"event": "ready"}, {"event": "forked", "tag", "pid"}, {"event": "exited", "pid",

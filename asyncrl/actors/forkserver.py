@@ -1,9 +1,8 @@
 """The fork server as the main process sees it.
 
 Actors are never forked from the main process: a child of torch's or numba's threads hangs. They are forked by
-    a small
-process of our own that is started as early as possible, imports what actors need while the main process
-imports torch, and then forks an actor within milliseconds:
+a small process of our own that is started as early as possible, imports what actors need while the main
+process imports torch, and then forks an actor within milliseconds:
 
     python -m asyncrl.actors.forkserver FD
 

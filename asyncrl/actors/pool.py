@@ -1,9 +1,8 @@
 """The actor processes of a run: start, supervise, restart, close.
 
 Each actor has one supervising task, whose story is the life of the actor: fork, READY, work, end, and perhaps
-    another
-life. One more task watches heartbeats. An actor that dies of a signal is started again on the same ring, as
-the next incarnation; one whose environment raises is not, because it would raise again.
+another life. One more task watches heartbeats. An actor that dies of a signal is started again on the same
+ring, as the next incarnation; one whose environment raises is not, because it would raise again.
 """
 
 from __future__ import annotations

@@ -216,10 +216,9 @@ class VectorStreams(_CurrentStream):
     """Streams of one native vector environment.
 
     A vector in DISABLED mode resets when it is told to and steps all its environments at once, so that a row
-    in which
-    some reset while others step has to be made: the ended ones are reset before the row's step, take a step
-        that nobody
-    sees, and are reset again after it. That costs a second reset per episode and is exact in every stream.
+    in which some reset while others step has to be made: the ended ones are reset before the row's step, take
+    a step that nobody sees, and are reset again after it. That costs a second reset per episode and is exact
+    in every stream.
 
     Args:
         env: a built `gymnasium.vector.VectorEnv` in NEXT_STEP or DISABLED mode.

@@ -22,9 +22,8 @@ class AwakeClock:
     """Time during which the supervisor was awake.
 
     Where everything is stopped for a while (SIGSTOP, a suspended laptop, a debugger), or the loop is blocked
-    by the user's
-    code, the actors had no chance to show life either, or nobody looked: such a gap counts for half a second
-        at most.
+    by the user's code, the actors had no chance to show life either, or nobody looked: such a gap counts for
+    half a second at most.
     """
 
     def __init__(self) -> None:

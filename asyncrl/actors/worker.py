@@ -6,11 +6,9 @@ Three roles share it:
     probe       builds one environment, checks it, and says what it looks like
     evaluator   plays greedy episodes on request
 
-Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "returns", ...}, {"kind":
-    "error", ...}.
-To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main process's end of the
-    socket
-means that everything is over.
+Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "returns", ...} and
+{"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main
+process's end of the socket means that everything is over.
 """
 
 from __future__ import annotations

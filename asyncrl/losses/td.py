@@ -60,8 +60,8 @@ def dqn_loss(td: Tensor, weight: Tensor, huber_delta: float | None) -> Tensor:
 
     l is Huber's loss, td^2 / 2 up to `huber_delta` and `huber_delta * (|td| - huber_delta / 2)` beyond (for
     1: the error clipping of Mnih et al. 2015), or td^2 / 2 everywhere where `huber_delta` is None. `weight`
-        is the importance
-    weight divided by B where the mean of Schaul et al. 2016 is meant: over B, not over the sum of weights.
+    is the importance weight divided by B where the mean of Schaul et al. 2016 is meant: over B, not over the
+    sum of weights.
     """
     assert td.dim() == 2 and td.shape[1] == 1 and weight.shape == td.shape
     if huber_delta is None:

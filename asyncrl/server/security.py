@@ -59,9 +59,8 @@ class Gate:
     """The checks of one server, in this order: host 421, origin 403, token 401, size 413.
 
     Hosts: on loopback `localhost` and loopback addresses, any port (a tunnel may change it), which is what
-        stops DNS
-    rebinding. Beyond loopback every read needs the token, and any address literal, this machine's name and
-    the bound name are let in.
+    stops DNS rebinding. Beyond loopback every read needs the token, and any address literal, this machine's
+    name and the bound name are let in.
 
     Args:
         host: what the server binds.

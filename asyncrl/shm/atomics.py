@@ -17,13 +17,14 @@ They exist only inside compiled kernels. The index is not checked: the class val
 is imported and an argument of another dtype or layout is a TypeError instead of a silent second compilation.
 numba's cache watches the file of the kernel alone, while a kernel has the functions and constants of other files
 compiled into it: after an update of one of two files the old machine code ran on the new layout and died of it.
-`kernel` therefore stamps its cache with all files that kernels are made of.
+`kernel` therefore stamps its cache with all files that kernels are made of, and a kernel of a test or a
+benchmark with its own file as well.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -55,7 +56,9 @@ def kernel(signature: str, *, nogil: bool = True) -> Callable[[Function], Functi
     def compiled(function: Function) -> Function:
         dispatcher: Any = njit(nogil=nogil, error_model="numpy")(function)
         dispatcher.enable_caching()
-        dispatcher._cache._cache_file._source_stamp = source_stamp()
+        own = Path(function.__code__.co_filename)
+        stamp = source_stamp() if own.is_relative_to(_PACKAGE) else (*source_stamp(), *_stamps([own]))
+        dispatcher._cache._cache_file._source_stamp = stamp
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         return cast("Function", dispatcher)
@@ -66,7 +69,10 @@ def kernel(signature: str, *, nogil: bool = True) -> Callable[[Function], Functi
 @functools.cache
 def source_stamp(package: Path = _PACKAGE) -> tuple[tuple[str, int, int], ...]:
     """Name, time of change and size of every file that kernels are made of: `core`, `shm` and `replay`."""
-    files = sorted([package / "core.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")])
+    return _stamps(sorted([package / "core.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")]))
+
+
+def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
