@@ -34,7 +34,8 @@ class TrainerConfig:
     """Actor processes; none means one for each core but one, and at least one."""
 
     envs_per_actor: int = 16
-    """Environments that each actor steps in turn, with one forward pass of the policy for all of them."""
+    """Environments that each actor steps in turn, with one forward pass of the policy for all of them;
+    a factory that returns a vector of environments decides it by itself."""
 
     total_steps: int | None = None
     """Stop after this many environment steps over all actors."""

@@ -154,13 +154,15 @@ class Coordinator:
 
     async def _build(self, stack: contextlib.AsyncExitStack) -> None:
         """Everything in the order of its needs; `stack` takes it down in reverse."""
-        config, algorithm = self.config, self.algorithm
         stack.callback(self._server.close)
         await self._serve(stack)
         self._publish(None)
+        spec = self._spec = await probe(self._server, self.source)
+        if spec.vector_envs is not None:
+            self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
+        config, algorithm = self.config, self.algorithm
         thread = LearnerThread(config.torch_threads)
         stack.callback(thread.close)
-        spec = self._spec = await probe(self._server, self.source)
         algorithm.check(spec)
         policy = self._policy = algorithm.make_policy(spec)
         device = choose_device(config.device, policy.weight_count)

@@ -97,6 +97,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
     }
 
 

@@ -35,6 +35,11 @@ def children():
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
+def stats_of(trainer):
+    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=5) as answer:
+        return json.load(answer)
+
+
 def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -226,9 +231,7 @@ def test_live_endpoints_of_a_run(tmp_path):
     trainer = Trainer("CartPole-v1", small(), run_dir=run, report_interval_seconds=0.05, **options)
     trainer.start()
     wait_until(lambda: (s := trainer.snapshot()) is not None and s.updates > 0)
-    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=5) as answer:
-        stats = json.load(answer)
-    assert stats["env_steps"] > 0
+    wait_until(lambda: stats_of(trainer)["env_steps"] > 0)  # encoded at most five times a second
     http = json.loads((run / "http.json").read_text())
     assert (run / "http.json").stat().st_mode & 0o777 == 0o600
     assert http["url"] == trainer.url
@@ -318,6 +321,15 @@ def test_too_many_actors_for_the_cores_is_a_warning():
     options = {**SMALL, "num_actors": cores + 1}
     with pytest.warns(errors.TooManyThreads, match="ASYNC021"):
         Trainer("CartPole-v1", small(), **options).learn(total_steps=400)
+
+
+def test_vector_factory_decides_how_many_environments_an_actor_has():
+    def vector():
+        return gymnasium.make_vec("CartPole-v1", num_envs=6, vectorization_mode="vector_entry_point")
+
+    result = Trainer(vector, small(), num_actors=2, http="off", target_eval_episodes=2).learn(total_steps=1_200)
+    assert 1_200 <= result.summary["env_steps"] <= 1_200 + 2 * 6
+    assert result.summary["episodes"] > 5
 
 
 def test_one_liner_uses_the_preset():

@@ -58,7 +58,7 @@ def test_kernel_cache_is_stamped_with_every_file_that_kernels_are_made_of(tmp_pa
 
     names = [name for name, _, _ in source_stamp()]
     assert {"core.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(names)
-    assert rows.sample._cache._cache_file._source_stamp == source_stamp()
+    assert rows.ingest._cache._cache_file._source_stamp == source_stamp()
     for folder in ("shm", "replay"):
         (tmp_path / folder).mkdir()
     for file in ("core.py", "shm/ring.py", "replay/gather.py"):
