@@ -17,12 +17,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.config import TrainerConfig
-from asyncrl.coordinator import Coordinator, Outcome
 from asyncrl.core import Algorithm
 from asyncrl.envs import EnvSource
 from asyncrl.errors import BlockingCallInLoop, ConfigurationError
@@ -30,6 +29,9 @@ from asyncrl.metrics import EvaluationResult, Snapshot
 from asyncrl.notebook import LiveCard, live_card
 from asyncrl.options import near_miss, option_help
 from asyncrl.policies import TrainedPolicy
+
+if TYPE_CHECKING:
+    from asyncrl.coordinator import Coordinator, Outcome
 
 try:
     from uvloop import new_event_loop
@@ -339,7 +341,11 @@ class Trainer:
 
     async def _main(self) -> TrainResult:
         assert self._server is not None
+        # Here and not at the top: torch comes with it. So it loads while the fork server does, and an actor that
+        # imports the module an environment is defined in, which imports Trainer too, stays free of it.
         try:
+            from asyncrl.coordinator import Coordinator
+
             coordinator = Coordinator(
                 self._config, self._algorithm, self._source, self._server, self._receive, self._started
             )
