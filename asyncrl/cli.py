@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import asyncrl.clock  # noqa: F401  (first: it looks at the time)
 from asyncrl.errors import AsyncRLError
 from asyncrl.flags import Parser
 from asyncrl.options import near_miss

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import psutil
+PROGRAM_START = time.monotonic() - time.process_time()
+"""`time.monotonic()` at which this program started: what a command counts its start-up from.
 
-
-def process_start() -> float:
-    """`time.monotonic()` at which this process started: what a command counts its start-up from."""
-    age_seconds: float = time.time() - psutil.Process().create_time()
-    return time.monotonic() - max(0.0, age_seconds)
+By the processor time used up to this module's import, not by the process's age: after a shell's `exec` that is the
+shell's age. So the command line imports this module first.
+"""
 
 
 class TrainClock:

@@ -16,7 +16,7 @@ from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.arguments import EvalOptions, algorithm_of
 from asyncrl.checkpoint import SavedPolicy, read_policy
-from asyncrl.clock import process_start
+from asyncrl.clock import PROGRAM_START
 from asyncrl.config import TrainerConfig
 from asyncrl.console import RunConsole
 from asyncrl.core import Algorithm
@@ -30,10 +30,9 @@ from asyncrl.trainer import Trainer, TrainResult
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:
     """Train, show it, and print the result; returns the exit code. Raises the error that ended the run."""
     _show_warnings_plainly()
-    started = process_start()
     with (
         Interrupts() as interrupts,
-        Trainer.from_config(config, algorithm, server=server, started=started) as trainer,
+        Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer,
     ):
         interrupts.run = trainer
         console = RunConsole()

@@ -24,7 +24,7 @@ PRESETS: Mapping[str, Preset] = {
     # A mean of 475 over 100 greedy episodes, looked for every 200 updates, in one process with one update per 2
     # steps; seeds 0 to 9; median and worst environment steps, of at most 25,000:
     #     this preset                     10 of 10     9,703    13,574
-    #     hidden_sizes 64, 64              8 of 10    11,739    none     (half the time per update)
+    #     hidden_sizes 64, 64              8 of 10    11,739    none     (of 60,000; half the time per update)
     #     prioritized, alpha 0.4          10 of 10     9,478    16,455   (a quarter more time per update)
     #     replay_capacity 10,000          10 of 10     9,691    13,158
     #     32 environments                 10 of 10     8,753    16,928   (slower where actors are processes)
@@ -43,9 +43,10 @@ PRESETS: Mapping[str, Preset] = {
             "exploration_steps": 3_000,
             "replay_capacity": 50_000,
         },
-        trainer={"num_actors": 1, "envs_per_actor": 16},
+        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_seconds": 0.1},
     ),
-    # -100 over 100 greedy episodes: ACRO
+    # -100 over 100 greedy episodes, looked for every 500 updates: 10 of 10 seeds, median 11,011 and worst 23,022
+    # steps; prioritized (alpha 0.6) 2 of 3 seeds within 60,000.
     "Acrobot-v1": Preset(
         algorithm={
             "learning_rate": 1e-3,
@@ -57,7 +58,9 @@ PRESETS: Mapping[str, Preset] = {
         },
         trainer={"num_actors": 1, "envs_per_actor": 16},
     ),
-    # LUNAR
+    # 200 over 100 greedy episodes, looked for every 2,000 updates, within 150,000 steps: 2 of 3 seeds, median
+    # 82,047. Did worse: a constant learning rate with batch 64 (0 of 2), prioritized (0 of 3), dueling with
+    # hidden_sizes 128, 64 (0 of 4), tau 0.005 with batch 64 (0 of 3).
     "LunarLander-v3": Preset(
         algorithm={
             "learning_rate": 1e-3,
@@ -74,7 +77,9 @@ PRESETS: Mapping[str, Preset] = {
         },
         trainer={"num_actors": 1, "envs_per_actor": 16},
     ),
-    # MOUNTAIN
+    # -110 over 100 greedy episodes, looked for every 1,000 updates, within 100,000 steps: 8 of 10 seeds, median
+    # about 25,000. Without exploration_repeat no seed ever saw the goal; without dueling 2 of 3 seeds, uniform
+    # replay 1 of 3, batch 128 1 of 3, exploration_final 0.02 1 of 3.
     "MountainCar-v0": Preset(
         algorithm={
             "learning_rate": 2e-3,
