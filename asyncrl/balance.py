@@ -42,7 +42,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 _DEFAULT_ROWS_AHEAD = 4
-"""M for the default error band; 4 rows hide a wake-up of an actor (about 50 microseconds) at 100,000 steps/s."""
+"""Least M of the default error band; 4 rows hide a wake-up of an actor (about 50 microseconds) at 100,000 steps/s."""
+_DEFAULT_BATCHES = 8
+"""Least e of the default error band, in batches: where few samples are made of a step, M may be large, and actors that
+are the bottleneck then need no grant every millisecond (0.44 of the raw stepping rate with M = 4)."""
 
 _UNLIMITED = 1 << 62
 
@@ -79,7 +82,7 @@ class Balance:
         num_actors: N.
         envs_per_actor: E.
         num_slots: rows of one ring; M is at most a sixteenth of it, so that what may be sampled stays near capacity.
-        error_samples: e, or None for what (4) needs at M = 4 rows.
+        error_samples: e, or None for what (4) needs at M = 4 rows, and at least eight batches.
         max_env_steps: no step beyond this many is granted (rounded up to whole rows), None for no limit.
 
     Raises:
@@ -135,7 +138,8 @@ class Balance:
         row = self._sigma * self._envs
         if error is None:
             ahead = min(_DEFAULT_ROWS_AHEAD, most_ahead)
-            return (self._batch_size + row * (self._num_actors * ahead + 1)) / 2, ahead
+            error = (self._batch_size + row * (self._num_actors * ahead + 1)) / 2
+            error = max(error, _DEFAULT_BATCHES * self._batch_size)
         needed = (self._batch_size + row * (self._num_actors + 1)) / 2
         if error < needed:
             raise ValueError(
@@ -185,6 +189,14 @@ class Balance:
             return max(1, until_start)
         for_ratio = (updates * self._batch_size - self._error - self.cursor) / self._sigma
         return max(1, until_start, math.ceil(for_ratio))
+
+    @property
+    def updates_worth_waking(self) -> int:
+        """How many updates' worth of steps a starved learner should sleep for: half of the band's half width.
+
+        It loses nothing by it, for the steps are what limits it, and every wake-up takes an actor's core for a while.
+        """
+        return max(1, int(self._error / (2 * self._batch_size)))
 
     def exhausted(self) -> bool:
         """Whether `max_env_steps` are inserted and every update that they pay for has been made.

@@ -51,7 +51,7 @@ from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.writers import RunWriters
 
-WATCH_SECONDS = 0.02
+WATCH_SECONDS = 0.05
 """How often the stopping rules are looked at."""
 SWITCH_SECONDS = 0.0005
 """Interpreter's switch interval during a run: beside a busy learner thread the loop answers in 0.3 ms, not 3.5."""

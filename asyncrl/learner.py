@@ -166,6 +166,7 @@ class Learner:
         self._positions = np.zeros(len(self._rings), np.int64)
         self._weights = np.zeros(core.weight_count, np.float32)
         self._last_publish = -math.inf
+        self._publish_seconds = 0.0
         self._unpublished = True
         self._finite_loss = math.nan
         self._wait_seconds = 0.0
@@ -195,11 +196,11 @@ class Learner:
                     self._quiet.set()
                     await self._resumed.wait()
                     continue
-                if await self._thread.call(self._burst):
-                    continue
-                if self._balance.exhausted():
+                starved = await self._thread.call(self._burst)
+                if starved and self._balance.exhausted():
                     return
-                await self._wait_for_data()
+                if starved:
+                    await self._wait_for_data()
         finally:
             loop.remove_reader(self._doorbell.fileno())
             self._quiet.set()
@@ -262,7 +263,8 @@ class Learner:
 
     async def _sleep_until_bell(self) -> None:
         self._data.clear()
-        wanted = math.ceil(self._balance.steps_wanted(1) / (self._rings[0].num_envs * len(self._rings)))
+        steps = self._balance.steps_wanted(self._balance.updates_worth_waking)
+        wanted = math.ceil(steps / (self._rings[0].num_envs * len(self._rings)))
         targets = []
         for ring, published, granted in zip(self._rings, self._positions, self._granted, strict=True):
             # No further than half of what it is granted: an actor that runs out of grants would never ring.
@@ -284,16 +286,15 @@ class Learner:
     # --- learner thread ---------------------------------------------------------------------------------------------
 
     def _burst(self) -> bool:
-        """Beats until the burst's time is over or nothing may be done. Returns whether anything was learned."""
+        """Beats until the burst's time is over, or nothing may be done any more: then True is returned."""
         if self._mailbox.version == 0:
             self._publish()
-        before = self.updates
+        starved = False
         end = time.perf_counter() + self._options.burst_seconds
-        while self._beat() and time.perf_counter() < end:
-            if self._stopping or self._held:
-                break
+        while not (starved or self._stopping or self._held) and time.perf_counter() < end:
+            starved = not self._beat()
         self._publish_when_due()
-        return self.updates > before
+        return starved
 
     def _beat(self) -> bool:
         """New rows in, grants out, then updates for `BEAT_SECONDS`. Returns whether an update was made."""
@@ -352,17 +353,19 @@ class Learner:
                 raise self._diverged("the temporal-difference errors") from error
 
     def _publish_when_due(self) -> None:
-        if self._unpublished and (
-            time.perf_counter() - self._last_publish >= self._options.publish_interval_seconds
-        ):
+        """Publish, unless the last time is too near or more than a hundredth of the time would go into it."""
+        interval = max(self._options.publish_interval_seconds, 100 * self._publish_seconds)
+        if self._unpublished and time.perf_counter() - self._last_publish >= interval:
             self._publish()
 
     def _publish(self) -> None:
+        started = time.perf_counter()
         self._core.write_weights(self._weights)
         if not math.isfinite(float(self._weights.sum())):
             raise self._diverged("the weights")
         self._mailbox.publish(self._weights)
         self._last_publish = time.perf_counter()
+        self._publish_seconds = self._last_publish - started
         self._unpublished = False
 
     def _diverged(self, what: str) -> TrainingDiverged:

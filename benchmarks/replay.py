@@ -5,7 +5,8 @@
 Capacity 2**20, observations of 4 float32, one int64 action, full buffers that wrap around. *Mixed* is the loop of a
 learner: insert 64, sample 256 (transitions gathered into arrays, importance weights included), update 256. Ours and
 every peer that is installed run next to each other in every repeat; ratios are formed within a repeat. A peer that
-does not load is reported with the reason.
+does not load is reported with the reason. (torchrl 0.14.1 does not load with torch 2.13 until its extension is
+rebuilt from the sources in its wheel; where the results have figures of it, that was done.)
 
 Ours inserts as an actor does: it writes rows into a shared-memory ring, publishes them, the replay ingests them, and
 every row it overwrites was retired and granted before; all of that is in the figure. Steps of an insert lie in E

@@ -27,7 +27,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Measure and write results/staleness.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=7)
     parser.add_argument("--max-seconds", type=float, default=20.0)
     arguments = parser.parse_args()
@@ -35,7 +37,9 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for name, options in CORRECTIONS.items():
             algorithm = DQN.preset("CartPole-v1", **options)
-            trainer = Trainer("CartPole-v1", algorithm, seed=seed, http="off", **DQN.preset_options("CartPole-v1"))
+            trainer = Trainer(
+                "CartPole-v1", algorithm, seed=seed, http="off", **DQN.preset_options("CartPole-v1")
+            )
             result = trainer.learn(target_return=475.0, max_seconds=arguments.max_seconds)
             runs[name].append(result.summary)
     report = Report("staleness")

@@ -1,7 +1,7 @@
 """Drives a real Jupyter kernel in a process of its own, for `test_notebooks.py`: its client leaves sockets open.
 
-    python kernel_session.py run NOTEBOOK OUTPUT     executes all cells and writes the notebook with its outputs
-    python kernel_session.py interrupt               prints {"seconds", "ename", "done"} of an interrupted run
+python kernel_session.py run NOTEBOOK OUTPUT     executes all cells and writes the notebook with its outputs
+python kernel_session.py interrupt               prints {"seconds", "ename", "done"} of an interrupted run
 """
 
 from __future__ import annotations

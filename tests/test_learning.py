@@ -97,7 +97,9 @@ def test_values_count_down_to_a_terminal_state(prioritized):
 
 def test_values_go_on_behind_a_time_limit():
     values = learned_values(Forever, [[1.0]])
-    assert values == pytest.approx(np.full((1, 2), 1 / (1 - GAMMA)), abs=0.25)  # 5; 2.1 if the limit were terminal
+    assert values == pytest.approx(
+        np.full((1, 2), 1 / (1 - GAMMA)), abs=0.25
+    )  # 5; 2.1 if the limit were terminal
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 5])

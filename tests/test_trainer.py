@@ -315,7 +315,9 @@ def test_vector_factory_decides_how_many_environments_an_actor_has():
     def vector():
         return gymnasium.make_vec("CartPole-v1", num_envs=6, vectorization_mode="vector_entry_point")
 
-    result = Trainer(vector, small(), num_actors=2, http="off", target_eval_episodes=2).learn(total_steps=1_200)
+    result = Trainer(vector, small(), num_actors=2, http="off", target_eval_episodes=2).learn(
+        total_steps=1_200
+    )
     assert 1_200 <= result.summary["env_steps"] <= 1_200 + 2 * 6
     assert result.summary["episodes"] > 5
 

@@ -52,11 +52,14 @@ _TABLES = "int64[:,::1], int64[::1]"
 
 
 @inlined
-def importance_weights(ratios: NDArray[np.float64], beta: float, out: NDArray[np.float32]) -> None:
-    """`out[i] = ratios[i] ** -beta`, not normalised; a ratio is N p, the priority over the mean one."""
+def importance_weights(
+    priorities: NDArray[np.float64], total: float, count: int, beta: float, out: NDArray[np.float32]
+) -> None:
+    """`out[i] = (count * priorities[i] / total) ** -beta`, not normalised; uses `priorities` as scratch."""
+    mean = total / count
     for i in range(out.shape[0]):
-        ratios[i] = max(ratios[i], _SMALLEST_RATIO)
-    power(ratios, 0.0, -beta, out)
+        priorities[i] = max(priorities[i] / mean, _SMALLEST_RATIO)
+    power(priorities, 0.0, -beta, out)
 
 
 @kernel(f"void({_TREE}, {_TABLES}, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
@@ -75,13 +78,12 @@ def sample(
     """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
     size, bits, groups = uniforms.shape[0], state[TREE_BITS], work[LEAF]
     ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
-    mean = total_of(nodes) / state[SAMPLEABLE]
     descend(leaves, nodes, first, bits, uniforms, rest, groups)
     for i in range(size):
         leaf = find_leaf(leaves, bits, groups[i], rest[i])
         ids[i] = locate(rings, state, leaf, work, i)
-        rest[i] = leaves[np.uintp(leaf)] / mean
-    importance_weights(rest, beta, weight)
+        rest[i] = leaves[np.uintp(leaf)]
+    importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
     largest = weight.max()
     for i in range(size):
         weight[i] /= largest

@@ -10,7 +10,7 @@ from numba import njit
 from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, interpret, rig
 from scipy import stats
 
-from asyncrl.core import Batch
+from asyncrl.core import RESET, Batch
 from asyncrl.errors import RingCorrupt
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.tables import ID_BITS
@@ -214,6 +214,18 @@ def test_updates_of_retired_rows_are_ignored_and_counted() -> None:
         assert np.array_equal(leaves, r.replay.tree.leaves)
 
 
+def test_rows_that_were_never_sampleable_cannot_be_given_a_priority() -> None:
+    with rig(3, envs=3, slots=32) as r:
+        r.actors[0].write(25)
+        r.ingest()
+        reset = [(0, i, env) for i in range(20) for env in range(3) if r.twin.rows[0][i].flags[env] & RESET]
+        nobody = [(0, 5, 3)]  # E is 3: the place beside the last environment
+        ids, total = r.ids(reset + nobody), r.replay.tree.total
+        assert len(reset) > 0
+        assert r.replay.update_priorities(ids, np.ones(len(ids), np.float32)) == len(ids)
+        assert r.replay.tree.total == total
+
+
 def test_new_rows_get_the_largest_priority_so_far() -> None:
     with rig(2, slots=32, n_step=1) as r:
         r.actors[0].write(10)
@@ -233,16 +245,17 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
     "form", [sampling.importance_weights.py_func, njit(sampling.importance_weights.py_func)]
 )
 def test_importance_weights_by_hand(form: Any) -> None:
-    # Priorities 1, 2, 4 of a total of 16 among N = 4: N p / total = 1/4, 1/2, 1; not normalised.
-    ratios, out = np.array([1 / 4, 2 / 4, 4 / 4, 8.0]), np.empty(4, np.float32)
-    form(ratios, 1.0, out)
-    np.testing.assert_allclose(out, [4.0, 2.0, 1.0, 1 / 8], rtol=1e-7)
-    form(ratios, 0.5, out)
-    np.testing.assert_allclose(out, [2.0, 2.0**0.5, 1.0, 8**-0.5], rtol=1e-7)
-    form(ratios, 0.0, out)
-    assert out.tolist() == [1.0] * 4
-    form(np.array([1.0, 1e-300, 1e-30, 1e30]), 1.0, out)
-    assert (out > 0).all() and (out < np.inf).all()
+    out = np.empty(4, np.float32)
+
+    def weights(beta: float, *priorities: float) -> np.ndarray[Any, Any]:
+        form(np.array(priorities), 16.0, 4, beta, out)  # a total of 16 among N = 4, so N p is priority / 4
+        return out
+
+    np.testing.assert_allclose(weights(1.0, 1.0, 2.0, 4.0, 8.0), [4.0, 2.0, 1.0, 0.5], rtol=1e-7)
+    np.testing.assert_allclose(weights(0.5, 1.0, 2.0, 4.0, 8.0), [2.0, 2.0**0.5, 1.0, 0.5**0.5], rtol=1e-7)
+    assert weights(0.0, 1.0, 2.0, 4.0, 8.0).tolist() == [1.0] * 4
+    extremes = weights(1.0, 1e-300, 1e-30, 1.0, 1e30)
+    assert (extremes > 0).all() and (extremes < np.inf).all()
 
 
 @pytest.mark.parametrize("form", [power.power.py_func, njit(power.power.py_func)])
@@ -291,7 +304,8 @@ def test_uniform_sampling_ignores_priorities() -> None:
         for _ in range(1500):
             r.replay.sample(batch, 0.7)
             assert (batch.weight == 1.0).all()
-            assert r.replay.update_priorities(batch.ids, np.full(32, 9, np.float32)) == 0
+            errors = (batch.ids % 7).astype(np.float32)
+            assert r.replay.update_priorities(batch.ids, errors) == 0
             for key in r.keys(batch.ids):
                 counts[key] += 1
         r.check_batch(batch)
