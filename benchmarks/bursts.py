@@ -127,7 +127,7 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report("bursts")
     for name, algorithm in (
-        ("64x64_batch_64", DQN.preset("CartPole-v1")),
+        ("128x128_batch_64", DQN.preset("CartPole-v1")),
         ("256x256_batch_256", DQN(hidden_sizes=(256, 256), batch_size=256)),
     ):
         ours, loop = [], []

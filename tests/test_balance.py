@@ -12,6 +12,7 @@ ARGUMENTS = {
     "num_actors": 2,
     "envs_per_actor": 2,
     "num_slots": 256,
+    "error_samples": 40.0,  # what liveness needs for M = 4 rows: 2 e = 8 + 4 * 2 * (2 * 4 + 1)
 }
 
 
@@ -23,11 +24,22 @@ def fresh(rings=2):
     return np.zeros(rings, np.int64), np.zeros(rings, np.int64)
 
 
-def test_default_band_is_what_liveness_needs_for_four_rows():
-    # 2 e = B + sigma E (N M + 1) = 8 + 4 * 2 * (2 * 4 + 1)
-    statistics = make().statistics()
-    assert statistics.error_samples == 40
-    assert statistics.rows_ahead == 4
+def test_rows_ahead_are_what_liveness_allows_for_the_band():
+    assert make().statistics().rows_ahead == 4
+    assert make(error_samples=39.9).statistics().rows_ahead == 3
+
+
+def test_default_band_is_eight_batches_or_what_liveness_needs_for_four_rows():
+    few = make(error_samples=None).statistics()
+    assert (few.error_samples, few.rows_ahead) == (64, 7)  # 8 * 8; (2 * 64 - 8) / 8 = 15 = 2 M + 1
+    many = make(error_samples=None, samples_per_insert=32.0).statistics()
+    assert (many.error_samples, many.rows_ahead) == (292, 4)  # 2 e = 8 + 64 * 9
+
+
+def test_a_starved_learner_sleeps_for_half_of_the_half_width():
+    assert make().updates_worth_waking == 2  # 40 / (2 * 8)
+    assert make(error_samples=16.0).updates_worth_waking == 1
+    assert make(samples_per_insert=None, error_samples=None).updates_worth_waking == 1
 
 
 def test_learner_waits_for_learning_starts_then_for_the_cursor():

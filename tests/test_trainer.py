@@ -339,3 +339,22 @@ class NeedsNoTorch(gymnasium.Wrapper):
 def test_an_actor_that_imports_the_users_module_stays_free_of_torch():
     result = Trainer(NeedsNoTorch, small(), **SMALL).learn(total_steps=400)
     assert result.stop_reason == "total_steps"
+
+
+class HugeReward(gymnasium.RewardWrapper):
+    """CartPole whose rewards are finite, and whose squared error is not."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def reward(self, reward):
+        return 1e30
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path, prioritized):
+    algorithm = small(huber_delta=None, max_grad_norm=None, prioritized=prioritized)
+    with pytest.raises(errors.TrainingDiverged, match=r"ASYNC022.*became NaN or infinite at update") as raised:
+        Trainer(HugeReward, algorithm, run_dir=tmp_path / "run", **SMALL).learn(total_steps=20_000)
+    with np.load(raised.value.facts["batch saved"]) as batch:
+        assert batch["reward"].max() >= 1e30
