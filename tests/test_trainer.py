@@ -354,7 +354,9 @@ class HugeReward(gymnasium.RewardWrapper):
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path, prioritized):
     algorithm = small(huber_delta=None, max_grad_norm=None, prioritized=prioritized)
-    with pytest.raises(errors.TrainingDiverged, match=r"ASYNC022.*became NaN or infinite at update") as raised:
+    with pytest.raises(
+        errors.TrainingDiverged, match=r"ASYNC022.*became NaN or infinite at update"
+    ) as raised:
         Trainer(HugeReward, algorithm, run_dir=tmp_path / "run", **SMALL).learn(total_steps=20_000)
     with np.load(raised.value.facts["batch saved"]) as batch:
         assert batch["reward"].max() >= 1e30
