@@ -12,7 +12,8 @@ a: rate):
 TianJi (arXiv 2502.20190) motivates correcting what the bound lets through; the two forms are the ones asynchronous SGD
 uses for stale gradients (power: FedAsync, arXiv 1903.03934; exponential: the same paper's alternatives). For replay
 algorithms the default is `none`: the rows of a replay are old by design and the Bellman target does not depend on who
-acted; `benchmarks/staleness.py` is the experiment.
+acted. On CartPole-v1 (`python benchmarks/staleness.py`, 5 seeds, p95 of 160 to 192 versions) no correction reached a
+greedy 475 in a median of 1.4 s, power and exponential ones in 1.6 to 1.8 s.
 """
 
 from __future__ import annotations
