@@ -42,10 +42,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 _DEFAULT_ROWS_AHEAD = 4
-"""Least M of the default error band; 4 rows hide a wake-up of an actor (about 50 microseconds) at 100,000 steps/s."""
+"""Least M of the default error band; 4 rows leave an actor something to do while it is woken."""
 _DEFAULT_BATCHES = 8
 """Least e of the default error band, in batches: where few samples are made of a step, M may be large, and actors that
-are the bottleneck then need no grant every millisecond (0.44 of the raw stepping rate with M = 4)."""
+are the bottleneck then need no grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36 of
+the raw stepping rate with M = 4, 0.74 with this."""
 
 _UNLIMITED = 1 << 62
 

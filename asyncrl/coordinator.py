@@ -207,7 +207,6 @@ class Coordinator:
         )  # fmt: skip
         learner = self._learner = parts.learner()
         self._reporter.replay_capacity = layout.num_slots * layout.num_envs * config.actors
-        self._core = core.result()
         plan = EvaluationPlan(
             config.eval_interval_seconds,
             config.eval_episodes,

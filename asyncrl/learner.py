@@ -7,7 +7,7 @@
                                                        publish weights
                                                 next beat, until the burst's time is over or the balance stops it
 
-A burst is long against the hand-over between the threads (about 50 microseconds) and short against a human; the loop
+A burst is long against the hand-over between the threads and short against a human; the loop
 stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
 (see `trainer`). Torch keeps its thread count per thread, so the learner's thread sets its own: left alone it ran a tiny
 network four times slower.
