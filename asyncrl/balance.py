@@ -1,5 +1,27 @@
 """The production-consumption balance: how much actors may produce and how much the learner may consume.
 
+Two disciplines of consumption, one mechanism: whoever is ahead stands still, the learner by not beginning an update, an
+actor by not getting a grant (`RingReader.grant`); nobody drops anything to keep up, and nobody polls.
+
+    discipline    actors stand still when            learner stands still when        cursor (1) stays in
+    replay        it exceeds +e, by (3)              it would fall below -e, by (2)   [-e, +e]
+    relaxed       the segments in flight are at      fewer than K segments are        [0, e], e from the segments that
+                  their bound (segment_balance)      complete, of whichever rings     may be in flight
+    lockstep      a segment ahead of the update      a ring has no complete segment   [0, e], e from two batches
+    synchronous   the update is not published        the same                         [0, e], e from one batch
+
+Replay may train on a step any number of times, so only an error band holds both sides together: this module. A segment
+is trained on a fixed number of times (with I0 = 0), so the lower bound is exact (but for further epochs where an
+algorithm is told to make them while it waits, and which the cursor shows), and the upper one is a number of credits:
+`segment_balance.py`. What is dropped as too stale, or left out by an early stop, was produced and is never consumed: the
+cursor keeps it.
+
+The formulas of both are ours. The idea of matching production and consumption is TianJi's (arXiv 2502.20190), which
+states it for its data flow; its released code leaves it to static sizes of queues and batches and never throttles
+the learner. A ratio bounded from both sides also stands in Reverb's `SampleToInsertRatio`.
+
+Replay
+------
 All quantities are environment steps or training samples, counted since the run began:
 
     I    inserted steps (RESET rows are not steps)         sigma  target samples per insert
@@ -23,9 +45,8 @@ cursor > e - sigma * E * (N * M + 1). Both cannot hold while
 
     2 * e >= B + sigma * E * (N * M + 1)                                                 (4)
 
-and the constructor refuses an `e` that breaks (4) for M = 1. The formulas are ours; the idea of bounding the ratio from
-both sides is TianJi's (arXiv 2502.20190) and also stands in Reverb's `SampleToInsertRatio`. With `samples_per_insert`
-None the pace is free: only the rings' room bounds the actors and only the data bounds the learner.
+and the constructor refuses an `e` that breaks (4) for M = 1. With `samples_per_insert` None the pace is free: only the
+rings' room bounds the actors and only the data bounds the learner.
 
 A staleness bound can leave the learner with a debt and nothing to pay it from; then the debt is forgiven (`forgive`).
 
@@ -62,6 +83,8 @@ class BalanceStatistics:
         cursor: production ahead of consumption in samples, equation (1); 0 where the pace is free.
         error_samples: e, the half width of the band; 0 where the pace is free.
         rows_ahead: M, the most rows one ring may be granted ahead.
+        received_steps: R, steps that the learner side received; for replay the same as I.
+        discipline: `replay`, or the discipline in which segments are consumed.
     """
 
     target: float | None
@@ -71,6 +94,8 @@ class BalanceStatistics:
     cursor: float
     error_samples: float
     rows_ahead: int
+    received_steps: int = 0
+    discipline: str = "replay"
 
 
 class Balance:
@@ -240,6 +265,7 @@ class Balance:
             cursor=self.cursor,
             error_samples=self._error,
             rows_ahead=self._rows_ahead,
+            received_steps=self._inserted,
         )
 
 

@@ -46,6 +46,9 @@ class TrainerConfig:
     target_return: float | None = None
     """Stop when a greedy evaluation over `target_eval_episodes` episodes has at least this mean return."""
 
+    target_training_return: float | None = None
+    """Stop when the mean of the last 100 training episodes over all actors is at least this (100 episodes finished)."""
+
     eval_interval_seconds: float = 1.0
     """Seconds between greedy evaluations, which run off the training path; 0 evaluates without a pause."""
 

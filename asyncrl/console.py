@@ -27,8 +27,8 @@ from asyncrl.readout import Field, Readout, duration, percent, plain, readout
 SCREEN_SECONDS = 1.0
 LINE_SECONDS = 10.0
 NARROW_COLUMNS = 96
-LINES_BESIDE_ACTORS = 18
-NARROW_LINES_BESIDE_ACTORS = 28
+LINES_BESIDE_ACTORS = 20
+NARROW_LINES_BESIDE_ACTORS = 32
 
 STATE_STYLES = {
     "training": "bold green",

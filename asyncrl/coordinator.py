@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool, probe
-from asyncrl.assembly import LearnerParts, choose_device, ring_layout, warn_of_too_many_threads
-from asyncrl.checkpoint import CheckpointMeta
+from asyncrl.assembly import choose_device, ring_layout, warn_of_too_many_threads
 from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
 from asyncrl.config_file import dump_config
@@ -42,16 +41,18 @@ from asyncrl.envs import EnvSource
 from asyncrl.errors import AsyncRLError, SamplesTooStale
 from asyncrl.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.learner import Learner, LearnerReport, LearnerThread
+from asyncrl.learner_parts import LearnerParts
 from asyncrl.metrics import EvaluationResult, Snapshot
 from asyncrl.policies import TrainedPolicy
 from asyncrl.report import Reporter, summarize
 from asyncrl.run_directory import RunDirectory, describe_run
+from asyncrl.saving import CheckpointSaver
 from asyncrl.server import RunServer, write_http_file
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.writers import RunWriters
 
-WATCH_SECONDS = 0.05
+WATCH_SECONDS = 0.02
 """How often the stopping rules are looked at."""
 SWITCH_SECONDS = 0.0005
 """Interpreter's switch interval during a run: beside a busy learner thread the loop answers in 0.3 ms, not 3.5."""
@@ -115,7 +116,7 @@ class Coordinator:
         self._final_weights: NDArray[np.float32] | None = None
         self._state = "starting"
         self._warned = False
-        self._saving = asyncio.Lock()
+        self._saver: CheckpointSaver | None = None
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in good order; the first reason counts. Loop thread only."""
@@ -146,7 +147,7 @@ class Coordinator:
             sys.setswitchinterval(switch_seconds)
             self._directory.remove("http.json")
             # aiohttp caches the last applications' handlers in its module, and they hold this object: drop the rings.
-            self._pool = self._learner = self._schedule = None
+            self._pool = self._learner = self._schedule = self._saver = None
             if self._writers is not None:
                 self._writers.close()
 
@@ -213,7 +214,10 @@ class Coordinator:
             config.target_return,
             config.target_eval_episodes,
         )
-        self._schedule = EvaluationSchedule(plan, evaluator, learner, self._clock, self._save_best)
+        self._saver = CheckpointSaver(
+            config, algorithm, spec, self._directory, learner, self._clock, lambda: self._reporter.episodes.count
+        )
+        self._schedule = EvaluationSchedule(plan, evaluator, learner, self._clock, self._saver.save_best)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http == "off":
@@ -224,7 +228,7 @@ class Coordinator:
             config=self._options,
             stop=lambda: self.stop("stopped"),
             checkpoint=self._save_latest,
-            ready=lambda: self._clock.train_seconds > 0,
+            ready=lambda: self._learner is not None and self._learner.inserted_steps > 0,
             host=self.config.host,
             port=0 if self.config.http == "auto" else int(self.config.http),
             token=token,
@@ -239,7 +243,7 @@ class Coordinator:
 
     async def _train(self) -> str:
         """Learn until the run ends; returns why. Raises what a task or an actor raised."""
-        assert self._learner is not None and self._schedule is not None
+        assert self._learner is not None and self._schedule is not None and self._saver is not None
         learner = self._learner
         self._state = "training"
         with _single_error():
@@ -249,7 +253,7 @@ class Coordinator:
                     tasks.create_task(self._watch(), name="watch"),
                     tasks.create_task(self._report_regularly(), name="report"),
                     tasks.create_task(self._evaluate(self._schedule), name="evaluate"),
-                    tasks.create_task(self._checkpoint_regularly(), name="checkpoint"),
+                    tasks.create_task(self._saver.save_regularly(), name="checkpoint"),
                 ]
                 try:
                     reason = await self._ended
@@ -263,17 +267,21 @@ class Coordinator:
         return reason
 
     async def _learn(self, learner: Learner) -> None:
+        # Every actor stands ready and waits for the weights that the learner publishes first of all.
+        self._clock.start()
         await learner.run()
         self.stop("total_steps")
 
     async def _watch(self) -> None:
-        """Starts the clock, collects finished episodes, looks at `max_seconds`."""
+        """Collects finished episodes, looks at `target_training_return` and `max_seconds`."""
         assert self._pool is not None
-        limit = self.config.max_seconds
+        limit, target = self.config.max_seconds, self.config.target_training_return
+        episodes = self._reporter.episodes
         while True:
-            if self._learner is not None and self._learner.inserted_steps:
-                self._clock.start()
-            self._reporter.episodes.extend(self._pool.episodes())
+            episodes.extend(self._pool.episodes())
+            mean = episodes.return_mean if episodes.full else None
+            if target is not None and mean is not None and mean >= target:
+                self.stop("target_training_return")
             if limit is not None and self._clock.train_seconds >= limit:
                 self.stop("max_seconds")
             await asyncio.sleep(WATCH_SECONDS)
@@ -288,11 +296,6 @@ class Coordinator:
             self._publish(await self._learner.report())
             await asyncio.sleep(self.config.report_interval_seconds)
 
-    async def _checkpoint_regularly(self) -> None:
-        while self._directory.path is not None:
-            await asyncio.sleep(self.config.checkpoint_interval_seconds)
-            await self._save_latest()
-
     # --- finish ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, reason: str) -> Outcome:
@@ -303,7 +306,7 @@ class Coordinator:
         if self._final_weights is None:
             self._final_weights, _ = await learner.current_weights()
             final = None
-            if reason in ("total_steps", "max_seconds") and learner.updates:
+            if reason in ("total_steps", "max_seconds", "target_training_return") and learner.updates:
                 self._state = "evaluating"
                 final = await schedule.evaluate_now(self.config.target_eval_episodes)
         await self._save_latest()
@@ -378,44 +381,9 @@ class Coordinator:
         self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
         self._directory.write_json("meta.json", describe_run(self.config.seed))
 
-    def _checkpoint_meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
-        assert self._learner is not None
-        return CheckpointMeta(
-            env=self.config.env,
-            algo=self.config.algo,
-            spec=self._spec,
-            options=dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
-            seed=self.config.seed,
-            env_steps=self._learner.inserted_steps,
-            updates=self._learner.updates,
-            episodes=self._reporter.episodes.count,
-            policy_version=self._last.policy_version if self._last else 0,
-            train_seconds=self._clock.train_seconds,
-            return_mean=evaluation.return_mean if evaluation else None,
-        )
-
     async def _save_latest(self) -> str:
-        """Checkpoint the learner now; returns the file's path, or "" where the run has no directory."""
-        if self._learner is None:
-            return ""
-        weights = self._final_weights
-        if weights is None:
-            weights, _ = await self._learner.current_weights()
-        return await self._save(weights, None)
-
-    async def _save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
-        await self._save(weights, result)
-
-    async def _save(self, weights: NDArray[np.float32], best: EvaluationResult | None) -> str:
-        """Write a checkpoint with these acting weights, off the loop's thread; one at a time."""
-        folder = self._directory.checkpoints
-        if folder is None:
-            return ""
-        assert self._learner is not None
-        async with self._saving:
-            state = {"core": await self._learner.state_dict(), "weights": weights}
-            meta = self._checkpoint_meta(best)
-            return str(await asyncio.to_thread(folder.save, state, meta, best=best is not None))
+        """Checkpoint the learner now; returns the file's path, or "" where there is none to write."""
+        return await self._saver.save_latest(self._final_weights) if self._saver is not None else ""
 
 
 @contextlib.contextmanager

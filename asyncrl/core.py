@@ -13,7 +13,7 @@ Axes, used in every docstring of the package:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -168,6 +168,62 @@ class Batch:
         return int(self.ids.shape[0])
 
 
+@dataclass
+class Segment:
+    """What an on-policy learner trains on: T consecutive rows of the E streams of one actor, read where they lie.
+
+    The big arrays are views into the actor's ring (or copies, where the rows wrap around the ring's end or the segment
+    was kept for a second use) and must not be written; they are valid until the segment is released, which whoever
+    took it from the queue decides. `weight` and `staleness` belong to the segment.
+
+    How a trajectory is cut: a TERMINATED or TRUNCATED row is followed by a RESET row, whose observation is the true
+    final one. Where an actor died and was started again, the first row of its new life is a RESET row too, so a row
+    that is followed by a RESET row and carries neither flag was truncated by that death.
+
+    Attributes:
+        ring: index of the actor's ring.
+        first: position of the first row; the segment is `[first, first + T)`.
+        obs: `[E, T, *obs_shape]` in the ring's dtype.
+        last_obs: `[E, *obs_shape]`, the observation after the last row; what the end of the segment is bootstrapped of.
+        action: `[E, T, *act_shape]` in storage form.
+        reward: `[E, T]` float32.
+        flags: `[E, T]` uint8, `TERMINATED | TRUNCATED | RESET`; RESET rows are never trained on.
+        version: `[T]` int64, policy version that acted in each row.
+        extras: what the algorithm added to a row, each `[E, T, ...]`.
+        weight: `[T]` float32, staleness correction of each row; 1 where there is none.
+        staleness: `[T]` int64, learner's version minus `version`, filled when the segment is used.
+        fresh: whether it is used for the first time; running statistics are taken of fresh segments only.
+    """
+
+    ring: int
+    first: int
+    obs: NDArray[Any]
+    last_obs: NDArray[Any]
+    action: NDArray[Any]
+    reward: NDArray[np.float32]
+    flags: NDArray[np.uint8]
+    version: NDArray[np.int64]
+    extras: Mapping[str, NDArray[Any]]
+    weight: NDArray[np.float32]
+    staleness: NDArray[np.int64]
+    fresh: bool = True
+
+    @property
+    def num_envs(self) -> int:
+        """E."""
+        return int(self.reward.shape[0])
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return int(self.reward.shape[1])
+
+    @property
+    def steps(self) -> int:
+        """Environment steps in it, RESET rows excluded."""
+        return int(np.count_nonzero((self.flags & RESET) == 0))
+
+
 @dataclass(frozen=True)
 class UpdateResult:
     """What one update returns.
@@ -220,15 +276,11 @@ class Policy(Protocol):
         ...
 
 
-class LearnerCore(Protocol):
+class Core(Protocol):
     """An algorithm's network, optimiser and loss; lives on the learner's thread and is called from nowhere else."""
 
     weight_count: int
     """Number of float32 values that `write_weights` fills; equals the policy's."""
-
-    def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step on `batch`. Must not keep a reference to the batch's arrays."""
-        ...
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the acting weights into `out` (flat, `[weight_count]`), in the order the policy reads them."""
@@ -247,39 +299,61 @@ class LearnerCore(Protocol):
         ...
 
 
+class LearnerCore(Core, Protocol):
+    """The core of an algorithm that learns from replay."""
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """One gradient step on `batch`. Must not keep a reference to the batch's arrays."""
+        ...
+
+
+class SegmentCore(Core, Protocol):
+    """The core of an algorithm that learns from segments: one `begin` and several `step`s are one iteration.
+
+    It is cut into steps so that the learner's thread can stop between two of them (to report, to stand still, to end)
+    and go on to the same numbers, however the steps fall into bursts.
+    """
+
+    def begin(self, segments: Sequence[Segment], progress: float) -> None:
+        """Take in what the next iteration trains on: everything needed is copied, so the segments may be released.
+
+        Args:
+            segments: at least one, all of one shape, in a fixed order (which the numbers depend on).
+            progress: share of the run's steps that is done, 0 to 1, for schedules; 0 where the run has no limit.
+        """
+        ...
+
+    def step(self) -> bool:
+        """One gradient step; returns whether the iteration has another one to make."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on since the start, RESET rows excluded: a step counts as often as it is used."""
+        ...
+
+    def batch(self) -> Mapping[str, NDArray[Any]]:
+        """The arrays that the present iteration trains on, as host copies, to be looked at after a divergence."""
+        ...
+
+    def again(self) -> bool:
+        """Begin another pass over what `begin` took in, because nothing new is there; False where none is allowed."""
+        ...
+
+
 class Algorithm(Protocol):
-    """A frozen, picklable record of hyper-parameters that answers what the trainer asks of an algorithm."""
+    """A frozen, picklable record of hyper-parameters that answers what the trainer asks of every algorithm."""
 
     name: ClassVar[str]
     consumption: ClassVar[Literal["replay", "segments"]]
 
-    # What a replay algorithm is asked for beside its methods; documented where the record defines it.
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
+    # Documented where the record defines them.
     @property
     def gamma(self) -> float: ...  # noqa: D102
     @property
-    def n_step(self) -> int: ...  # noqa: D102
-    @property
-    def prioritized(self) -> bool: ...  # noqa: D102
-    @property
-    def alpha(self) -> float: ...  # noqa: D102
-    @property
-    def beta_start(self) -> float: ...  # noqa: D102
-    @property
-    def beta_end(self) -> float: ...  # noqa: D102
-    @property
-    def replay_capacity(self) -> int: ...  # noqa: D102
-    @property
-    def learning_starts(self) -> int: ...  # noqa: D102
-    @property
     def samples_per_insert(self) -> float | None: ...  # noqa: D102
     @property
-    def samples_per_insert_error(self) -> float | None: ...  # noqa: D102
-    @property
     def max_staleness(self) -> int | None: ...  # noqa: D102
-    @property
-    def staleness_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
     @property
     def staleness_rate(self) -> float: ...  # noqa: D102
 
@@ -295,6 +369,58 @@ class Algorithm(Protocol):
         """A fresh policy with uninitialised weights; must not import torch where actors stay light."""
         ...
 
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> Core:
+        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
+        ...
+
+
+class ReplayAlgorithm(Algorithm, Protocol):
+    """An algorithm that draws batches from replay, and what it is asked for beside its methods."""
+
+    @property
+    def batch_size(self) -> int: ...  # noqa: D102
+    @property
+    def n_step(self) -> int: ...  # noqa: D102
+    @property
+    def prioritized(self) -> bool: ...  # noqa: D102
+    @property
+    def alpha(self) -> float: ...  # noqa: D102
+    @property
+    def beta_start(self) -> float: ...  # noqa: D102
+    @property
+    def beta_end(self) -> float: ...  # noqa: D102
+    @property
+    def replay_capacity(self) -> int: ...  # noqa: D102
+    @property
+    def learning_starts(self) -> int: ...  # noqa: D102
+    @property
+    def samples_per_insert_error(self) -> float | None: ...  # noqa: D102
+    @property
+    def staleness_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
+
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> LearnerCore:
+        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
+        ...
+
+
+class SegmentAlgorithm(Algorithm, Protocol):
+    """An algorithm that consumes segments in order of arrival, and what it is asked for beside its methods."""
+
+    @property
+    def segment_length(self) -> int: ...  # noqa: D102
+    @property
+    def segments_per_batch(self) -> int | None: ...  # noqa: D102
+    @property
+    def discipline(self) -> Literal["relaxed", "lockstep", "synchronous"]: ...  # noqa: D102
+    @property
+    def queue_batches(self) -> int: ...  # noqa: D102
+    @property
+    def row_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
+    @property
+    def past_segments(self) -> int: ...  # noqa: D102
+    @property
+    def past_per_batch(self) -> int: ...  # noqa: D102
+
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
         """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
         ...

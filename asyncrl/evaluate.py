@@ -33,8 +33,10 @@ class Evaluator(Protocol):
 class Trainee(Protocol):
     """What evaluation needs of the learner."""
 
-    updates: int
-    inserted_steps: int
+    @property
+    def updates(self) -> int: ...  # noqa: D102
+    @property
+    def inserted_steps(self) -> int: ...  # noqa: D102
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """A copy of the acting weights and their version."""

@@ -70,9 +70,16 @@ class Snapshot:
             `"stopping"`, `"stopped"`, `"failed"`.
         wall_seconds, train_seconds, startup_seconds: see `summary.json`; train_seconds excludes evaluation
             pauses.
-        total_steps, target_return, max_seconds: the stopping rules, None where not set.
+        total_steps, target_return, training_target, max_seconds: the stopping rules, None where not set;
+            training_target is of `return_mean`, target_return of a greedy evaluation.
         env_steps, updates, episodes, policy_version: counters since the start.
-        env_steps_per_second, updates_per_second: over the last report interval.
+        env_steps_per_second, updates_per_second: over the last report interval; the first is the production P.
+        received_steps_per_second: the receipt R, environment steps that came into the learner's hands, over
+            the last report interval.
+        consumed_samples_per_second: the consumption C, samples trained on, over the last report interval.
+        consumption_per_production: C / P of that interval, samples per step; 0 where nothing was produced.
+        discipline: how rows are consumed: `"replay"`, or `"relaxed"`, `"lockstep"` or `"synchronous"`
+            segments.
         learner_wait_fraction, actor_wait_fraction: who waits, over the last report interval.
         return_mean, length_mean: over the last 100 finished training episodes of all actors, None before the
             first.
@@ -86,11 +93,12 @@ class Snapshot:
         discarded_fraction: share of inserted steps that became too stale to be used.
         samples_per_insert_target, samples_per_insert_achieved: target is None where the pace is free.
         ring_fill: mean over actors.
-        replay_rows, replay_capacity: rows that may be sampled / at most, in environment steps.
+        replay_rows, replay_capacity: what may be sampled (of segments: is complete and not taken) / at most,
+            in environment steps.
         actors: one record per actor.
         actor_restarts: sum over actors.
-        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"stopped"`, `"interrupted"`,
-            `"failed"` or None while running.
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
+            `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: the text of the error that ended the run, or None.
     """
 
@@ -103,12 +111,16 @@ class Snapshot:
     startup_seconds: float
     total_steps: int | None
     target_return: float | None
+    training_target: float | None
     max_seconds: float | None
     env_steps: int
     updates: int
     episodes: int
     policy_version: int
     env_steps_per_second: float
+    received_steps_per_second: float
+    consumed_samples_per_second: float
+    consumption_per_production: float
     updates_per_second: float
     learner_wait_fraction: float
     actor_wait_fraction: float
@@ -126,6 +138,7 @@ class Snapshot:
     staleness_edges: tuple[int, ...]
     staleness_counts: tuple[int, ...]
     discarded_fraction: float
+    discipline: str
     samples_per_insert_target: float | None
     samples_per_insert_achieved: float
     ring_fill: float
@@ -159,6 +172,9 @@ METRIC_NAMES: Final = (
     "async/ring_fill",
     "async/policy_version",
     "async/actor_restarts",
+    "async/production_per_second",
+    "async/receipt_per_second",
+    "async/consumption_per_second",
 )
 """Every fixed metric name, in file order; named as in Stable-Baselines3, `async/` aside."""
 
@@ -193,6 +209,9 @@ def flat(snapshot: Snapshot) -> dict[str, float]:
         snapshot.ring_fill,
         snapshot.policy_version,
         snapshot.actor_restarts,
+        snapshot.env_steps_per_second,
+        snapshot.received_steps_per_second,
+        snapshot.consumed_samples_per_second,
     )
     named = {name: value for name, value in zip(METRIC_NAMES, values, strict=True) if value is not None}
     for name, value in snapshot.train_metrics.items():

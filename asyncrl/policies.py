@@ -220,6 +220,15 @@ class QPolicy:
         return state
 
 
+def _float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The outermost float32 numbers inside of the box: rounding must not put a bound outside of it."""
+    low, high = np.array(box.low, np.float64), np.array(box.high, np.float64)
+    low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
+    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
+    return low32.reshape(box.shape), high32.reshape(box.shape)
+
+
 @dataclass
 class TrainedPolicy:
     """A policy with fixed weights that answers `predict` as Stable-Baselines3's models do.
@@ -253,7 +262,7 @@ class TrainedPolicy:
             state: ignored, there for callers that pass it; these policies have no memory.
             episode_start: ignored likewise.
             deterministic: the greedy action; if False, explore at the rate that stands at the end of the
-                schedule.
+                schedule, or draw from a stochastic policy.
 
         Returns:
             `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and None.
@@ -291,6 +300,6 @@ class TrainedPolicy:
         if isinstance(kind, DiscreteAction):
             return action + kind.start
         if isinstance(kind, BoxAction):
-            low, high = (np.array(v, np.float32).reshape(kind.shape) for v in (kind.low, kind.high))
+            low, high = _float32_bounds(kind)
             return np.clip(action, low, high)
         return action

@@ -30,7 +30,8 @@ class Readout:
         state: the run's state, with the reason once it has ended.
         fraction: how far the nearest stopping rule is, 0 to 1, or None where only a return was asked for.
         progress: the same in words, with the time left.
-        speed, learning, pace: labelled values; `pace` is how production and consumption of samples stand.
+        speed, learning, pace: labelled values; `speed` has the rates of production (environment steps), receipt
+            and consumption (samples), `pace` how production and consumption stand to each other.
         error: the first line of the error that ended the run, or "".
     """
 
@@ -95,12 +96,16 @@ def _progress_words(snapshot: Snapshot, fraction: float | None, left: float | No
         words.append(f"{duration(left)} left")
     if snapshot.target_return is not None:
         words.append(f"until return {number(snapshot.target_return)}")
+    if snapshot.training_target is not None:
+        words.append(f"until return/100 {number(snapshot.training_target)}")
     return ", ".join(words)
 
 
 def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
     return (
         Field("env steps/s", f"{snapshot.env_steps_per_second:,.0f}"),
+        Field("received/s", f"{snapshot.received_steps_per_second:,.0f}"),
+        Field("samples/s", f"{snapshot.consumed_samples_per_second:,.0f}"),
         Field("updates/s", f"{snapshot.updates_per_second:,.0f}"),
         Field("learner waits", percent(snapshot.learner_wait_fraction)),
         Field("actors wait", percent(snapshot.actor_wait_fraction)),
@@ -124,8 +129,10 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
     wanted = snapshot.samples_per_insert_target
     target = NONE if wanted is None else f"{wanted:.2f}"
     return (
+        Field("discipline", plain(snapshot.discipline or NONE)),
         Field("staleness mean/p95", f"{snapshot.staleness_mean:.1f}/{snapshot.staleness_p95:.1f}"),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
+        Field("samples/step now", f"{snapshot.consumption_per_production:.2f}"),
         Field("ring fill", percent(snapshot.ring_fill)),
         Field("discarded", f"{snapshot.discarded_fraction:.1%}"),
     )

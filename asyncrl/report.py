@@ -13,6 +13,7 @@ from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
 from asyncrl.learner import LearnerReport
 from asyncrl.metrics import ActorStatistics, EvaluationResult, Snapshot
+from asyncrl.rates import RateMeter
 from asyncrl.staleness import StalenessStatistics
 
 EPISODE_WINDOW = 100
@@ -33,6 +34,11 @@ class EpisodeWindow:
             self.returns.append(episode_return)
             self.lengths.append(length)
             self.count += 1
+
+    @property
+    def full(self) -> bool:
+        """Whether `EPISODE_WINDOW` episodes have finished, so that its mean is one of a hundred."""
+        return len(self.returns) == EPISODE_WINDOW
 
     @property
     def return_mean(self) -> float | None:
@@ -58,7 +64,10 @@ class Reporter:
         self._config = config
         self.replay_capacity = replay_capacity
         self._clock = clock
-        self._then = (time.monotonic(), 0, 0, 0.0)  # when, env steps, updates, learner's waiting seconds
+        now = time.monotonic()
+        self._then = (now, 0, 0.0)  # when, updates, learner's waiting seconds
+        self._rates = RateMeter()
+        self._rates.observe(now, 0, 0, 0)
         self.episodes = EpisodeWindow()
 
     def snapshot(
@@ -75,15 +84,21 @@ class Reporter:
     ) -> Snapshot:
         """A snapshot of now; rates are over the time since the last call."""
         now = time.monotonic()
-        then, env_steps_then, updates_then, waited_then = self._then
+        then, updates_then, waited_then = self._then
         seconds = max(now - then, 1e-9)
         env_steps = sum(a.env_steps for a in actors)
         updates = learner.updates if learner else 0
         waited = learner.wait_seconds if learner else 0.0
-        self._then = (now, env_steps, updates, waited)
+        self._then = (now, updates, waited)
+        balance = learner.balance if learner else None
+        rates = self._rates.observe(
+            now,
+            env_steps,
+            balance.received_steps if balance else 0,
+            balance.sampled if balance else 0,
+        )
         staleness = learner.staleness if learner else StalenessStatistics(0.0, 0.0, 0, 0, (), ())
         metrics = dict(learner.train_metrics) if learner else {}
-        replay = learner.replay if learner else None
         config = self._config
         return Snapshot(
             algo=config.algo,
@@ -95,12 +110,16 @@ class Reporter:
             startup_seconds=self._clock.startup_seconds,
             total_steps=config.total_steps,
             target_return=config.target_return,
+            training_target=config.target_training_return,
             max_seconds=config.max_seconds,
             env_steps=env_steps,
             updates=updates,
             episodes=self.episodes.count,
             policy_version=learner.policy_version if learner else 0,
-            env_steps_per_second=max(0.0, env_steps - env_steps_then) / seconds,
+            env_steps_per_second=max(0.0, rates.production_per_second),
+            received_steps_per_second=max(0.0, rates.receipt_per_second),
+            consumed_samples_per_second=max(0.0, rates.consumption_per_second),
+            consumption_per_production=max(0.0, rates.consumption_per_production),
             updates_per_second=max(0, updates - updates_then) / seconds,
             learner_wait_fraction=min(1.0, max(0.0, waited - waited_then) / seconds),
             actor_wait_fraction=_mean([a.wait_fraction for a in actors]),
@@ -117,11 +136,12 @@ class Reporter:
             staleness_max=staleness.max,
             staleness_edges=staleness.edges,
             staleness_counts=staleness.counts,
-            discarded_fraction=replay.discarded_stale / max(1, replay.inserted) if replay else 0.0,
-            samples_per_insert_target=learner.balance.target if learner else None,
-            samples_per_insert_achieved=learner.balance.achieved if learner else 0.0,
+            discarded_fraction=discarded_fraction(learner) if learner else 0.0,
+            discipline=balance.discipline if balance else "",
+            samples_per_insert_target=balance.target if balance else None,
+            samples_per_insert_achieved=balance.achieved if balance else 0.0,
             ring_fill=_mean([a.ring_fill for a in actors]),
-            replay_rows=replay.sampleable if replay else 0,
+            replay_rows=learner.stored_steps if learner else 0,
             replay_capacity=self.replay_capacity,
             actors=actors,
             actor_restarts=sum(a.restarts for a in actors),
@@ -130,8 +150,17 @@ class Reporter:
         )
 
 
+def discarded_fraction(learner: LearnerReport) -> float:
+    """Share of the inserted steps that became too stale to be used."""
+    return learner.discarded_steps / max(1, learner.balance.inserted_steps)
+
+
 def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | None) -> dict[str, Any]:
     """`summary.json`: rates and fractions are over the whole of `train_seconds`.
+
+    Two clocks say when a target was reached, and both stand still while an evaluation holds training:
+    `time_to_target_seconds` is of a confirmed greedy evaluation, `time_to_training_target_seconds` of the mean
+    of the last 100 training episodes, and is the time of the stop.
 
     Args:
         last: the run's last snapshot.
@@ -141,6 +170,7 @@ def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | 
     staleness = learner.staleness_overall
     seconds = max(last.train_seconds, 1e-9)
     reached = last.stop_reason == "target_return" and final is not None
+    trained = last.stop_reason == "target_training_return"
     return {
         "algo": last.algo,
         "env": last.env,
@@ -155,6 +185,9 @@ def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | 
         "startup_seconds": last.startup_seconds,
         "time_to_target_seconds": final.train_seconds if reached and final else None,
         "steps_to_target": final.env_steps if reached and final else None,
+        "time_to_training_target_seconds": last.train_seconds if trained else None,
+        "steps_to_training_target": last.env_steps if trained else None,
+        "episodes_return_mean": last.return_mean,
         "eval": {
             "return_mean": final.return_mean if final else None,
             "return_std": final.return_std if final else None,

@@ -100,13 +100,30 @@ class StalenessMeter:
         version: NDArray[np.int64],
         staleness: NDArray[np.int64],
         weight: NDArray[np.float32],
+        each: int = 1,
     ) -> None:
         """Fill `staleness` `[B]` and multiply `weight` `[B]` by the correction, both in place.
+
+        Args:
+            learner_version: v.
+            version: `[B]` int64, contiguous.
+            staleness: `[B]` int64, written.
+            weight: `[B]` float32, multiplied.
+            each: samples that each entry stands for in the histogram and the mean: 1 for the items of a batch, E for
+                the rows of a segment.
 
         A row over the bound is our own bug (the replay retires them before it samples), hence an assertion.
         """
         most = _measure(
-            learner_version, version, staleness, weight, self._kind, self._rate, self._counts, self._sums
+            learner_version,
+            version,
+            staleness,
+            weight,
+            each,
+            self._kind,
+            self._rate,
+            self._counts,
+            self._sums,
         )
         assert self._bound is None or most <= self._bound, (
             f"a row with staleness {most} reached an update, max_staleness is {self._bound}"
@@ -157,11 +174,11 @@ def _percentile(counts: NDArray[np.int64], share: float) -> float:
 
 
 @njit(
-    "int64(int64, int64[::1], int64[::1], float32[::1], int64, float64, int64[::1], int64[::1])",
+    "int64(int64, int64[::1], int64[::1], float32[::1], int64, int64, float64, int64[::1], int64[::1])",
     cache=True,
     nogil=True,
 )
-def _measure(now, version, staleness, weight, kind, rate, counts, sums):  # type: ignore[no-untyped-def]
+def _measure(now, version, staleness, weight, each, kind, rate, counts, sums):  # type: ignore[no-untyped-def]
     """One pass over the batch: staleness, histogram, sums, weights. Returns the largest staleness of the batch."""
     most = np.int64(0)
     for i in range(version.shape[0]):
@@ -174,12 +191,12 @@ def _measure(now, version, staleness, weight, kind, rate, counts, sums):  # type
             while s >> (octave + 1) > 0:
                 octave += 1
             bucket = 16 + 4 * (octave - 4) + ((s >> (octave - 2)) & 3)
-        counts[min(bucket, counts.shape[0] - 1)] += 1
-        sums[1] += s
+        counts[min(bucket, counts.shape[0] - 1)] += each
+        sums[1] += s * each
         if kind == 1:
             weight[i] *= (1.0 + s) ** -rate
         elif kind == 2:
             weight[i] *= np.exp(-rate * s)
-    sums[0] += version.shape[0]
+    sums[0] += version.shape[0] * each
     sums[2] = max(sums[2], most)
     return most

@@ -1,9 +1,7 @@
 """Files that keep a run's numbers: `metrics.jsonl`, `progress.csv` and TensorBoard events.
 
-Each writer takes a whole `Snapshot` and writes `asyncrl.metrics.flat` of it. They are called by one thread
-and write at
-once: a report that was written survives the process. A run that goes on after a crash appends to what is
-    there; an
+Each writer takes a whole `Snapshot` and writes `asyncrl.metrics.flat` of it. They are called by one thread and write
+at once: a report that was written survives the process. A run that goes on after a crash appends to what is there; an
 incomplete last line is cut off first.
 """
 

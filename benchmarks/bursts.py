@@ -20,8 +20,9 @@ from harness import Report
 from asyncrl import DQN
 from asyncrl.balance import Balance
 from asyncrl.core import Batch, DiscreteAction, EnvSpec
-from asyncrl.learner import Learner, LearnerOptions, LearnerThread
+from asyncrl.learner import Learner, LearnerThread
 from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay_learning import ReplayLearning, ReplayOptions
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
@@ -89,14 +90,16 @@ def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
         envs_per_actor=ENVS, num_slots=SLOTS,
     )  # fmt: skip
     balance.inserted(bench.replay.inserted)
-    options = LearnerOptions(algorithm.batch_size, 0.4, 1.0, None, burst_seconds, 0.0)
+    consumption = ReplayLearning(
+        core=bench.core, replay=bench.replay, balance=balance, mailbox=mailbox, staleness=bench.meter,
+        batch=bench.batch, wake=lambda _: None,
+        options=ReplayOptions(
+            beta_start=0.4, beta_end=1.0, total_steps=None, max_staleness=None, publish_interval_seconds=0.0
+        ),
+    )  # fmt: skip
 
     async def run() -> float:
-        learner = Learner(
-            core=bench.core, replay=bench.replay, balance=balance, mailbox=mailbox, doorbell=doorbell,
-            staleness=bench.meter, batch=bench.batch, thread=thread, wake=lambda _: None, max_staleness=None,
-            options=options,
-        )  # fmt: skip
+        learner = Learner(consumption, doorbell, thread, burst_seconds)
         task = asyncio.create_task(learner.run())
         while learner.updates < 10:
             await asyncio.sleep(0.01)

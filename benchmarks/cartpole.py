@@ -1,89 +1,77 @@
-"""Time to a greedy 475 over 100 episodes on CartPole-v1: asyncrl's DQN against Stable-Baselines3's at its zoo settings.
+"""Time to 475 on CartPole-v1: an algorithm at its preset, and Stable-Baselines3's at its zoo settings.
 
-Every run is a fresh process with one torch thread; the peer's runs stand between ours. Both clocks stand still during
-evaluations that training waits for; `start-up` is from the start of the process to the first environment step.
+Both clocks: 475 over 100 greedy episodes, and 475 over the last 100 training episodes. Every run is a fresh process
+with one torch thread; the peer's runs stand between ours. Clocks stand still during evaluations that training waits
+for; `start-up` is from the start of the process to the first environment step.
 
     pip install "asyncrl[bench]"
-    python benchmarks/cartpole.py --seeds 10 --peer-seeds 5
+    python benchmarks/cartpole.py --algo ppo --seeds 10 --peer-seeds 5
+    python benchmarks/cartpole.py --algo dqn --only greedy --dqn.learning-rate 1e-3
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
+from statistics import median
 
-from harness import FOLDER, Report
+import runs
+from harness import Report
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def ours(seed: int, options: list[str]) -> dict[str, Any]:
-    """The `summary.json` of one run of the command line."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn"]
-        command += ["--target-return", "475", "--max-seconds", "120", "--seed", str(seed)]
-        command += ["--run-dir", f"{folder}/run", *options]
-        subprocess.run(command, check=True, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-        summary: dict[str, Any] = json.loads(Path(folder, "run", "summary.json").read_text())
-        return summary
-
-
-def theirs(seed: int) -> dict[str, Any]:
-    """What the peer's script prints."""
-    command = [sys.executable, str(FOLDER / "peers" / "sb3_dqn_cartpole.py"), "--seed", str(seed)]
-    done = subprocess.run(command, check=True, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+TARGET = 475.0
+PEERS = {"dqn": "sb3_dqn_cartpole.py", "ppo": "sb3_ppo_cartpole.py"}
+GOALS = {"dqn": ("under 3", "at least 8"), "ppo": ("under 0.7", "at least 4.37"), "impala": ("under 3", "")}
 
 
 def main() -> None:
-    """Run both and write results/cartpole.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=10, help="our seeds 0 .. N-1")
+    """Run both and write results/cartpole.json (dqn) or results/cartpole_<algo>.json."""
+    parser = runs.flags(__doc__, runs.CLOCKS, seeds=10)
+    parser.add_argument("--algo", default="dqn", help="asyncrl's algorithm; other options are given to it")
     parser.add_argument(
         "--peer-seeds", type=int, default=5, help="the peer's seeds 0 .. N-1; 0 leaves it out"
     )
-    arguments, options = parser.parse_known_args()
-    runs: list[dict[str, Any]] = []
-    peers: list[dict[str, Any]] = []
-    for seed in range(max(arguments.seeds, arguments.peer_seeds)):
-        if seed < arguments.seeds:
-            runs.append(ours(seed, options))
-            print(f"asyncrl seed {seed}: {_line(runs[-1])}", flush=True)
-        if seed < arguments.peer_seeds:
-            peers.append(theirs(seed))
-            print(f"stable-baselines3 seed {seed}: {json.dumps(peers[-1])}", flush=True)
-    report = Report("cartpole", packages=["stable-baselines3", "uvloop"])
-    reached = [run["stop_reason"] == "target_return" for run in runs]
-    report.note("asyncrl_reached", f"{sum(reached)} of {len(reached)} seeds")
-    median = report.add("asyncrl_train_seconds", [r["train_seconds"] for r in runs], "s", "under 3")
-    report.add("asyncrl_startup_seconds", [r["startup_seconds"] for r in runs], "s", "under 3")
-    report.add("asyncrl_wall_seconds", [r["wall_seconds"] for r in runs], "s")
-    report.add("asyncrl_env_steps", [r["env_steps"] for r in runs], "steps")
-    report.add("asyncrl_updates", [r["updates"] for r in runs], "updates")
-    report.add("asyncrl_updates_per_second", [r["updates_per_second"] for r in runs], "/s")
-    if peers:
-        report.note("peer_reached", f"{sum(p['reached'] for p in peers)} of {len(peers)} seeds")
-        theirs_median = report.add("sb3_train_seconds", [p["train_seconds"] for p in peers], "s")
-        report.add("sb3_env_steps", [p["env_steps"] for p in peers], "steps")
-        report.add("sb3_to_asyncrl_train_seconds", [theirs_median / median], "x", "at least 8")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="interpreter that has stable-baselines3"
+    )
+    parser.add_argument("--max-seconds", type=float, default=15.0, help="limit of a run of ours")
+    parsed, options = runs.parse(parser, "cartpole", runs.CLOCKS)
+    algo, limit = parsed.algo, parsed.max_seconds
+    peer_seeds = min(parsed.peer_seeds, parsed.seeds) if algo in PEERS else 0
+    runs.announce(parsed.seeds * len(parsed.items), limit)
+    ours: dict[str, list[runs.Summary]] = {clock: [] for clock in parsed.items}
+    theirs: list[runs.Summary] = []
+    name = parsed.name if algo == "dqn" else parsed.name.replace("cartpole", f"cartpole_{algo}")
+    report = Report(name, ["stable-baselines3", "uvloop"])
+    for seed in range(parsed.seeds):
+        for clock in parsed.items:
+            ours[clock].append(runs.command("CartPole-v1", algo, seed, clock, TARGET, limit, options))
+            print(f"asyncrl seed {seed} {clock}: {runs.line(ours[clock][-1])}", flush=True)
+        if seed < peer_seeds:
+            theirs.append(runs.peer(PEERS[algo], ["--seed", str(seed)], parsed.peer_python))
+            print(f"stable-baselines3 seed {seed}: {json.dumps(theirs[-1])}", flush=True)
+    if algo not in PEERS:
+        report.note("peer", f"none for {algo}")
+    for clock in parsed.items:
+        goal, ratio_goal = GOALS.get(algo, ("", "")) if clock == "greedy" else ("", "")
+        seconds = runs.add_clock(report, "asyncrl", ours[clock], clock, limit, goal or None)
+        report.add(f"asyncrl_{clock}_updates", [r["updates"] for r in ours[clock]], "updates")
+        report.add(f"asyncrl_{clock}_process_seconds", [r["process_seconds"] for r in ours[clock]], "s")
+        if theirs and clock in theirs[0]["seconds"]:
+            add_peer(report, theirs, clock, seconds, ratio_goal)
     report.write()
 
 
-def _line(run: dict[str, Any]) -> str:
-    evaluation = run["eval"]["return_mean"]
-    return (
-        f"{run['stop_reason']}, train {run['train_seconds']:.2f} s, start-up {run['startup_seconds']:.2f} s, "
-        f"{run['env_steps']:,} steps, {run['updates']:,} updates, return {evaluation}"
-    )
+def add_peer(report: Report, results: list[runs.Summary], clock: str, ours: float, goal: str) -> None:
+    """The peer's figures of one clock: a run of it has both. Unreached counts with the run's whole time."""
+    times = [r["seconds"][clock] for r in results]
+    report.note(f"sb3_{clock}_reached", f"{sum(t is not None for t in times)} of {len(times)}")
+    seconds = [r["train_seconds"] if t is None else t for r, t in zip(results, times, strict=True)]
+    report.add(f"sb3_{clock}_train_seconds", seconds, "s")
+    report.add(f"sb3_{clock}_to_asyncrl", [median(seconds) / ours], "x", goal or None)
+    if clock == "greedy":
+        report.add(
+            "sb3_env_steps_per_second", [r["env_steps"] / r["train_seconds"] for r in results], "steps/s"
+        )
 
 
 if __name__ == "__main__":

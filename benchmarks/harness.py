@@ -38,6 +38,8 @@ class Report:
         self.figures: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, Any] = {}
         self._packages = (*PACKAGES, *packages)
+        self._started = time.perf_counter()
+        self._load = os.getloadavg()
 
     def add(self, key: str, values: Sequence[float], unit: str, goal: str | None = None) -> float:
         """Record one value per repeat; returns their median."""
@@ -64,13 +66,18 @@ class Report:
         self.notes[key] = value
 
     def write(self, folder: Path = FOLDER / "results") -> Path:
-        """Write everything, with machine, versions, commit and command, as JSON; returns the file's path."""
+        """Write everything, with machine, versions, commit, command and its duration, as JSON; returns the path.
+
+        `load_average_before` is of the moment when this report was made: what else the machine had to do.
+        """
+        seconds = time.perf_counter() - self._started
         record = {
             "name": self.name,
             "command": shlex.join(["python", os.path.relpath(sys.argv[0], FOLDER.parent), *sys.argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "commit": commit(),
-            "machine": machine(),
+            "script_seconds": round(seconds, 1),
+            "machine": {**machine(), "load_average_before": [round(load, 2) for load in self._load]},
             "versions": {name: _version(name) for name in self._packages},
             "notes": self.notes,
             "figures": self.figures,
@@ -78,7 +85,18 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{path} after {seconds / 60:.1f} min", flush=True)
         return path
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown; floats with three digits, None as a dash."""
+
+    def word(cell: Any) -> str:
+        return "-" if cell is None else f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+    lines = [headings, ["---"] * len(headings), *([word(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def machine() -> dict[str, Any]:

@@ -16,11 +16,16 @@ PACKAGE = Path(asyncrl.__file__).parent
 LAYERS = (
     ("version", "errors", "core", "options", "config", "config_file", "metrics", "clock", "schedules"),
     ("shm.*",),
-    ("replay.*", "envs", "env_checks", "factory_pickle", "losses.*", "networks", "policies"),
+    (
+        *("replay.*", "envs", "env_checks", "factory_pickle", "losses.*", "networks", "distributions"),
+        *("policies", "stochastic", "stochastic_kernels"),
+    ),
     ("actors.*", "algorithms.*"),
     (
         *(
             "balance",
+            "segment_balance",
+            "rates",
             "staleness",
             "learner",
             "checkpoint",
@@ -42,10 +47,13 @@ LAYERS = (
 DOORS = {
     "gymnasium": ("envs", "env_checks", "actors.forking"),
     "aiohttp": ("server.*",),
-    "numba": ("shm.*", "replay.*", "policies", "balance", "staleness"),
+    "numba": (
+        *("shm.*", "replay.*", "losses.advantages", "losses.vtrace"),
+        *("policies", "stochastic_kernels", "balance", "staleness"),
+    ),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
-    "torch": ("losses.*", "networks", "algorithms.*", "learner", "checkpoint", "assembly"),
+    "torch": ("losses.*", "networks", "distributions", "algorithms.*", "learner", "checkpoint", "assembly"),
     "rich": ("console",),
     "cloudpickle": ("envs", "factory_pickle", "actors.forking"),
     "uvloop": ("trainer",),

@@ -42,6 +42,13 @@ def test_a_starved_learner_sleeps_for_half_of_the_half_width():
     assert make(samples_per_insert=None, error_samples=None).updates_worth_waking == 1
 
 
+def test_replay_receives_what_is_inserted():
+    balance = make()
+    balance.inserted(12)
+    statistics = balance.statistics()
+    assert (statistics.discipline, statistics.inserted_steps, statistics.received_steps) == ("replay", 12, 12)
+
+
 def test_learner_waits_for_learning_starts_then_for_the_cursor():
     balance = make()
     balance.inserted(9)

@@ -28,12 +28,31 @@ from asyncrl.readout import duration, number, plain, progress, readout
 PATIENCE_SECONDS = 10.0
 LINE = (
     "dqn CartPole-v1 seed 3 training | 1,000/4,000 steps, 25%, 12s elapsed, 30s left, until return 475 | "
-    "env steps/s 3,400, updates/s 810, learner waits 3%, actors wait 31% | "
+    "env steps/s 3,400, received/s 3,390, samples/s 13,532, updates/s 810, learner waits 3%, actors wait 31% | "
     "return/100 123.5, evaluation 200 (best 200), loss 0.0123, exploration 0.05 | "
-    "staleness mean/p95 2.1/5.2, samples/insert 3.98/4.00, ring fill 62%, discarded 0.2%"
+    "discipline replay, staleness mean/p95 2.1/5.2, samples/insert 3.98/4.00, samples/step now 3.98, ring fill 62%, "
+    "discarded 0.2%"
 )
-FIELDS = ("env steps/s", "updates/s", "learner waits", "actors wait", "return/100", "evaluation", "loss")
-FIELDS += ("staleness mean/p95", "samples/insert", "ring fill", "discarded", "left")
+FIELDS = (
+    "env steps/s",
+    "received/s",
+    "samples/s",
+    "updates/s",
+    "learner waits",
+    "actors wait",
+    "return/100",
+    "evaluation",
+    "loss",
+)
+FIELDS += (
+    "discipline",
+    "staleness mean/p95",
+    "samples/insert",
+    "samples/step now",
+    "ring fill",
+    "discarded",
+    "left",
+)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -154,7 +173,7 @@ def test_the_screen_stays_one_screen_with_many_actors() -> None:
     actors = tuple(make_actor(i, last_error="boom" if i == 60 else "") for i in range(64))
     lines = drawn(make_snapshot(actors=actors), height=30)
     assert len(lines) <= 30
-    assert any("and 52 more" in line for line in lines)
+    assert any("and 54 more" in line for line in lines)
     assert any("actor 60: boom" in line for line in lines)
 
 

@@ -37,6 +37,9 @@ EXPECTED = {
     "async/ring_fill": 0.62,
     "async/policy_version": 50,
     "async/actor_restarts": 0,
+    "async/production_per_second": 3400.0,
+    "async/receipt_per_second": 3390.0,
+    "async/consumption_per_second": 13532.0,
 }
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(

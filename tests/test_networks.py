@@ -1,19 +1,22 @@
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl.networks import FlatMLP, MLPPass, initial_weights
+from asyncrl.networks import FlatMLP, MLPPass, initial_weights, orthogonal_weights, split
 from asyncrl.policies import QLayout
 
 
-def module_of(net: FlatMLP) -> nn.Sequential:
+def module_of(net: FlatMLP, activation: str = "relu") -> nn.Sequential:
     """The same network as a torch module, built from the named tensors."""
+    between = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
     named, layers = net.named(), []
     for i in range(len(net.blocks)):
         outputs, inputs = named[f"{i}.weight"].shape
         layer = nn.Linear(inputs, outputs)
         layer.load_state_dict({"weight": named[f"{i}.weight"], "bias": named[f"{i}.bias"]})
-        layers += [layer, nn.ReLU()]
+        layers += [layer, between()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -33,20 +36,32 @@ LAYOUTS = [
 ]
 
 
+ACTIVATIONS: tuple[Literal["relu", "tanh"], ...] = ("relu", "tanh")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_forward_is_that_of_a_module(layout: QLayout) -> None:
+def test_forward_is_that_of_a_module(layout: QLayout, activation: Literal["relu", "tanh"]) -> None:
     net, x = network(layout), torch.randn(10, layout.inputs)
     assert net.flat.shape == (layout.weight_count,)
-    torch.testing.assert_close(MLPPass(net, with_ones(x)).forward(), module_of(net)(x).detach())
+    run, expected = (
+        MLPPass(net, with_ones(x), activation=activation),
+        module_of(net, activation)(x).detach(),
+    )
+    for _ in range(2):  # the column of ones must stand for the second call too
+        torch.testing.assert_close(run.forward(), expected)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("rows", [6, 10])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_backward_is_that_of_autograd(layout: QLayout, rows: int) -> None:
+def test_backward_is_that_of_autograd(
+    layout: QLayout, rows: int, activation: Literal["relu", "tanh"]
+) -> None:
     net, x = network(layout), torch.randn(10, layout.inputs)
     gradient = FlatMLP(layout.blocks, torch.full_like(net.flat, torch.nan))
-    run = MLPPass(net, with_ones(x), gradient, rows)
-    module = module_of(net)
+    run = MLPPass(net, with_ones(x), gradient, rows, activation)
+    module = module_of(net, activation)
     for seed in range(2):  # twice: the second call must not see the first one's buffers
         torch.manual_seed(seed)
         grad_output = torch.randn(rows, layout.sizes[-1])
@@ -81,6 +96,22 @@ def test_initial_weights_are_spread_as_in_a_linear_module() -> None:
         assert named[f"{i}.weight"].std() == pytest.approx(inputs**-0.5 / 3**0.5, rel=0.1)
     assert torch.equal(net.flat, network(QLayout(100, (400, 25), 4)).flat), "same seed, same weights"
     assert not torch.equal(net.flat, network(QLayout(100, (400, 25), 4), seed=1).flat)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_orthogonal_weights(layout: QLayout) -> None:
+    flat = orthogonal_weights(layout.blocks, torch.Generator().manual_seed(0), 0.01)
+    *hidden, head = split(flat, layout.blocks)
+    for weights, bias, gain in (
+        *((w[:-1], w[-1], 2**0.5) for w in hidden),
+        (head[:, :-1], head[:, -1], 0.01),
+    ):
+        assert not bias.any()
+        fewer = weights if weights.shape[0] <= weights.shape[1] else weights.t()
+        square = torch.eye(fewer.shape[0]) * gain**2
+        torch.testing.assert_close(fewer @ fewer.t(), square, rtol=1e-5, atol=1e-6 * gain**2)
+    assert torch.equal(flat, orthogonal_weights(layout.blocks, torch.Generator().manual_seed(0), 0.01))
+    assert not torch.equal(flat, orthogonal_weights(layout.blocks, torch.Generator().manual_seed(1), 0.01))
 
 
 def test_load_refuses_other_names_and_shapes_and_writes_nothing() -> None:

@@ -6,11 +6,11 @@ import pytest
 from asyncrl.staleness import EDGES, StalenessMeter, _measure
 
 
-def measure(meter, version, weight=None, now=100):
+def measure(meter, version, weight=None, now=100, each=1):
     version = np.asarray(version, np.int64)
     staleness = np.full(len(version), -1, np.int64)
     weight = np.ones(len(version), np.float32) if weight is None else np.asarray(weight, np.float32)
-    meter.measure(now, version, staleness, weight)
+    meter.measure(now, version, staleness, weight, each)
     return staleness, weight
 
 
@@ -50,18 +50,39 @@ def test_nothing_measured_is_zero():
     assert (statistics.mean, statistics.p95, statistics.max, statistics.edges) == (0.0, 0.0, 0, ())
 
 
+def test_rows_of_a_segment_count_once_for_each_environment():
+    by_row, by_step = StalenessMeter("power", 1.0), StalenessMeter("power", 1.0)
+    versions = [100, 100, 99, 97, 60]
+    staleness, weight = measure(by_row, versions, each=6)
+    assert staleness.tolist() == [0, 0, 1, 3, 40]
+    assert weight == pytest.approx([1, 1, 1 / 2, 1 / 4, 1 / 41])  # corrected once, however many it stands for
+    measure(by_step, np.repeat(versions, 6))
+    assert by_row.statistics() == by_step.statistics()
+    assert by_row.statistics().samples == 30
+    assert by_row.statistics().mean == 44 / 5
+    assert by_row.overall() == by_step.overall()
+
+
+def test_the_bound_holds_for_rows_too():
+    meter = StalenessMeter(max_staleness=5)
+    measure(meter, [95, 100], each=4)
+    with pytest.raises(AssertionError, match="staleness 6 reached an update, max_staleness is 5"):
+        measure(meter, [100, 94], each=4)
+
+
+@pytest.mark.parametrize("each", [1, 7])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_histogram_against_searchsorted(compiled):
+def test_histogram_against_searchsorted(compiled, each):
     rng = np.random.default_rng(0)
     staleness = np.concatenate([np.arange(300), (2.0 ** rng.uniform(0, 40, 500)).astype(np.int64)])
     now = int(staleness.max())
     counts, sums = np.zeros(len(EDGES), np.int64), np.zeros(3, np.int64)
     out, weight = np.empty_like(staleness), np.ones(len(staleness), np.float32)
     function = _measure if compiled else _measure.py_func
-    most = function(now, now - staleness, out, weight, 0, 0.0, counts, sums)
+    most = function(now, now - staleness, out, weight, each, 0, 0.0, counts, sums)
     expected = np.minimum(np.searchsorted(EDGES, staleness, side="right") - 1, len(EDGES) - 1)
-    assert counts.tolist() == np.bincount(expected, minlength=len(EDGES)).tolist()
-    assert (most, sums.tolist()) == (now, [len(staleness), staleness.sum(), now])
+    assert counts.tolist() == (each * np.bincount(expected, minlength=len(EDGES))).tolist()
+    assert (most, sums.tolist()) == (now, [each * len(staleness), each * staleness.sum(), now])
 
 
 def test_row_over_the_bound_is_our_own_bug():

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.streams import Event, Streams
+from asyncrl.actors.streams import Streams
 from asyncrl.core import RESET, Policy
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
+from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -41,7 +42,8 @@ class Actor:
     Args:
         streams: the environments; begun by `begin`.
         policy: how to act; used by this actor alone.
-        writer: the actor's end of its ring; a new life of an actor goes on where the last one stopped.
+        writer: the actor's end of its ring; a new life of an actor goes on where the last one stopped. The next slot
+            holds the last life's true next observation, which the new life keeps in a RESET row of its own.
         mailbox: where the weights come from.
         index: which actor, from 0 ...
         num_actors: ... of how many.
@@ -81,7 +83,8 @@ class Actor:
         self._rewards = np.zeros(num_envs, np.float64)
         self._returns = np.zeros(num_envs, np.float64)
         self._row = 0
-        self._began_at = [0] * num_envs  # row of this life in which each stream's episode began
+        # Row of this life in which each stream's episode began.
+        self._began_at = np.zeros(num_envs, np.int64)
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1
         self._first_row = True
@@ -94,7 +97,7 @@ class Actor:
             self.streams.reset(self._env_seeds, self._first_obs)
         except BaseException as error:
             raise self._explain(error, None) from error
-        self._refuse_non_finite(self._first_obs, self._returns, None)
+        self._refuse_non_finite(self._first_obs, None)
 
     def step(self) -> bool:
         """Write and publish one row; False where that must wait, for a grant or for the first weights.
@@ -112,29 +115,48 @@ class Actor:
             return False
         slot, next_slot = position & self._mask, (position + 1) & self._mask
         if self._first_row:
-            writer.obs[:, slot] = self._first_obs
             self._first_row = False
+            if position > 0:
+                self._write_reset_row(slot, next_slot)
+                return True
+            writer.obs[:, slot] = self._first_obs
         next_obs = writer.obs[:, next_slot]
-        actions, extras = self.policy.act(writer.obs[:, slot], self._rng, self._steps * self._num_actors)
+        actions, extras = self.policy.act(self.streams.newest, self._rng, self._steps * self._num_actors)
         try:
             events = self.streams.step(actions, next_obs, self._rewards)
         except BaseException as error:
             raise self._explain(error, actions) from error
+        self._refuse_non_finite(self.streams.newest, actions)
         writer.action[:, slot] = actions
-        rewards = writer.reward[:, slot]
-        rewards[:] = self._rewards
-        self._refuse_non_finite(next_obs, rewards, actions)
-        flags = writer.flags[:, slot]
-        flags[:] = 0
-        for i, flag in events:
-            flags[i] = flag
         for name, values in extras.items():
             writer.extras[name][:, slot] = values
-        writer.version[slot] = self.weights_version
-        writer.incarnation[slot] = self.incarnation
-        taken = self._count(events)
+        self._stamp(slot)
+        self._row += 1
+        taken = count_row(
+            *(events, self._rewards, self._returns, self._began_at, self._row),
+            *(writer.flags, writer.reward, slot),
+            *(writer.header, writer.episode_return, writer.episode_length),
+        )
+        self._steps += taken
         writer.publish(1, taken)
         return True
+
+    def _write_reset_row(self, slot: int, next_slot: int) -> None:
+        """Begin a later life with a row whose action is not taken: from the last life's next observation to our first.
+
+        Whoever reads segments finds there what the value of the cut trajectory is bootstrapped from.
+        """
+        writer = self.writer
+        writer.obs[:, next_slot] = self._first_obs
+        for values in (writer.action, writer.reward, *writer.extras.values()):
+            values[:, slot] = 0
+        writer.flags[:, slot] = RESET
+        self._stamp(slot)
+        writer.publish(1, 0)
+
+    def _stamp(self, slot: int) -> None:
+        self.writer.version[slot] = self.weights_version
+        self.writer.incarnation[slot] = self.incarnation
 
     def close(self) -> None:
         """Close the environments."""
@@ -149,28 +171,11 @@ class Actor:
             self.writer.set_exploration(self.policy.exploration_rate)
         return version > 0
 
-    def _count(self, events: list[Event]) -> int:
-        """Episode returns and lengths after a row; how many of its steps were taken (RESET: not taken)."""
-        self._returns += self._rewards
-        self._row += 1
-        taken = self.streams.num_envs
-        for i, flag in events:
-            if flag & RESET:
-                taken -= 1
-            else:
-                self.writer.record_episode(float(self._returns[i]), self._row - self._began_at[i])
-            # After an ended step: for the reset row to come. After a reset row: for the episode to come.
-            self._returns[i] = 0.0
-            self._began_at[i] = self._row
-        self._steps += taken
-        return taken
-
-    def _refuse_non_finite(
-        self, obs: NDArray[Any], rewards: NDArray[Any], actions: NDArray[Any] | None
-    ) -> None:
+    def _refuse_non_finite(self, obs: NDArray[Any], actions: NDArray[Any] | None) -> None:
         finite_obs = not self._obs_may_be_non_finite or _all_finite(obs)
         if finite_obs and self._rewards.dot(self._rewards) < _SQUARE_FITS_FLOAT32:
             return
+        rewards = self._rewards.astype(np.float32)
         if finite_obs and np.isfinite(rewards).all():
             return
         what, values = ("observation", obs) if not finite_obs else ("reward", rewards)
@@ -206,7 +211,7 @@ class Actor:
         facts: dict[str, object] = {"actor": self.index, "pid": os.getpid()}
         if env >= 0:
             facts["env index"] = env
-            facts["episode step"] = self._row - self._began_at[env]
+            facts["episode step"] = self._row - int(self._began_at[env])
         if actions is not None:
             facts["action"] = np.array2string(np.asarray(actions if env < 0 else actions[env]), threshold=20)
         facts["seed"] = self._env_seeds[max(env, 0)]

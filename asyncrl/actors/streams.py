@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from asyncrl import env_checks
 from asyncrl.core import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.envs import EnvSource
+from asyncrl.shm.row_counts import find_events
 
-Event = tuple[int, int]
-"""(stream, flags) of a row whose flags are not 0."""
+Events = NDArray[np.int64]
+"""`[n, 2]`: (stream, flags) of the streams of a row whose flags are not 0, ascending; empty for most rows."""
+_NO_EVENTS: Events = np.empty((0, 2), np.int64)
 
 
 class Streams(Protocol):
@@ -34,9 +36,12 @@ class Streams(Protocol):
 
     Attributes:
         num_envs: E.
+        newest: `[E, *obs_shape]` in storage dtype, what the last call of `reset` or `step` observed: for reading, until
+            the next. It is the caller's array, or the environment's own where that lies denser.
     """
 
     num_envs: int
+    newest: NDArray[Any]
 
     @property
     def current(self) -> int:
@@ -51,9 +56,7 @@ class Streams(Protocol):
         """Begin an episode in every stream; first observations into `obs` `[E, *obs_shape]`."""
         ...
 
-    def step(
-        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]
-    ) -> list[Event]:
+    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
         """One row.
 
         Args:
@@ -62,7 +65,7 @@ class Streams(Protocol):
             rewards: float64 `[E]`, filled.
 
         Returns:
-            The streams with flags, ascending; empty for most rows.
+            The streams with flags; not to be written, and read before the next step.
 
         Raises:
             ObservationOffSpace, OldGymAPI: ASYNC012, ASYNC013; whatever an environment raises goes through.
@@ -83,6 +86,9 @@ def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
 class ActionForm:
     """Turns actions as rings hold them (from zero, core's dtypes) into what environments take.
 
+    A real-valued action is cut to the finite bounds of its Box, as Stable-Baselines3 does; the ring keeps it as it
+    was drawn, because its log probability is that of the draw.
+
     Args:
         space: the (single) action space of the environment.
     """
@@ -92,10 +98,18 @@ class ActionForm:
         self._start: NDArray[Any] | int = start.reshape(-1) if start.ndim else int(start)
         self._shape = tuple(space.shape)
         self._dtype = np.dtype(space.dtype)
+        bounds = [np.asarray(getattr(space, side, np.nan)) for side in ("low", "high")]
+        self._bounds = bounds if any(np.isfinite(b).any() for b in bounds) else None
 
     def batch(self, actions: NDArray[Any]) -> NDArray[Any]:
         """A fresh array `[E, *space_shape]` of the space's dtype; environments may keep it."""
-        return (actions + self._start).astype(self._dtype).reshape(-1, *self._shape)
+        if self._bounds is None:
+            return (actions + self._start).astype(self._dtype, copy=False).reshape(-1, *self._shape)
+        low, high = self._bounds
+        # In the wider of both dtypes, so that the bound itself is kept and no integer wraps around before the cut.
+        wide = np.promote_types(actions.dtype, self._dtype)
+        cut: NDArray[Any] = np.clip(actions.reshape(-1, *self._shape).astype(wide, copy=False), low, high)
+        return cut.astype(self._dtype, copy=False)
 
     def rows(self, actions: NDArray[Any]) -> list[Any]:
         """One action per environment: NumPy integers for Discrete spaces, array rows otherwise.
@@ -142,6 +156,7 @@ class PlainStreams(_CurrentStream):
         self._dtype: np.dtype[Any] = np.dtype(space.dtype)
         self._action_form = ActionForm(self.envs[0].action_space)
         self._steps = [env.step for env in self.envs]
+        self.newest: NDArray[Any] = np.empty((0, *self._shape))
         self._ended = [False] * self.num_envs
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
@@ -151,12 +166,11 @@ class PlainStreams(_CurrentStream):
             obs[i] = self._checked(env_checks.check_reset(self._name, env.reset(seed=int(seed))), "reset")
             self._ended[i] = False
         self._current[0] = -1
+        self.newest = obs
 
-    def step(
-        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]
-    ) -> list[Event]:
+    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
         """See `Streams.step`."""
-        events: list[Event] = []
+        events: list[tuple[int, int]] = []
         ended, steps, shape, dtype, current = (
             self._ended,
             self._steps,
@@ -188,7 +202,8 @@ class PlainStreams(_CurrentStream):
             row_rewards.append(reward)
         self._current[0] = -1
         self._store_rewards(row_rewards, rewards)
-        return events
+        self.newest = next_obs
+        return np.array(events, np.int64) if events else _NO_EVENTS
 
     def close(self) -> None:
         """See `Streams.close`."""
@@ -234,39 +249,41 @@ class VectorStreams(_CurrentStream):
         self._shape = (self.num_envs, *spec.observation_shape)
         self._dtype: np.dtype[Any] = np.dtype(env.single_observation_space.dtype)
         self._action_form = ActionForm(env.single_action_space)
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._ended: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self._events: Events = np.empty((self.num_envs, 2), np.int64)
+        self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """See `Streams.reset`; a vector is seeded by the first of `seeds`."""
         returned = env_checks.check_reset(self._name, self.env.reset(seed=int(seeds[0])))
-        obs[:] = self._checked(returned, "reset")
+        self._store(self._checked(returned, "reset"), obs)
         self._ended[:] = False
 
-    def step(
-        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]
-    ) -> list[Event]:
+    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
         """See `Streams.step`."""
         resets = self._ended
-        resetting = bool(resets.any())
-        if resetting and self._disabled:
+        resetting = self._disabled and bool(resets.any())
+        if resetting:
             self._reset_some(resets)
         step = env_checks.check_step(
             self._name, self.env.step(self._action_form.batch(actions)), (self.num_envs,)
         )
-        next_obs[:] = self._checked(step[0], "step")
+        self._store(self._checked(step[0], "step"), next_obs)
         rewards[:] = step[1]
-        flags = np.where(step[2], TERMINATED, 0) | np.where(step[3], TRUNCATED, 0)
         if resetting:
-            if self._disabled:
-                next_obs[resets] = self._checked(self._reset_some(resets), "reset")[resets]
-            flags[resets] = RESET
-            rewards[resets] = 0.0
-        self._ended = (flags & (TERMINATED | TRUNCATED)) != 0
-        return [(int(i), int(flags[i])) for i in np.flatnonzero(flags)]
+            next_obs[resets] = self._checked(self._reset_some(resets), "reset")[resets]
+            self.newest = next_obs
+        terminated, truncated = (np.ascontiguousarray(ended, np.bool_) for ended in step[2:4])
+        return self._events[: find_events(terminated, truncated, resets, rewards, self._events)]
 
     def close(self) -> None:
         """See `Streams.close`."""
         self.env.close()
+
+    def _store(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
+        """Copy what the environment observed, and read it where it lies from now on if it needs no conversion."""
+        out[:] = obs
+        self.newest = obs if obs.dtype == out.dtype else out
 
     def _reset_some(self, mask: NDArray[np.bool_]) -> Any:
         return env_checks.check_reset(self._name, self.env.reset(options={"reset_mask": mask.copy()}))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.algorithms.dqn import DQN
+from asyncrl.algorithms.ppo import PPO
+from asyncrl.algorithms.registry import ALGORITHMS
 
-ALGORITHMS = {algorithm.name: algorithm for algorithm in (DQN,)}
-"""Every algorithm's record by the name that the command line knows it by."""
+ALGORITHMS.update({algorithm.name: algorithm for algorithm in (DQN, PPO)})
 
-__all__ = ["ALGORITHMS", "DQN", "preset_options"]
+__all__ = ["ALGORITHMS", "DQN", "PPO", "preset_options"]
 
 
 def preset_options(algorithm: str, env: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncrl.algorithms.dqn_presets import PRESETS
+from asyncrl.algorithms.registry import fitting
 from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import coerce, option_help, require_at_least, require_positive
@@ -34,6 +35,7 @@ class DQN:
 
     name: ClassVar[str] = "dqn"
     consumption: ClassVar[Literal["replay", "segments"]] = "replay"
+    action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
 
     learning_rate: float = 1e-3
     """Step size of Adam at the start, above 0."""
@@ -180,8 +182,8 @@ class DQN:
             return
         raise SpacesDoNotFit(
             f"dqn needs a discrete action space, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": "none of this version"},
-            fix="choose an environment with a Discrete action space, or wrap this one so that it has one",
+            facts={"action space": spec.action, "algorithms that fit": fitting(spec)},
+            fix="choose one of these, an environment with a Discrete action space, or a wrapper that gives it one",
         )
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:

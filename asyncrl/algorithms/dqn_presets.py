@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Preset:
-    """Settings for one environment.
-
-    Attributes:
-        algorithm: fields of `DQN` that differ from its defaults.
-        trainer: options of the run that go with them (`num_actors`, `envs_per_actor`).
-    """
-
-    algorithm: Mapping[str, Any]
-    trainer: Mapping[str, Any]
-
+from asyncrl.algorithms.presets import Preset
 
 PRESETS: Mapping[str, Preset] = {
     # A mean of 475 over 100 greedy episodes, looked for every 200 updates, in one process with one update per 2

@@ -18,6 +18,24 @@ RUN_METRICS = (
     ("wall_seconds", "gauge", "Seconds since the run began.", "wall_seconds"),
     ("train_seconds", "gauge", "Seconds of training, evaluation excluded.", "train_seconds"),
     ("env_steps_per_second", "gauge", "Environment steps per second, last interval.", "env_steps_per_second"),
+    (
+        "received_steps_per_second",
+        "gauge",
+        "Environment steps per second that reached the learner, last interval.",
+        "received_steps_per_second",
+    ),
+    (
+        "consumed_samples_per_second",
+        "gauge",
+        "Samples trained on per second, last interval.",
+        "consumed_samples_per_second",
+    ),
+    (
+        "consumption_per_production",
+        "gauge",
+        "Samples trained on per environment step, last interval.",
+        "consumption_per_production",
+    ),
     ("updates_per_second", "gauge", "Gradient steps per second, last interval.", "updates_per_second"),
     ("learner_wait_fraction", "gauge", "Share of time the learner waited.", "learner_wait_fraction"),
     ("actor_wait_fraction", "gauge", "Share of time the actors waited.", "actor_wait_fraction"),
@@ -64,7 +82,7 @@ def prometheus_text(snapshot: Snapshot) -> str:
 
 
 def _lines(snapshot: Snapshot) -> Iterator[str]:
-    names = ("algo", "env", "seed", "state")
+    names = ("algo", "env", "seed", "state", "discipline")
     labels = ",".join(f'{name}="{_escape(str(getattr(snapshot, name)))}"' for name in names)
     yield from _head("info", "gauge", "The run: always 1.")
     yield f"asyncrl_info{{{labels}}} 1"

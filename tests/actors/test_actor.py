@@ -8,9 +8,11 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.actors.actor import Actor, actor_seeds
-from asyncrl.actors.streams import PlainStreams
+from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
+from asyncrl.core import RESET, FieldSpec
 from asyncrl.env_checks import spec_of
 from asyncrl.errors import EnvironmentRaised, NonFiniteStep
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
@@ -19,18 +21,20 @@ from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailb
 class Bench:
     """An actor and both ends of its ring."""
 
-    def __init__(self, env: Any, num_envs: int = 2, num_slots: int = 8) -> None:
+    def __init__(
+        self, env: Any, num_envs: int = 2, num_slots: int = 8, extra_fields: tuple[FieldSpec, ...] = ()
+    ) -> None:
         self.envs = [env() for _ in range(num_envs)]
         spec = spec_of("fake", self.envs[0])
-        self.layout = RingLayout(num_envs, num_slots, spec)
+        self.layout = RingLayout(num_envs, num_slots, spec, extra_fields)
         self.segment = Segment.create("ring", self.layout.arrays(), poison=True)
         self.reader = RingReader(self.segment, self.layout)
         self.mailbox = WeightMailbox.create(3)
-        self.policy = fakes.RandomPolicy()
+        self.policy: Any = fakes.RandomPolicy()
 
-    def actor(self, incarnation: int = 0) -> Actor:
+    def actor(self, incarnation: int = 0, streams: Streams | None = None) -> Actor:
         actor = Actor(
-            PlainStreams(self.envs, self.layout.spec),
+            streams or PlainStreams(self.envs, self.layout.spec),
             self.policy,
             RingWriter(self.segment, self.layout),
             self.mailbox,
@@ -103,11 +107,96 @@ def test_next_life_goes_on_in_the_ring_with_other_seeds(benches: list[Bench]) ->
     while second.step():
         pass
     assert bench.reader.incarnation[:7].tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert bench.reader.obs[:, 3, 2:].tolist() == [[0, -1]] * 2, (
-        "its own first observation, not the old row's"
-    )
     assert bench.reader.statistics().env_steps > steps
     assert actor_seeds(3, 1, 0, 4)[0] != actor_seeds(3, 1, 1, 4)[0]
+
+
+def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benches: list[Bench]) -> None:
+    bench = make(benches, fakes.SimpleEnv, extra_fields=(FieldSpec("echo", (2,), "float32"),))
+    bench.policy = fakes.EchoPolicy(num_actions=1)
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.reader.grant(5)
+    bench.policy.weights[:] = 7
+    actor = bench.actor()
+    assert [actor.step() for _ in range(3)] == [True] * 3
+    ring = bench.reader
+    ring.reward[:, 3] = ring.action[:, 3] = 99  # what a death in the middle of row 3 may have left
+    ring.extras["echo"][:, 3] = 99
+    second = bench.actor(incarnation=4)
+    bench.mailbox.publish(np.full(3, 2, np.float32))
+    assert second.step(), "the reset row"
+    assert not second.step(), "row 4 needs slot 5"
+    assert ring.published() == 4
+    assert ring.statistics().env_steps == 3 * 2, "a reset is no step"
+    ring.grant(8)
+    while second.step():
+        pass
+    assert ring.obs[:, :8, 0].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]] * 2
+    assert ring.flags[:, :7].tolist() == [[0, 0, 0, RESET, 0, 0, 0]] * 2
+    assert ring.reward[:, 3].tolist() == [0, 0] and ring.action[:, 3].tolist() == [0, 0]
+    assert ring.extras["echo"][:, 3].tolist() == [[0, 0]] * 2
+    assert ring.extras["echo"][:, 4].tolist() == [[2, 2], [2, 3]]
+    assert ring.version[:7].tolist() == [1, 1, 1, 2, 2, 2, 2]
+    assert ring.incarnation[:7].tolist() == [0, 0, 0, 4, 4, 4, 4]
+
+
+def test_life_that_published_nothing_leaves_no_reset_row(benches: list[Bench]) -> None:
+    bench = make(benches, fakes.SimpleEnv)
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.actor()
+    bench.reader.grant(4)
+    second = bench.actor(incarnation=1)
+    while second.step():
+        pass
+    assert bench.reader.flags[:, :3].tolist() == [[0, 0, 0]] * 2
+    assert bench.reader.obs[:, :4, 0].tolist() == [[0, 1, 2, 3]] * 2
+
+
+class Counted:
+    """The episodes of `CountingEnv` number `first` to `first + E - 1`, counted slowly."""
+
+    def __init__(self, first: int, num_envs: int, rows: int) -> None:
+        self.flags = np.zeros((num_envs, rows), np.uint8)
+        self.rewards = np.zeros((num_envs, rows), np.float32)
+        ended: list[tuple[int, int, float, int]] = []
+        for e in range(num_envs):
+            total, length = 0.0, 0
+            for t, (_, reward, flags) in zip(range(rows), fakes.counting_rows(first + e), strict=False):
+                self.flags[e, t], self.rewards[e, t] = flags, reward
+                total, length = (0.0, 0) if flags & RESET else (total + reward, length + 1)
+                if flags and not flags & RESET:
+                    ended.append((t, e, total, length))
+                    total, length = 0.0, 0
+        ended.sort()
+        self.returns = [total for _, _, total, _ in ended]
+        self.lengths = [length for _, _, _, length in ended]
+        self.steps = int((self.flags & RESET == 0).sum())
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_many_simultaneous_ends_are_logged_exactly(benches: list[Bench], vector: bool) -> None:
+    envs, rows = 300, 30
+    bench = make(benches, fakes.CountingEnv, num_envs=envs, num_slots=64)
+    first = bench.envs[0].index
+    streams = None
+    if vector:
+        built = iter(bench.envs)
+        streams = VectorStreams(SyncVectorEnv([lambda: next(built)] * envs), bench.layout.spec)
+    bench.mailbox.publish(np.ones(3, np.float32))
+    actor = bench.actor(streams=streams)
+    bench.reader.grant(rows + 1)
+    while actor.step():
+        pass
+    expected = Counted(first, envs, rows)
+    assert np.array_equal(bench.reader.flags[:, :rows], expected.flags)
+    assert np.array_equal(bench.reader.reward[:, :rows], expected.rewards)
+    count, returns, lengths = bench.reader.episodes_since(0)
+    assert count == len(expected.returns) > 2000
+    assert returns.tolist() == expected.returns
+    assert lengths.tolist() == expected.lengths
+    assert bench.reader.statistics().env_steps == expected.steps
+    together = [int((expected.flags[:, t] & 3 != 0).sum()) for t in range(rows)]
+    assert max(together) > 50, "many ends in one row"
 
 
 def test_seeds_differ_over_actors_and_environments_and_repeat_over_runs() -> None:
@@ -150,3 +239,21 @@ def test_non_finite_first_observation_is_refused(benches: list[Bench]) -> None:
 
     with pytest.raises(NonFiniteStep, match=r"ASYNC011\].*observation that is NaN or infinite"):
         make(benches, Broken).actor()
+
+
+def test_reward_beyond_float32_is_refused(benches: list[Bench]) -> None:
+    class Huge(fakes.SimpleEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, 1e39, *rest
+
+    bench = make(benches, Huge)
+    actor = bench.actor()
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.reader.grant(2)
+    with (
+        np.errstate(over="ignore"),
+        pytest.raises(NonFiniteStep, match=r"returned a reward that is NaN or inf"),
+    ):
+        actor.step()
+    assert bench.reader.published() == 0

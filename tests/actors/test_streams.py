@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import fakes
 import gymnasium
@@ -177,6 +177,103 @@ def test_actions_reach_the_environment_in_its_own_form() -> None:
     rows = ActionForm(box).rows(actions)
     assert box.contains(rows[0]) and not np.shares_memory(rows[0], actions)
     assert spec_of("x", with_actions(box)).action == BoxAction((-1.0,) * 6, (1.0,) * 6, (2, 3))
+
+
+def test_boxes_are_cut_to_their_finite_bounds() -> None:
+    mixed = Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, 2, np.inf], np.float32))
+    actions = np.array([[-3, -30, -3], [3, 30, 30], [0.5, -0.25, 0.75]], np.float32)
+    before = actions.copy()
+    rows = ActionForm(mixed).batch(actions)
+    assert rows.tolist() == [[-1, -30, 0], [1, 2, 30], [0.5, -0.25, 0.75]]
+    assert np.array_equal(actions, before), "the ring keeps what was drawn"
+    double = Box(-0.1, 0.1, (1,), np.float64)
+    row = ActionForm(double).rows(np.array([[0.5]], np.float32))[0]
+    assert double.contains(row) and row.dtype == np.float64 and row[0] == 0.1
+    bytes_ = Box(0, 255, (2,), np.uint8)
+    row = ActionForm(bytes_).rows(np.array([[-3.0, 300.0]], np.float32))[0]
+    assert row.dtype == np.uint8 and row.tolist() == [0, 255], "cut before it could wrap around"
+    scalar = ActionForm(Box(-1, 1, (), np.float32)).batch(np.array([2, -0.5], np.float32))
+    assert scalar.tolist() == [1, -0.5] and scalar.shape == (2,)
+    free = ActionForm(Box(-np.inf, np.inf, (1,), np.float32)).batch(actions[:, :1])
+    assert np.array_equal(free, actions[:, :1]) and not np.shares_memory(free, actions)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_environments_never_see_an_action_outside_of_their_box(plain: bool) -> None:
+    class Strict(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Box(-1, 2, (2,), np.float32)
+
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action), action
+            return super().step(action)
+
+    spec = spec_of("strict", Strict())
+    envs = [Strict() for _ in range(2)]
+    built = iter(envs)
+    streams = (
+        PlainStreams(envs, spec) if plain else VectorStreams(SyncVectorEnv([lambda: next(built)] * 2), spec)
+    )
+    actions = np.random.default_rng(0).normal(size=(20, 2, 2)).astype(np.float32) * 5
+    assert np.isfinite(play(streams, actions, (2,))["obs"]).all()
+
+
+def test_a_thousand_streams_of_a_native_vector_are_exact() -> None:
+    """Against gymnasium's own loop over the same vector with the same seed and actions."""
+    envs, rows = 1024, 120
+
+    def build() -> Any:
+        return gymnasium.make_vec("CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point")
+
+    vector, twin = build(), build()
+    assert vector.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    actions = np.random.default_rng(5).integers(0, 2, (rows, envs))
+    streams = VectorStreams(vector, spec_of("CartPole-v1", vector))
+    obs, rewards = np.zeros((envs, rows + 1, 4), np.float32), np.zeros(envs)
+    streams.reset([7], obs[:, 0])
+    expected, _ = twin.reset(seed=7)
+    ended, seen = np.zeros(envs, bool), 0
+    for t, row in enumerate(actions):
+        assert np.array_equal(obs[:, t], expected) and np.array_equal(streams.newest, expected)
+        events = streams.step(row, obs[:, t + 1], rewards)
+        expected, reward, terminated, truncated, _ = twin.step(row)
+        slow = [
+            (e, RESET if ended[e] else terminated[e] * TERMINATED + truncated[e] * TRUNCATED)
+            for e in range(envs)
+            if ended[e] or terminated[e] or truncated[e]
+        ]
+        assert [(int(e), int(f)) for e, f in events] == slow
+        assert np.array_equal(rewards, np.where(ended, 0, reward))
+        ended = terminated | truncated
+        seen = max(seen, len(slow))
+    assert seen > 100
+    streams.close()
+    twin.close()
+
+
+def test_rewards_and_flags_of_reset_rows_are_ours_whatever_a_vector_returns_there() -> None:
+    class Sloppy:
+        """Ends stream 1 in every step, and goes on saying so, with a reward, in the row that resets it."""
+
+        num_envs = 3
+        metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        single_observation_space = Box(-1, 1, (1,), np.float32)
+        single_action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed: int) -> Any:
+            return np.zeros((3, 1), np.float32), {}
+
+        def step(self, actions: Any) -> Any:
+            ended = [np.array([False, True, False]), np.array([False, True, True])]
+            return np.zeros((3, 1), np.float32), np.ones(3), *ended, {}
+
+        def close(self) -> None: ...
+
+    run = play(VectorStreams(Sloppy(), spec_of("sloppy", Sloppy())), np.zeros((4, 3), np.int64), (1,))
+    both = TERMINATED | TRUNCATED
+    assert run["flags"].T.tolist() == [[0] * 4, [both, RESET] * 2, [TRUNCATED, RESET] * 2]
+    assert run["rewards"].T.tolist() == [[1] * 4, [1, 0] * 2, [1, 0] * 2]
 
 
 def with_actions(space: Any) -> Any:

@@ -118,7 +118,10 @@ def test_prometheus_text_parses(server: ServerThread) -> None:
     assert samples["asyncrl_exploration_rate", ()] == math.inf
     assert ("asyncrl_return_mean", ()) not in samples
     assert samples["asyncrl_actor_env_steps_total", (("actor", "1"),)] == 500
-    labels = (("algo", "dqn"), ("env", evil), ("seed", "3"), ("state", "training"))
+    assert samples["asyncrl_received_steps_per_second", ()] == 3390.0
+    assert samples["asyncrl_consumed_samples_per_second", ()] == 13532.0
+    assert samples["asyncrl_consumption_per_production", ()] == 3.98
+    labels = (("algo", "dqn"), ("env", evil), ("seed", "3"), ("state", "training"), ("discipline", "replay"))
     assert samples["asyncrl_info", labels] == 1
 
 

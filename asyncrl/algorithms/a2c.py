@@ -1,0 +1,26 @@
+"""A2C, the synchronous advantage actor-critic: what IMPALA is where no policy is ever old.
+
+    Mnih et al. 2016        Asynchronous methods for deep reinforcement learning
+    Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
+
+Actors wait until the learner has learned from what they did, so every action is the newest policy's, V-trace is
+generalized advantage estimation (`losses/vtrace.py`), and nothing is corrected. With another `discipline` it is the
+uncorrected asynchronous actor-critic that IMPALA is compared with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from asyncrl.algorithms.impala import IMPALA
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2C(IMPALA):
+    """Hyper-parameters of A2C: those of IMPALA, with other defaults. Implements `asyncrl.core.SegmentAlgorithm`."""
+
+    name: ClassVar[str] = "a2c"
+
+    correction: Literal["vtrace", "none"] = "none"
+    discipline: Literal["relaxed", "lockstep", "synchronous"] = "synchronous"

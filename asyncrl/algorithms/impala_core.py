@@ -1,0 +1,339 @@
+"""The learner's half of IMPALA and A2C: iterations over segments, without autograd (see `networks.py` for why)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.actor_critic import ActorCritic, require_like
+from asyncrl.algorithms.normalization import RewardScale
+from asyncrl.algorithms.rollout import NUMBERS, Rollout
+from asyncrl.core import RESET, EnvSpec, Segment
+from asyncrl.distributions import distribution
+from asyncrl.losses.policy_gradient import (
+    approximate_kl,
+    policy_gradient_loss,
+    policy_gradient_loss_gradient,
+    value_loss,
+    value_loss_gradient,
+)
+from asyncrl.losses.vtrace import vtrace
+from asyncrl.schedules import linear
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.impala import IMPALA
+
+_COUNTERS = ("seed", "iterations", "updates", "samples")
+_PROGRESS = ("epoch", "last_epoch", "position", "reusable")
+_ROWS = ("reward", "flags", "behaviour", "weight")
+
+
+class IMPALACore:
+    """Networks, loss and optimiser of one IMPALA learner. Implements `asyncrl.core.SegmentCore`.
+
+    Used from one thread, the learner's. A gradient step is one forward pass over whole streams, V-trace on the host
+    with what that pass says of values and log-probabilities, and one way back: targets are never older than the
+    weights that learn from them, in however many passes. On a GPU a step waits once for the device.
+
+    Which streams make up a gradient step depends on the seed, the number of the iteration and of the pass only, so
+    numbers do not depend on when `step` is called.
+
+    Args:
+        config: hyper-parameters.
+        spec: the environment.
+        device: `"cpu"` or `"cuda"`.
+        seed: of the initial weights and of the order of streams.
+    """
+
+    def __init__(self, config: IMPALA, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
+        self.config = config
+        self.nets = ActorCritic(
+            config.layout(spec),
+            value_hidden=config.value_hidden_sizes,
+            device=device,
+            seed=seed,
+            max_grad_norm=config.max_grad_norm,
+            adam_eps=config.adam_eps,
+            initial_log_std=config.initial_log_std,
+        )
+        self.weight_count = self.nets.weight_count
+        self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
+        self._rewards = RewardScale(config.gamma)
+        self._rollout: Rollout | None = None
+        self._reward = np.zeros((0, 0), np.float32)
+        self._streams: dict[int, _Streams] = {}
+        self._last: _Streams | None = None
+        self._learning_rate = config.learning_rate
+        self._end()
+
+    def _end(self) -> None:
+        """No passes are left."""
+        self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
+        self._order: list[NDArray[np.int64]] = []
+
+    @torch.inference_mode()
+    def begin(self, segments: Sequence[Segment], progress: float) -> None:
+        """Copy the segments in and prepare the passes over them.
+
+        Args:
+            segments: at least one, all of one shape; nothing of them is kept.
+            progress: share of the run's steps that is done, for the learning rate.
+        """
+        config, first = self.config, segments[0]
+        rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
+        rollout.stage(segments)
+        for segment in (s for s in segments if s.fresh):
+            self.nets.observe(segment.obs, (segment.flags & RESET) == 0)
+        self._reward = rollout.reward
+        if config.normalize_rewards:
+            self._rewards.observe(segments)
+            self._reward = self._rewards.scaled(rollout.reward)
+        falls = config.learning_rate_schedule == "linear"
+        self._learning_rate = linear(config.learning_rate, 0.0, progress) if falls else config.learning_rate
+        self._iterations += 1
+        self._epoch, self._last_epoch, self._reusable = 0, config.epochs, config.reuse_epochs
+        self._shuffle()
+
+    def _rollout_of(self, streams: int, length: int) -> Rollout:
+        if self._rollout is None or self._rollout.shape != (streams, length):
+            self._rollout, self._streams = Rollout(self.nets, streams, length), {}
+        return self._rollout
+
+    def _shuffle(self) -> None:
+        """Divide the streams into the minibatches of the pass that begins."""
+        assert self._rollout is not None
+        streams, parts = self._rollout.shape[0], min(self.config.minibatches, self._rollout.shape[0])
+        order = np.arange(streams)
+        if parts > 1:
+            order = np.random.default_rng((self._seed, self._iterations, self._epoch)).permutation(streams)
+        self._order = np.array_split(order, parts)
+        self._position = 0
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """One gradient step; returns whether the iteration has another one.
+
+        Raises:
+            RuntimeError: every step that `begin` has prepared was made.
+        """
+        if self._epoch >= self._last_epoch or self._rollout is None:
+            raise RuntimeError("step needs an iteration that is not finished; call begin first")
+        chosen = self._order[self._position]
+        streams = self._streams.get(chosen.size)
+        if streams is None:
+            streams = self._streams[chosen.size] = _Streams(self.nets, self._rollout, chosen.size)
+        streams.gather(self._rollout, self._reward, chosen)
+        streams.gradient(self.config)
+        self.nets.apply(self._learning_rate)
+        self._last = streams
+        self._updates += 1
+        self._samples += streams.count
+        self._position += 1
+        if self._position == len(self._order):
+            self._epoch += 1
+            if self._epoch < self._last_epoch:
+                self._shuffle()
+        if self._epoch < self._last_epoch:
+            return True
+        self.nets.move_statistics()
+        return False
+
+    def again(self) -> bool:
+        """Prepare another pass over the same rows, of which `reuse_epochs` are allowed; False if none is."""
+        if self._rollout is None or self._epoch < self._last_epoch or not self._reusable:
+            return False
+        self._reusable -= 1
+        self._last_epoch += 1
+        self._shuffle()
+        return True
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on since the start: a step counts as often as it is used."""
+        return self._samples
+
+    def batch(self) -> Mapping[str, NDArray[Any]]:
+        """The arrays that the present (or last) iteration trains on, as host copies; empty before the first."""
+        if self._rollout is None:
+            return {}
+        return {name: array for name, array in self._rollout.arrays().items() if name not in NUMBERS}
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        """Copy what acts into `out` `[weight_count]`, in the order of `ActorLayout`."""
+        self.nets.write_weights(out)
+
+    @torch.inference_mode()
+    def metrics(self) -> Mapping[str, float]:
+        """Losses, entropy and importance ratios of the last gradient step; waits for the device.
+
+        Before the first step there is only the learning rate.
+        """
+        values = {"train/learning_rate": self._learning_rate}
+        if self._last is not None:
+            values |= self._last.metrics(self.config)
+        if self.nets.grad_norm is not None:
+            values["train/grad_norm"] = float(self.nets.grad_norm)
+        return values
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Networks, optimiser, statistics and counters, and, between two steps, what the rest of them needs."""
+        goes_on = self._epoch < self._last_epoch or self._reusable > 0
+        iteration: dict[str, Any] = {}
+        if goes_on and self._rollout is not None:
+            iteration = {
+                "rollout": self._rollout.state_dict(),
+                "rows": {name: getattr(self._rollout, name).copy() for name in _ROWS},
+                "scaled_reward": self._reward.copy(),
+                "progress": {name: getattr(self, f"_{name}") for name in _PROGRESS},
+            }
+        return {
+            "networks": self.nets.state_dict(),
+            "rewards": self._rewards.state_dict(),
+            "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
+            "learning_rate": self._learning_rate,
+            "iteration": iteration,
+        }
+
+    @torch.inference_mode()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, to the same numbers on the same device.
+
+        Raises:
+            ValueError: a part is missing or has another shape.
+        """
+        free = {"rewards": None, "iteration": None}
+        require_like({**state, **free}, {**self.state_dict(), **free}, "state")
+        if set(free) - set(state):
+            raise ValueError(f"state must hold {sorted(free)}, got {sorted(state)}")
+        self.nets.load_state_dict(state["networks"])
+        self._rewards.load_state_dict(state["rewards"])
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", int(state["counters"][name]))
+        self._learning_rate = float(state["learning_rate"])
+        self._end()
+        if state["iteration"]:
+            self._resume(state["iteration"])
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        saved, progress = state["rollout"], state["progress"]
+        rollout = self._rollout_of(int(saved["streams"]), int(saved["length"]))
+        rollout.load_state_dict(saved)
+        for name in _ROWS:
+            np.copyto(getattr(rollout, name), state["rows"][name])
+        self._reward = np.array(state["scaled_reward"], np.float32)
+        self._epoch, self._last_epoch = int(progress["epoch"]), int(progress["last_epoch"])
+        self._reusable = int(progress["reusable"])
+        if self._epoch < self._last_epoch:
+            self._shuffle()
+            self._position = int(progress["position"])
+
+
+class _Streams:
+    """Buffers of a gradient step over G whole streams of T rows.
+
+    Row g T + t of the pass is row t of stream g; the last G rows are what the segments' ends are bootstrapped of.
+    They are evaluated like the others, with actions and weights of zero.
+
+    Attributes:
+        count: rows of the last `gather` that are trained on.
+    """
+
+    def __init__(self, nets: ActorCritic, rollout: Rollout, streams: int) -> None:
+        self.shape, self.count = (streams, rollout.shape[1]), 0
+        rows = streams * rollout.shape[1]
+        self._rows, self._nets = rows, nets
+        self._pass = nets.passes(rows + streams, gradient=True)
+        self._distribution = distribution(nets.layout)
+        self._action = rollout.action.new_zeros((rows + streams, *rollout.action.shape[1:]))
+        self._host = torch.zeros(3, rows + streams, pin_memory=nets.device.type == "cuda")
+        self._numbers = self._host.to(nets.device)
+        self._seen: tuple[Tensor, Tensor, Tensor, NDArray[np.float32]] | None = None
+
+    def gather(self, rollout: Rollout, reward: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
+        """Copy in the streams `chosen` `[G]`."""
+        rows, (streams, length) = self._rows, rollout.shape
+        index, x = torch.from_numpy(chosen).to(self._nets.device), self._pass.x
+        for source, out in ((rollout.x, x), (rollout.action, self._action)):
+            by_stream = source[: streams * length].view(streams, length, *source.shape[1:])
+            torch.index_select(by_stream, 0, index, out=out[:rows].view(*self.shape, *source.shape[1:]))
+        torch.index_select(rollout.x[streams * length :], 0, index, out=x[rows:])
+        self._reward, self._flags = reward[chosen], rollout.flags[chosen]
+        self._behaviour = rollout.behaviour[chosen]
+        self._counts = (self._flags & RESET) == 0
+        self.count = int(np.count_nonzero(self._counts))
+        self._weight = rollout.weight[chosen].reshape(-1) / np.float32(max(self.count, 1))
+
+    def gradient(self, config: IMPALA) -> None:
+        """Fill the gradient of the loss at the weights as they stand."""
+        out, value = self._pass.forward()
+        log_prob, entropy = self._distribution.evaluate(out, self._action, self._nets.log_std)
+        log_ratio = self._trace(config, log_prob, value)
+        advantage, target, weight = self._numbers  # of each row; zeros in the last G
+        self._seen = log_prob, entropy, value, log_ratio
+        by_log_prob = policy_gradient_loss_gradient(advantage, weight)
+        by_entropy = weight * -config.entropy_coefficient
+        by_value = value_loss_gradient(value, target, weight).mul_(config.value_coefficient)
+        grad_out, grad_log_std = self._distribution.gradient(by_log_prob, by_entropy)
+        self._pass.backward(grad_out, by_value, grad_log_std)
+
+    def _trace(self, config: IMPALA, log_prob: Tensor, value: Tensor) -> NDArray[np.float32]:
+        """Fill `_numbers`; returns the logarithms of the importance ratios `[G, T]`."""
+        own, host = self._rows, self._host.numpy()
+        values = value.cpu().numpy()
+        log_ratio: NDArray[np.float32] = log_prob[:own].cpu().numpy().reshape(self.shape) - self._behaviour
+        target, advantage = vtrace(
+            log_ratio if config.correction == "vtrace" else np.zeros_like(log_ratio),
+            self._reward,
+            values[:own].reshape(self.shape),
+            values[own:],
+            self._flags,
+            config.gamma,
+            config.trace_lambda,
+            config.rho_bar,
+            config.c_bar,
+            config.pg_rho_bar,
+        )
+        if config.normalize_advantages and self.count:
+            trained = advantage[self._counts]
+            advantage = (advantage - trained.mean()) / (trained.std() + np.float32(1e-8))
+        # The device has been waited for, so it has read what stood here before.
+        host[0, :own], host[1, :own], host[2, :own] = advantage.reshape(-1), target.reshape(-1), self._weight
+        if self._numbers is not self._host:
+            self._numbers.copy_(self._host, non_blocking=True)
+        return log_ratio
+
+    def metrics(self, config: IMPALA) -> dict[str, float]:
+        """Of the last `gradient`; empty before."""
+        if self._seen is None or not self.count:
+            return {}
+        log_prob, entropy, value, log_ratio = self._seen
+        advantage, target, weight = self._numbers
+        policy = policy_gradient_loss(log_prob, advantage, weight)
+        error = value_loss(value, target, weight)
+        loss = (
+            policy + config.value_coefficient * error - config.entropy_coefficient * (entropy * weight).sum()
+        )
+        trained = torch.from_numpy(log_ratio[self._counts])
+        behaviour = torch.zeros_like(trained)
+        return {
+            "train/loss": float(loss),
+            "train/policy_loss": float(policy),
+            "train/value_loss": float(error),
+            "train/entropy": float(entropy[: self._rows].mean()),
+            "train/approx_kl": float(approximate_kl(trained, behaviour)),
+            "train/rho_truncated": float((trained > float(np.log(config.rho_bar))).float().mean()),
+            "train/explained_variance": self._explained_variance(),
+        }
+
+    def _explained_variance(self) -> float:
+        """Share of the targets' variance that the values explain; 0 where there is none."""
+        assert self._seen is not None
+        value, counts = self._seen[2][: self._rows].cpu().numpy(), self._counts.reshape(-1)
+        target = self._host.numpy()[1, : self._rows][counts]
+        variance = float(target.var())
+        return 1.0 - float((target - value[counts]).var()) / variance if variance > 0 else 0.0

@@ -1,0 +1,135 @@
+"""Running statistics that observations and rewards are scaled by, kept by a learner.
+
+Chan, Golub, LeVeque 1979   Updating formulae and a pairwise algorithm for computing sample variances
+Engstrom et al. 2020        Implementation matters in deep policy gradients (reward scaling, section 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import RESET, TERMINATED, TRUNCATED, Segment
+
+REWARD_CLIP = 10.0
+"""Scaled rewards are cut to +- this."""
+
+
+class RunningMoments:
+    """Mean and variance of everything seen so far, per component, in float64.
+
+    Attributes:
+        count: how many rows were seen.
+        mean: `[N]`.
+        square: `[N]`, sum of the squared distances from the mean.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(size)
+        self.square = np.zeros(size)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Take in `rows` `[R, N]`; none is allowed."""
+        if rows.shape[0]:
+            values = rows.astype(np.float64)
+            mean = values.mean(axis=0)
+            self._merge(rows.shape[0], mean, ((values - mean) ** 2).sum(axis=0))
+
+    def absorb(self, other: RunningMoments) -> None:
+        """Take in all that `other` has seen, and leave `other` empty."""
+        if other.count:
+            self._merge(other.count, other.mean, other.square)
+            other.count, other.mean, other.square = 0, np.zeros_like(self.mean), np.zeros_like(self.mean)
+
+    def _merge(self, count: int, mean: NDArray[np.float64], square: NDArray[np.float64]) -> None:
+        """The pairwise update of Chan et al. (equations 2.1)."""
+        total = self.count + count
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (count / total)
+        self.square = self.square + square + delta**2 * (self.count * count / total)
+        self.count = total
+
+    @property
+    def variance(self) -> NDArray[np.float64]:
+        """`[N]`, of the population; ones before anything was seen."""
+        return self.square / self.count if self.count else np.ones_like(self.square)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the three attributes."""
+        return {"count": self.count, "mean": self.mean.copy(), "square": self.square.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over (copy) what `state_dict` returned."""
+        self.count = int(state["count"])
+        self.mean, self.square = np.array(state["mean"], np.float64), np.array(state["square"], np.float64)
+
+
+class RewardScale:
+    """Divides rewards by the running standard deviation of the discounted return of each stream.
+
+    The return of a stream is R_t = r_t + gamma R_{t-1}, from zero at the start of an episode; the divisor is the
+    deviation of all R_t seen so far over all streams, so that a value is of the order of one whatever the
+    environment's units are. The mean is left alone, which would change what is optimal. A stream goes on from
+    segment to segment of its ring.
+
+    Args:
+        gamma: discount per step.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self._gamma = gamma
+        self._moments = RunningMoments(1)
+        self._returns: dict[int, NDArray[np.float64]] = {}
+
+    @property
+    def divisor(self) -> float:
+        """What rewards are divided by now."""
+        return float(np.sqrt(self._moments.variance[0] + 1e-8))
+
+    def observe(self, segments: Sequence[Segment]) -> None:
+        """Take in the rewards of those of `segments` that are fresh, all of one shape, in this order."""
+        # Two segments of one ring follow one another in time, so they do not stand side by side.
+        rounds: list[list[Segment]] = []
+        for segment in (s for s in segments if s.fresh):
+            free = (r for r in rounds if all(other.ring != segment.ring for other in r))
+            found = next(free, None)
+            if found is None:
+                rounds.append([segment])
+            else:
+                found.append(segment)
+        for side_by_side in rounds:
+            self._observe(side_by_side)
+
+    def _observe(self, segments: Sequence[Segment]) -> None:
+        reward = np.concatenate([s.reward for s in segments]).astype(np.float64)
+        flags = np.concatenate([s.flags for s in segments])
+        zeros = np.zeros(segments[0].num_envs)
+        total = np.concatenate([self._returns.get(s.ring, zeros) for s in segments])
+        counts = (flags & RESET) == 0
+        goes_on = (flags & (TERMINATED | TRUNCATED | RESET)) == 0
+        returns = np.empty_like(reward)
+        for t in range(reward.shape[1]):
+            total = total * self._gamma + reward[:, t]
+            returns[:, t] = total
+            total = total * goes_on[:, t]
+        self._moments.add(returns[counts][:, None])
+        self._returns.update(zip((s.ring for s in segments), np.split(total, len(segments)), strict=True))
+
+    def scaled(self, reward: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`reward` by the present divisor, cut to +- `REWARD_CLIP`; a fresh float32 array."""
+        result: NDArray[np.float32] = reward * np.float32(1.0 / self.divisor)
+        return np.clip(result, -REWARD_CLIP, REWARD_CLIP, out=result)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments and every stream's return, as copies."""
+        returns = {str(ring): total.copy() for ring, total in self._returns.items()}
+        return {"moments": self._moments.state_dict(), "returns": returns}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over (copy) what `state_dict` returned."""
+        self._moments.load_state_dict(state["moments"])
+        self._returns = {int(ring): np.array(total, np.float64) for ring, total in state["returns"].items()}

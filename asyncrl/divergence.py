@@ -1,0 +1,60 @@
+"""What the learner says when its numbers go wrong: a loss or weights that are not finite, a device that is full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.errors import GPUOutOfMemory, TrainingDiverged
+
+
+class Divergence:
+    """Remembers the last finite loss, and makes the error of ASYNC022; learner thread only.
+
+    Args:
+        folder: where the batch is saved, or None.
+        batch: the arrays to save, by name.
+    """
+
+    def __init__(self, folder: Path | None, batch: Callable[[], Mapping[str, NDArray[np.generic]]]) -> None:
+        self._folder = folder
+        self._batch = batch
+        self._finite_loss = math.nan
+
+    def look_at(self, loss: float, updates: int) -> None:
+        """Note a loss. Raises `TrainingDiverged` where it is NaN or infinite."""
+        if not math.isfinite(loss):
+            raise self.error("the loss", updates)
+        self._finite_loss = loss
+
+    def error(self, what: str, updates: int) -> TrainingDiverged:
+        """The error, with the batch saved; `what` became NaN or infinite at update `updates`."""
+        where = "not saved (the run has no directory)"
+        if self._folder is not None:
+            path = self._folder / f"diverged_batch_{updates}.npz"
+            np.savez(path, **self._batch())  # type: ignore[arg-type]
+            where = str(path)
+        return TrainingDiverged(
+            f"{what} became NaN or infinite at update {updates}",
+            facts={"update": updates, "last finite loss": self._finite_loss, "batch saved": where},
+            fix="lower learning_rate, set max_grad_norm, or look at the rewards in the saved batch",
+        )
+
+
+def out_of_gpu_memory(**asked: int) -> GPUOutOfMemory:
+    """ASYNC009, with what was asked for by the option's name, and what the device has."""
+    free, total = torch.cuda.mem_get_info()
+    return GPUOutOfMemory(
+        "the GPU ran out of memory in an update",
+        facts={
+            **asked,
+            "held by this process": f"{torch.cuda.memory_allocated():,} bytes",
+            "free": f"{free:,} of {total:,} bytes",
+        },
+        fix=f"lower {' or '.join(asked)} or hidden_sizes, or end other programs that use the GPU",
+    )

@@ -1,0 +1,161 @@
+"""The learner, built from its parts once rings and network exist: one function for each way to consume rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from asyncrl.balance import Balance
+from asyncrl.config import TrainerConfig
+from asyncrl.consumption import Consumption
+from asyncrl.core import (
+    Algorithm,
+    Batch,
+    Core,
+    EnvSpec,
+    LearnerCore,
+    ReplayAlgorithm,
+    SegmentAlgorithm,
+    SegmentCore,
+)
+from asyncrl.learner import Learner, LearnerThread
+from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.replay_learning import ReplayLearning, ReplayOptions
+from asyncrl.segment_balance import SegmentBalance
+from asyncrl.segment_learning import SegmentLearning, SegmentOptions
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.ring import RingReader
+from asyncrl.shm.weights import WeightMailbox
+from asyncrl.staleness import StalenessMeter
+
+PUBLISH_SECONDS = {"cpu": 0.0, "cuda": 0.01}
+"""Least time between two publications; each waits for the device, which on the CPU has nothing to wait for."""
+
+
+@dataclass
+class LearnerParts:
+    """What a learner is built from.
+
+    Attributes:
+        config, algorithm, spec: the run.
+        device: where the network lives.
+        core: the network; a `LearnerCore` or a `SegmentCore`, as the algorithm consumes.
+        rings: one per actor.
+        mailbox: where weights are published.
+        doorbell: what actors ring.
+        thread: the learner's thread.
+        wake: wakes an actor that waits for a grant.
+        dump_dir: where a diverged batch is saved, or None.
+    """
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    spec: EnvSpec
+    device: str
+    core: Core
+    rings: tuple[RingReader, ...]
+    mailbox: WeightMailbox
+    doorbell: Doorbell
+    thread: LearnerThread
+    wake: Callable[[int], None]
+    dump_dir: Path | None
+
+    def learner(self) -> Learner:
+        """The learner with its consumption, balance and staleness meter.
+
+        Raises:
+            ValueError: a pace that would deadlock (see `Balance`, `SegmentBalance`).
+        """
+        by_replay = self.algorithm.consumption == "replay"
+        consumption: Consumption = self._from_replay() if by_replay else self._from_segments()
+        return Learner(consumption, self.doorbell, self.thread, self.config.burst_seconds)
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence(self.config.seed).spawn(1)[0])
+
+    def _from_replay(self) -> ReplayLearning:
+        algorithm, config = cast(ReplayAlgorithm, self.algorithm), self.config
+        replay = PrioritizedReplay(
+            self.rings,
+            n_step=algorithm.n_step,
+            gamma=algorithm.gamma,
+            alpha=algorithm.alpha,
+            uniform=not algorithm.prioritized,
+            rng=self._rng(),
+        )
+        sigma, error = algorithm.samples_per_insert, algorithm.samples_per_insert_error
+        balance = Balance(
+            samples_per_insert=sigma,
+            batch_size=algorithm.batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=config.actors,
+            envs_per_actor=config.envs_per_actor,
+            num_slots=self.rings[0].layout.num_slots,
+            error_samples=error * sigma if error is not None and sigma is not None else None,
+            max_env_steps=config.total_steps,
+        )
+        return ReplayLearning(
+            core=cast(LearnerCore, self.core),
+            replay=replay,
+            balance=balance,
+            mailbox=self.mailbox,
+            staleness=StalenessMeter(
+                algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
+            ),
+            batch=Batch.allocate(algorithm.batch_size, self.spec, algorithm.extra_fields(self.spec)),
+            wake=self.wake,
+            options=ReplayOptions(
+                beta_start=algorithm.beta_start,
+                beta_end=algorithm.beta_end,
+                total_steps=config.total_steps,
+                max_staleness=algorithm.max_staleness,
+                publish_interval_seconds=PUBLISH_SECONDS[self.device],
+                dump_dir=self.dump_dir,
+            ),
+        )
+
+    def _from_segments(self) -> SegmentLearning:
+        algorithm, config = cast(SegmentAlgorithm, self.algorithm), self.config
+        per_batch = algorithm.segments_per_batch or config.actors
+        past = None
+        if algorithm.past_segments:
+            past = PastSegments(
+                algorithm.past_segments, algorithm.past_per_batch, algorithm.max_staleness, self._rng()
+            )
+        sigma = algorithm.samples_per_insert
+        assert sigma is not None, "a segment algorithm says how often it uses a step"
+        balance = SegmentBalance(
+            discipline=algorithm.discipline,
+            num_rings=config.actors,
+            envs_per_actor=config.envs_per_actor,
+            length=algorithm.segment_length,
+            num_slots=self.rings[0].layout.num_slots,
+            segments_per_batch=per_batch,
+            queue_batches=algorithm.queue_batches,
+            samples_per_insert=sigma,
+            max_env_steps=config.total_steps,
+        )
+        return SegmentLearning(
+            core=cast(SegmentCore, self.core),
+            queue=SegmentQueue(self.rings, length=algorithm.segment_length),
+            balance=balance,
+            mailbox=self.mailbox,
+            staleness=StalenessMeter(
+                algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness
+            ),
+            wake=self.wake,
+            options=SegmentOptions(
+                discipline=algorithm.discipline,
+                segments_per_batch=per_batch,
+                total_steps=config.total_steps,
+                max_staleness=algorithm.max_staleness,
+                dump_dir=self.dump_dir,
+            ),
+            past=past,
+        )

@@ -1,0 +1,87 @@
+"""Segments kept for a second use: a small store of copies, for off-policy corrected algorithms.
+
+IMPALA's experiments with replay (Espeholt et al. 2018, arXiv 1802.01561, section 5.2.2) mix segments drawn uniformly
+from the recent past into each batch. They cannot stay in the rings, which the actors need, so they are copied here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from asyncrl.core import Segment
+
+
+class PastSegments:
+    """The newest `capacity` segments that were trained on, as copies; learner thread only.
+
+    Args:
+        capacity: segments kept, at least 1.
+        per_batch: how many `draw` returns, at least 1.
+        max_staleness: oldest policy that may be drawn, in publications, or None.
+        rng: draws, without repetition within a batch.
+
+    Raises:
+        ValueError: `capacity` is below `per_batch`, or one of them below 1.
+    """
+
+    def __init__(
+        self, capacity: int, per_batch: int, max_staleness: int | None, rng: np.random.Generator
+    ) -> None:
+        if per_batch < 1:
+            raise ValueError(f"past_per_batch must be at least 1, got {per_batch}")
+        if capacity < per_batch:
+            raise ValueError(f"past_segments must be at least past_per_batch ({per_batch}), got {capacity}")
+        self._kept: deque[Segment] = deque(maxlen=capacity)
+        self._per_batch = per_batch
+        self._bound = max_staleness
+        self._rng = rng
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, segments: Sequence[Segment]) -> None:
+        """Copy segments in; the oldest ones make room. They may be released afterwards."""
+        self._kept.extend(_copy(segment) for segment in segments)
+
+    def draw(self, version: int) -> list[Segment]:
+        """As many as wanted of those that are there, none staler than the bound for a learner at `version`.
+
+        Their rows are this store's and must not be written; `weight` (ones) and `staleness` are fresh arrays.
+        """
+        while self._bound is not None and self._kept and version - self._kept[0].version.min() > self._bound:
+            self._kept.popleft()
+        usable = [
+            i
+            for i, s in enumerate(self._kept)
+            if self._bound is None or version - s.version.min() <= self._bound
+        ]
+        count = min(self._per_batch, len(usable))
+        chosen = self._rng.choice(len(usable), size=count, replace=False) if count else []
+        return [_for_use(self._kept[usable[int(i)]]) for i in chosen]
+
+
+def _copy(segment: Segment) -> Segment:
+    return replace(
+        segment,
+        obs=segment.obs.copy(),
+        last_obs=segment.last_obs.copy(),
+        action=segment.action.copy(),
+        reward=segment.reward.copy(),
+        flags=segment.flags.copy(),
+        version=segment.version.copy(),
+        extras={name: values.copy() for name, values in segment.extras.items()},
+        fresh=False,
+    )
+
+
+def _for_use(kept: Segment) -> Segment:
+    return replace(
+        kept,
+        weight=np.ones_like(kept.weight),
+        staleness=np.zeros_like(kept.staleness),
+        extras=dict(kept.extras),
+    )

@@ -1,0 +1,242 @@
+"""On-policy segments: T consecutive rows of a ring, each taken once, in order of arrival, read where they lie.
+
+Segment j of a ring is its rows `[j T, (j + 1) T)`. It is complete once `published >= (j + 1) T`; the observation after
+its last row lies in slot `(j + 1) T` by then, for an actor writes the next observation before it publishes a row
+(which is why an actor needs a grant of `(j + 1) T + 1` to complete it). Per ring, in rows:
+
+    released <= taken <= complete <= published <= granted <= released + num_slots
+
+Rows below `released` may be overwritten, all others never: that is the same "retire, then grant" as replay's, with
+another moment of retiring. Nothing is copied but segments that wrap around the ring's end; where `num_slots` is a
+multiple of T there are none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import RESET, Segment
+from asyncrl.shm import RingReader
+
+
+@dataclass(frozen=True)
+class SegmentStatistics:
+    """The queue at one moment; counts since the start where not said otherwise.
+
+    Attributes:
+        ready: segments that are complete and not taken now.
+        taken_segments: segments taken.
+        taken_steps: env-steps in them, RESET rows excluded.
+        inserted_steps: env-steps in all complete segments, RESET rows excluded.
+        copied_segments: segments taken that wrapped around the ring's end and were copied.
+        capacity: env-steps that the rings hold at most.
+    """
+
+    ready: int
+    taken_segments: int
+    taken_steps: int
+    inserted_steps: int
+    copied_segments: int
+    capacity: int
+
+
+class SegmentQueue:
+    """The complete segments of a set of rings of one layout; every method belongs to the learner's thread.
+
+    Actors go on writing meanwhile: `poll` reads each ring's `published` once (acquire) and nothing at or beyond it is
+    touched until the next `poll`, except the observation that stands at `published`.
+
+    Args:
+        rings: at least one; all of one layout.
+        length: T, rows of a segment.
+
+    Attributes:
+        rings: the rings, in the order of their indices.
+        length: T.
+
+    Raises:
+        ValueError: no ring, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
+    """
+
+    def __init__(self, rings: Sequence[RingReader], *, length: int) -> None:
+        _check(rings, length)
+        self.rings = tuple(rings)
+        self.length = length
+        layout = self.rings[0].layout
+        self._num_slots = layout.num_slots
+        self._capacity = len(rings) * layout.num_slots * layout.num_envs
+        self._seen = np.zeros(len(rings), np.int64)
+        # Rows that are complete, taken, released; multiples of T.
+        self._complete, self._taken, self._released = (np.zeros(len(rings), np.int64) for _ in range(3))
+        self._arrivals: deque[int] = deque()  # ring of each ready segment, in order of arrival
+        self._steps: tuple[deque[int], ...] = tuple(deque() for _ in rings)  # env-steps of each, by ring
+        self._taken_segments = self._taken_steps = self._inserted_steps = self._copied_segments = 0
+
+    def poll(self) -> int:
+        """Take note of the segments completed since the last call; returns their env-steps, RESET rows excluded.
+
+        Between two calls nobody can tell which of two rings was first: the first new segment of every ring then goes
+        before the second of any, in ring order.
+
+        Raises:
+            RingCorrupt: a ring's `published` left what was granted.
+        """
+        steps = 0
+        new: list[tuple[int, int]] = []
+        for r, ring in enumerate(self.rings):
+            self._seen[r] = ring.published()
+            nth = 0
+            while self._complete[r] + self.length <= self._seen[r]:
+                steps += self._complete_one(r)
+                new.append((nth, r))
+                nth += 1
+        self._arrivals.extend(r for _, r in sorted(new))
+        self._inserted_steps += steps
+        return steps
+
+    def _complete_one(self, ring: int) -> int:
+        """Count the next segment of `ring` as complete; returns its env-steps."""
+        first = int(self._complete[ring])
+        flags, _ = self._rows(self.rings[ring].flags, first)
+        steps = int(np.count_nonzero((flags & RESET) == 0))
+        self._steps[ring].append(steps)
+        self._complete[ring] += self.length
+        return steps
+
+    @property
+    def ready(self) -> int:
+        """Segments that are complete and not taken."""
+        return len(self._arrivals)
+
+    @property
+    def each_ready(self) -> bool:
+        """Whether every ring has a segment that is complete and not taken."""
+        return all(self._steps)
+
+    def take(self, count: int) -> list[Segment]:
+        """The `count` segments that arrived first, whichever rings they are of, in order of arrival.
+
+        Raises:
+            ValueError: fewer are ready, or `count` is negative; nothing is taken.
+        """
+        if not 0 <= count <= len(self._arrivals):
+            raise ValueError(f"count must be between 0 and the {len(self._arrivals)} ready, got {count}")
+        return [self._take(self._arrivals.popleft()) for _ in range(count)]
+
+    def take_one_of_each(self) -> list[Segment]:
+        """The next segment of every ring, in ring order.
+
+        Raises:
+            ValueError: a ring has none; nothing is taken.
+        """
+        for r, waiting in enumerate(self._steps):
+            if not waiting:
+                raise ValueError(f"every ring must have a complete segment, got none in ring {r}")
+        for r in range(len(self.rings)):
+            self._arrivals.remove(r)  # the first of this ring: those of one ring stand in order
+        return [self._take(r) for r in range(len(self.rings))]
+
+    def _take(self, r: int) -> Segment:
+        ring, first = self.rings[r], int(self._taken[r])
+        obs, copied = self._rows(ring.obs, first)
+        self._taken[r] += self.length
+        self._taken_segments += 1
+        self._taken_steps += self._steps[r].popleft()
+        self._copied_segments += copied
+        return Segment(
+            ring=r,
+            first=first,
+            obs=obs,
+            last_obs=ring.obs[:, (first + self.length) & (self._num_slots - 1)],
+            action=self._rows(ring.action, first)[0],
+            reward=self._rows(ring.reward, first)[0],
+            flags=self._rows(ring.flags, first)[0],
+            version=self._rows(ring.version[np.newaxis], first)[0][0],
+            extras={name: self._rows(values, first)[0] for name, values in ring.extras.items()},
+            weight=np.ones(self.length, np.float32),
+            staleness=np.zeros(self.length, np.int64),
+        )
+
+    def _rows(self, array: NDArray[Any], first: int) -> tuple[NDArray[Any], bool]:
+        """Rows `[first, first + T)` of `[E, S, ...]` and whether they are a copy; a view where they do not wrap."""
+        start = first & (self._num_slots - 1)
+        beyond = start + self.length - self._num_slots
+        if beyond <= 0:
+            return array[:, start : start + self.length], False
+        return np.concatenate((array[:, start:], array[:, :beyond]), axis=1), True
+
+    def release(self, segment: Segment) -> None:
+        """Give up the rows of `segment`: they may be overwritten once granted, so it must not be read any more.
+
+        Raises:
+            ValueError: it was not taken, was released before, or an earlier one of its ring was not.
+        """
+        r = segment.ring
+        if not 0 <= r < len(self.rings):
+            raise ValueError(f"segment must be of one of {len(self.rings)} rings, got ring {r}")
+        released = int(self._released[r])
+        if released == self._taken[r]:
+            raise ValueError(f"segment must be taken and not released, got none of ring {r} in use")
+        if segment.first != released:
+            raise ValueError(
+                f"segments of a ring must be released in order, the next of ring {r} starts at row {released}, "
+                f"got {segment.first}"
+            )
+        self._released[r] += self.length
+
+    @property
+    def released(self) -> NDArray[np.int64]:
+        """`[N]` rows of each ring that were released, multiples of T; a copy."""
+        return self._released.copy()
+
+    def grant(self, ring: int, position: int) -> None:
+        """Let the actor write rows below `position`, over released rows only.
+
+        Call `RingReader.take_waiting` afterwards.
+
+        Raises:
+            ValueError: the position moves back, or would overwrite rows that are not released.
+        """
+        most = int(self._released[ring]) + self._num_slots
+        if position > most:
+            raise ValueError(f"position must be at most released + num_slots = {most}, got {position}")
+        self.rings[ring].grant(position)
+
+    def published_rows(self) -> NDArray[np.int64]:
+        """`[N]` rows of each ring that were published at the last `poll`, a copy."""
+        return self._seen.copy()
+
+    def next_wake(self) -> NDArray[np.int64]:
+        """`[N]` position of each ring at which its next incomplete segment will be complete; for `wake_at`."""
+        return self._complete + self.length
+
+    def statistics(self) -> SegmentStatistics:
+        """The queue at this moment."""
+        return SegmentStatistics(
+            ready=self.ready,
+            taken_segments=self._taken_segments,
+            taken_steps=self._taken_steps,
+            inserted_steps=self._inserted_steps,
+            copied_segments=self._copied_segments,
+            capacity=self._capacity,
+        )
+
+
+def _check(rings: Sequence[RingReader], length: int) -> None:
+    if not rings:
+        raise ValueError("rings must hold at least one ring, got none")
+    for i, ring in enumerate(rings):
+        if ring.layout != rings[0].layout:
+            raise ValueError(f"rings must have one layout, got another in ring {i}")
+    if length < 1:
+        raise ValueError(f"length must be at least 1 row, got {length}")
+    if (slots := rings[0].num_slots) < length + 1:
+        raise ValueError(
+            f"num_slots must be at least length + 1 = {length + 1} (the observation after a segment), got {slots}"
+        )

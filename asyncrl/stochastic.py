@@ -1,0 +1,269 @@
+"""How a stochastic policy acts: NumPy and numba kernels, never torch, so that actors stay light.
+
+`ActorLayout` says where every number lies in the flat block that travels through the weight mailbox: the policy's
+network, the log standard deviations of a Gaussian and the statistics that observations are normalised with. The
+learner's half (`algorithms/actor_critic.py`, `distributions.py`) reads the same record. `StochasticPolicy` draws
+actions and stamps every row with the log probability under which it was drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
+from asyncrl.stochastic_kernels import actor_forward, add_squashing, draw_choices, draw_gaussian
+
+OBSERVATION_CLIP = 10.0
+"""Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
+
+
+@dataclass(frozen=True)
+class ActorLayout:
+    """Shape of a policy network and the order of its numbers in a flat float32 block.
+
+    The block is `[network][log_std][obs_mean][obs_scale]`. The network is laid out as `policies.QLayout` lays out
+    its own: a hidden layer is a row-major block `[inputs + 1, outputs]`, its last row the bias; the head is a block
+    `[outputs, inputs + 1]`, its last column the bias; blocks follow one another without gaps.
+
+    Attributes:
+        inputs: values of one flattened observation.
+        hidden: widths of the hidden layers.
+        action: what is acted with; decides what the network's outputs are.
+        activation: between the layers.
+        squashed: a Gaussian's draw goes through tanh and is scaled to the box; needs finite bounds.
+        normalized: observations are normalised by the statistics in the block.
+    """
+
+    inputs: int
+    hidden: tuple[int, ...]
+    action: ActionSpec
+    activation: Literal["tanh", "relu"] = "tanh"
+    squashed: bool = False
+    normalized: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ("tanh", "relu"):
+            raise ValueError(f"activation must be 'tanh' or 'relu', got {self.activation!r}")
+        if not self.squashed:
+            return
+        if not isinstance(self.action, BoxAction):
+            raise ValueError(f"squashed needs a Box action, got {type(self.action).__name__}")
+        if not np.isfinite([*self.action.low, *self.action.high]).all():
+            raise ValueError(
+                f"squashed needs finite bounds, got low {self.action.low} and high {self.action.high}"
+            )
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether actions are real numbers drawn from a Gaussian (a Box), rather than choices."""
+        return isinstance(self.action, BoxAction)
+
+    @property
+    def action_values(self) -> int:
+        """d, real numbers of one action; 0 where actions are choices."""
+        return math.prod(self.action.shape) if isinstance(self.action, BoxAction) else 0
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Among how many each component of an action is chosen; empty for a Gaussian."""
+        if isinstance(self.action, DiscreteAction):
+            return (self.action.n,)
+        return self.action.nvec if isinstance(self.action, MultiDiscreteAction) else ()
+
+    @property
+    def outputs(self) -> int:
+        """Values of the head: logits of all components one after the other, or the Gaussian's d means."""
+        return self.action_values if self.gaussian else sum(self.choices)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths from the input to the head."""
+        return (self.inputs, *self.hidden, self.outputs)
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Shape of each layer's block."""
+        sizes = self.sizes
+        hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
+        return (*hidden, (sizes[-1], sizes[-2] + 1))
+
+    @property
+    def network_count(self) -> int:
+        """Numbers of the network, which stand first."""
+        return sum(rows * columns for rows, columns in self.blocks)
+
+    @property
+    def log_std(self) -> slice:
+        """Where the d log standard deviations stand; an empty slice unless Gaussian."""
+        return slice(self.network_count, self.network_count + self.action_values)
+
+    @property
+    def obs_mean(self) -> slice:
+        """Where the mean of each observed value stands; an empty slice unless normalised."""
+        start = self.log_std.stop
+        return slice(start, start + (self.inputs if self.normalized else 0))
+
+    @property
+    def obs_scale(self) -> slice:
+        """Where one over the standard deviation of each observed value stands; empty unless normalised."""
+        start = self.obs_mean.stop
+        return slice(start, start + (self.inputs if self.normalized else 0))
+
+    @property
+    def weight_count(self) -> int:
+        """Length of the flat block."""
+        return int(self.obs_scale.stop)
+
+
+def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
+    """What a row carries: `log_prob` (behaviour log probability), and a squashed Gaussian's `latent` `[d]` draw."""
+    log_prob = FieldSpec("log_prob", (), "float32")
+    return (
+        (log_prob, FieldSpec("latent", (layout.action_values,), "float32"))
+        if layout.squashed
+        else (log_prob,)
+    )
+
+
+class StochasticPolicy:
+    """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.core.Policy`.
+
+    All streams act alike, so any number of rows may be asked for. One copy is used from one thread. It pickles with
+    its weights; buffers that depend on the number of rows are made anew on the other side.
+
+    Choices are drawn from the softmax of the logits, each component for itself. A Gaussian's draw is returned as it
+    fell, outside of the box too: `log_prob` is that of the draw, and whoever steps the environment clips.
+
+    Args:
+        spec: the environment.
+        layout: shape of the network, made for this environment.
+
+    Raises:
+        ValueError: `layout` was made for other observations or actions.
+    """
+
+    def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
+        inputs = math.prod(spec.observation_shape)
+        if layout.inputs != inputs:
+            raise ValueError(
+                f"layout.inputs must be {inputs}, the values of one observation, got {layout.inputs}"
+            )
+        if layout.action != spec.action:
+            raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
+        self.layout = layout
+        self.weight_count = layout.weight_count
+        self._shape = spec.action.shape
+        self._weights = np.zeros(self.weight_count, np.float32)
+        self._sizes = np.array(layout.sizes, np.int64)
+        self._choices = np.array(layout.choices, np.int64)
+        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+        self._relu = layout.activation == "relu"
+        self._exploration = 1.0 if layout.gaussian else 1.0 - float(np.mean(1.0 / self._choices))
+        self._gaussian, self._squashed, self._normalized = layout.gaussian, layout.squashed, layout.normalized
+        self._log_std, self._obs_mean, self._obs_scale = layout.log_std, layout.obs_mean, layout.obs_scale
+        self._std = np.empty(layout.action_values, np.float64)
+        if isinstance(layout.action, BoxAction):
+            self._low, self._high = (np.array(v, np.float32) for v in (layout.action.low, layout.action.high))
+        self._x = np.empty((0, layout.inputs), np.float32)
+        self._scratch = np.empty((0, 0, 1), np.float32)
+        self._out = np.empty((0, layout.outputs), np.float32)
+
+    @property
+    def exploration_rate(self) -> float:
+        """At the last `act`: mean probability of not taking the likeliest choice; for a Gaussian the mean std."""
+        return self._exploration
+
+    def assign_streams(self, first: int, count: int, total: int) -> None:
+        """Nothing to do: all streams act alike."""
+
+    def load_weights(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` `[weight_count]` in.
+
+        Raises:
+            ValueError: if the length is another.
+        """
+        if weights.shape != (self.weight_count,):
+            raise ValueError(f"weights must have shape ({self.weight_count},), got {weights.shape}")
+        np.copyto(self._weights, weights)
+        if self._gaussian:
+            self._exploration = float(np.exp(self._weights[self._log_std]).mean())
+
+    def outputs(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Logits or means `[E, layout.outputs]` of `obs` `[E, *obs_shape]`; overwritten by the next call."""
+        rows = obs.shape[0]
+        if self._x.shape[0] != rows:
+            layout = self.layout
+            self._x = np.empty((rows, layout.inputs), np.float32)
+            self._scratch = np.empty((2, rows, max(layout.sizes)), np.float32)
+            self._out = np.empty((rows, layout.outputs), np.float32)
+        self._observe(obs.reshape(rows, -1))
+        actor_forward(self._x, self._weights, self._sizes, self._relu, self._scratch, self._out)
+        return self._out
+
+    def _observe(self, flat: NDArray[Any]) -> None:
+        """Fill `_x` with the network's input: scaled bytes, normalised values, or the values as they are."""
+        x = self._x
+        if self._normalized:
+            np.subtract(flat, self._weights[self._obs_mean], out=x, casting="same_kind")
+            x *= self._weights[self._obs_scale]
+            np.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=x)
+        elif self._scale is not None:
+            np.multiply(flat, self._scale, out=x)
+        else:
+            np.copyto(x, flat, casting="same_kind")
+
+    def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """The likeliest action `[E, *act_shape]` of each observation: first best choices, or the mean.
+
+        A squashed Gaussian's is tanh of the mean, scaled to the box (its median, not its mode).
+        """
+        out, rows = self.outputs(obs), obs.shape[0]
+        if self._squashed:
+            return self._to_box(out)
+        if self._gaussian:
+            return out.reshape(rows, *self._shape).copy()
+        ends = np.cumsum(self._choices)
+        parts = [out[:, end - n : end].argmax(axis=1) for n, end in zip(self._choices, ends, strict=True)]
+        return np.stack(parts, axis=1).reshape(rows, *self._shape)
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[Any], Mapping[str, NDArray[Any]]]:
+        """Draw actions `[E, *act_shape]`, and `log_prob` `[E]` (and `latent` `[E, d]`); see `Policy.act`.
+
+        The arrays are fresh. The log probability of a squashed Gaussian is that of `tanh(latent)`, without the
+        constant of the box's size.
+        """
+        out, rows = self.outputs(obs), obs.shape[0]
+        log_prob = np.empty(rows, np.float32)
+        if not self._gaussian:
+            choices = len(self._choices)
+            action = np.empty((rows, choices), np.int64)
+            self._exploration = draw_choices(
+                out, self._choices, rng.random((rows, choices)), action, log_prob
+            )
+            return action.reshape(rows, *self._shape), {"log_prob": log_prob}
+        draw = rng.standard_normal(out.shape, np.float32)
+        draw_gaussian(out, self._weights[self._log_std], self._std, draw, log_prob)
+        if not self._squashed:
+            return draw.reshape(rows, *self._shape), {"log_prob": log_prob}
+        add_squashing(draw, log_prob)
+        return self._to_box(draw), {"log_prob": log_prob, "latent": draw}
+
+    def _to_box(self, latent: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`low + (tanh(latent) + 1) / 2 * (high - low)` in float32, never outside of the box."""
+        share = (np.tanh(latent) + np.float32(1)) * np.float32(0.5)
+        action: NDArray[np.float32] = self._low * (1 - share) + self._high * share
+        np.clip(action, self._low, self._high, out=action)
+        return action.reshape(latent.shape[0], *self._shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("_x", "_scratch", "_out")
+        return {name: value[:0] if name in names else value for name, value in self.__dict__.items()}

@@ -1,0 +1,178 @@
+"""What a stochastic policy computes per row, as numba kernels: its network, its draws and their log probabilities.
+
+Each is compiled when the module is imported, or loaded from numba's disk cache. The caller validates.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+# tanh as an odd rational function of degree 13 over 6 between the points where it rounds to one (the minimax fit of
+# Eigen's `ptanh`): no branch and no call, so that a loop over it becomes vector instructions.
+_TANH_END = np.float32(7.90531110763549805)
+_P1, _P3, _P5, _P7, _P9, _P11, _P13 = (
+    np.float32(c)
+    for c in (
+        *(4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 5.12229709037114e-08),
+        *(-8.60467152213735e-11, 2.00018790482477e-13, -2.76076847742355e-16),
+    )
+)
+_Q0, _Q2, _Q4, _Q6 = (
+    np.float32(c)
+    for c in (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+)
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_2 = math.log(2.0)
+
+
+@njit(["void(float32[::1])"], cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def tanh_in_place(y):  # type: ignore[no-untyped-def]
+    """Tanh of every value of `y` `[n]`; absolute error below 5e-7."""
+    for j in range(y.shape[0]):
+        x = min(max(y[j], -_TANH_END), _TANH_END)
+        s = x * x
+        p = _P1 + s * (_P3 + s * (_P5 + s * (_P7 + s * (_P9 + s * (_P11 + s * _P13)))))
+        y[j] = x * p / (_Q0 + s * (_Q2 + s * (_Q4 + s * _Q6)))
+
+
+@njit(
+    ["void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract"},
+)
+def actor_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
+    """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
+
+    As `policies.mlp_forward`, with a choice of activation.
+    """
+    start = 0
+    last = sizes.shape[0] - 2
+    source = x
+    for layer in range(last):
+        n_in, n_out = sizes[layer], sizes[layer + 1]
+        w = flat[start : start + (n_in + 1) * n_out].reshape((n_in + 1, n_out))
+        start += (n_in + 1) * n_out
+        target = scratch[layer % 2]
+        for r in range(x.shape[0]):
+            y = target[r, :n_out]
+            y[:] = w[n_in]
+            k = 0
+            while k + 4 <= n_in:
+                a, b, c, d = source[r, k], source[r, k + 1], source[r, k + 2], source[r, k + 3]
+                for j in range(n_out):
+                    y[j] += a * w[k, j] + b * w[k + 1, j] + c * w[k + 2, j] + d * w[k + 3, j]
+                k += 4
+            while k < n_in:
+                a = source[r, k]
+                for j in range(n_out):
+                    y[j] += a * w[k, j]
+                k += 1
+            if relu:
+                for j in range(n_out):
+                    y[j] = max(y[j], np.float32(0.0))
+            else:
+                tanh_in_place(y)
+        source = target
+    n_in, n_out = sizes[last], sizes[last + 1]
+    w = flat[start : start + n_out * (n_in + 1)].reshape((n_out, n_in + 1))
+    for r in range(x.shape[0]):
+        for j in range(n_out):
+            total = w[j, n_in]
+            for k in range(n_in):
+                total += source[r, k] * w[j, k]
+            out[r, j] = total
+
+
+@njit(
+    ["float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no-untyped-def]
+    """Draw component c of row r by the inverse of its distribution function at `uniform[r, c]`.
+
+    Args:
+        logits: `[R, sum(choices)]`.
+        choices: `[C]`, among how many each component is chosen.
+        uniform: `[R, C]` in [0, 1).
+        action: `[R, C]`, filled.
+        log_prob: `[R]`, filled: the sum over the components of `logit - log sum exp logits`.
+
+    Returns:
+        Mean probability over rows and components of another choice than the likeliest.
+    """
+    likeliest = 0.0
+    for r in range(logits.shape[0]):
+        row_log_prob, first = 0.0, 0
+        for c in range(choices.shape[0]):
+            n = choices[c]
+            largest = logits[r, first]
+            for j in range(1, n):
+                largest = max(largest, logits[r, first + j])
+            total = 0.0
+            for j in range(n):
+                total += math.exp(logits[r, first + j] - largest)
+            threshold = uniform[r, c] * total
+            chosen, below = 0, math.exp(logits[r, first] - largest)
+            while below <= threshold and chosen < n - 1:
+                chosen += 1
+                below += math.exp(logits[r, first + chosen] - largest)
+            action[r, c] = chosen
+            row_log_prob += np.float64(logits[r, first + chosen]) - largest - math.log(total)
+            likeliest += 1.0 / total
+            first += n
+        log_prob[r] = row_log_prob
+    return 1.0 - likeliest / (logits.shape[0] * choices.shape[0])
+
+
+@njit(
+    ["void(float32[:, ::1], float32[::1], float64[::1], float32[:, ::1], float32[::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyped-def]
+    """Turn standard normal `draw` `[R, d]` into `mean + exp(log_std) * draw` and fill `log_prob` `[R]`.
+
+    The log density is that of the rounded number which the row will hold, for that is what the learner sees.
+    `stds` `[d]` is scratch.
+    """
+    constant = 0.0
+    for i in range(log_std.shape[0]):
+        constant += log_std[i] + _LOG_SQRT_2PI
+        stds[i] = math.exp(np.float64(log_std[i]))
+    for r in range(mean.shape[0]):
+        squares = 0.0
+        for i in range(log_std.shape[0]):
+            std = stds[i]
+            draw[r, i] = mean[r, i] + std * draw[r, i]
+            z = (np.float64(draw[r, i]) - mean[r, i]) / std
+            squares += z * z
+        log_prob[r] = -0.5 * squares - constant
+
+
+@njit(
+    ["void(float32[:, ::1], float32[::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def add_squashing(latent, log_prob):  # type: ignore[no-untyped-def]
+    """Subtract `sum_i log(1 - tanh(u_i)^2)` of `latent` `[R, d]` from `log_prob` `[R]`.
+
+    In the form `2 (log 2 - u - softplus(-2 u))` at `|u|` (it is even), which never takes the logarithm of a
+    difference that has cancelled. The constant scale of the box, `sum log((high - low) / 2)`, is left out on both
+    sides: it drops out of every ratio and gradient.
+    """
+    for r in range(latent.shape[0]):
+        total = 0.0
+        for i in range(latent.shape[1]):
+            u = abs(np.float64(latent[r, i]))
+            total += 2.0 * (_LOG_2 - u - math.log1p(math.exp(-2.0 * u)))
+        log_prob[r] -= total

@@ -1,0 +1,185 @@
+"""Runs until a target, on either clock, in fresh processes or in this one, and the figures they add up to.
+
+    greedy      a mean of the target over 100 greedy episodes, played after a first hint; training stands still then
+    training    a mean of the target over the last 100 training episodes of all actors: TianJi's and XingTian's metric
+
+A run has one clock, because it stops at its target. Times are `train_seconds` of the stop: from the first environment
+step on, pauses for evaluations excluded, start-up excluded (it is reported beside them). A run that does not get there
+counts with its time limit, and `<key>_reached` says how many did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import FOLDER, Report
+
+# Set here as well, and before torch is imported: some scripts run the trainer in their own process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+CLOCKS = ("greedy", "training")
+STOPPED_BY = {"greedy": "target_return", "training": "target_training_return"}
+NO_EVALUATION = 1e6
+"""Seconds between evaluations of a run that needs none; its last weights are evaluated when it has ended."""
+START_SECONDS = 4.0
+"""What a process costs beside its training, for the estimate that is printed."""
+
+Summary = dict[str, Any]
+
+
+def flags(description: str | None, items: Sequence[str], seeds: int = 5) -> argparse.ArgumentParser:
+    """A parser of the flags that the scripts share, for `parse`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=seeds, help="seeds 0 .. N-1")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed: whether it runs, not what it measures"
+    )
+    parser.add_argument("--only", metavar="ITEM", help=f"comma-separated items out of: {', '.join(items)}")
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser, name: str, items: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """The flags, with `items` that were chosen and `name` of the result file; and what no flag was found for.
+
+    A result of some items only has their names in its own, and a quick one "quick", so that neither takes the place of
+    the whole.
+    """
+    parsed, rest = parser.parse_known_args()
+    parsed.items = parsed.only.split(",") if parsed.only else list(items)
+    unknown = set(parsed.items) - set(items)
+    if unknown:
+        parser.error(f"--only names no item: {', '.join(sorted(unknown))}; there are {', '.join(items)}")
+    parsed.name = name if parsed.items == list(items) else "_".join([name, *parsed.items])
+    if parsed.quick:
+        parsed.seeds = 1
+        parsed.name += "_quick"
+    return parsed, rest
+
+
+def announce(runs: int, seconds: float) -> None:
+    """Say beforehand how long it may take: `runs` runs of at most `seconds` of training each."""
+    most = runs * (seconds + START_SECONDS)
+    print(f"{runs} runs of at most {seconds:g} s, {most / 60:.1f} min at most", flush=True)
+
+
+def command(
+    env: str, algo: str, seed: int, clock: str, target: float, limit: float, options: Sequence[str] = ()
+) -> Summary:
+    """`summary.json` of one run of the command line in a fresh process; `process_seconds` is its whole life."""
+    flag = "--target-return" if clock == "greedy" else "--target-training-return"
+    rules = [flag, str(target), "--max-seconds", str(limit)]
+    if clock == "training":
+        rules += ["--eval-interval-seconds", str(NO_EVALUATION)]
+    return cli(env, algo, seed, [*rules, *options], patience_seconds=limit + 120)
+
+
+def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds: float) -> Summary:
+    """`summary.json` of `asyncrl train` with these options, in a fresh process without a page."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "asyncrl", "train", env, "--algo", algo, "--seed", str(seed)]
+        line += ["--http", "off", "--run-dir", f"{folder}/run", *options]
+        started = time.perf_counter()
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL, timeout=patience_seconds)
+        seconds = time.perf_counter() - started
+        summary: Summary = json.loads(Path(folder, "run", "summary.json").read_text())
+        return {**summary, "process_seconds": seconds}
+
+
+def peer(script: str, options: Sequence[str], python: str, patience_seconds: float = 600) -> Summary:
+    """What the last line that `peers/<script>` prints says, run by `python` in a fresh process."""
+    line = [python, str(FOLDER / "peers" / script), *options]
+    done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=patience_seconds)
+    result: Summary = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def learn(
+    env: Any, algorithm: Any, seed: int, clock: str, target: float, limit: float, **options: Any
+) -> Summary:
+    """The summary of one run in this process: for environments and cores that a command line cannot name."""
+    from asyncrl import Trainer
+
+    rules = {"target_return": target} if clock == "greedy" else {"target_training_return": target}
+    if clock == "training":
+        options["eval_interval_seconds"] = NO_EVALUATION
+    settings = {"http": "off", **options, **rules}
+    return Trainer(env, algorithm, seed=seed, **settings).learn(max_seconds=limit).summary
+
+
+def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: Any) -> float:
+    """Environment steps/s of a run in this process between two looks at its counters, after its first updates."""
+    from asyncrl import Trainer
+
+    settings = {
+        "http": "off",
+        "report_interval_seconds": 0.1,
+        **options,
+        "eval_interval_seconds": NO_EVALUATION,
+    }
+    with Trainer(env, algorithm, seed=seed, **settings) as trainer:
+        trainer.start()
+        while (first := trainer.snapshot()) is None or first.updates < 1:
+            if trainer.done:
+                raise RuntimeError("the run ended before it was measured")
+            time.sleep(0.02)
+        time.sleep(seconds)
+        last = trainer.snapshot()
+        assert last is not None
+        return (last.env_steps - first.env_steps) / (last.wall_seconds - first.wall_seconds)
+
+
+def reached(summary: Summary, clock: str) -> bool:
+    """Whether the run got to its target."""
+    return bool(summary["stop_reason"] == STOPPED_BY[clock])
+
+
+def seconds_to_target(summary: Summary, clock: str, limit: float) -> float:
+    """Training seconds at which the run stopped at its target, or its limit."""
+    return float(summary["train_seconds"]) if reached(summary, clock) else limit
+
+
+def add_clock(
+    report: Report, key: str, runs: Sequence[Summary], clock: str, limit: float, goal: str | None = None
+) -> float:
+    """Figures of runs of one clock under `<key>_<clock>_...`; returns the median seconds to the target."""
+    name = f"{key}_{clock}"
+    report.note(f"{name}_reached", f"{sum(reached(r, clock) for r in runs)} of {len(runs)}")
+    seconds = [seconds_to_target(r, clock, limit) for r in runs]
+    median = report.add(f"{name}_train_seconds", seconds, "s", goal)
+    report.add(f"{name}_startup_seconds", [r["startup_seconds"] for r in runs], "s")
+    report.add(f"{name}_env_steps", [r["env_steps"] for r in runs], "steps")
+    report.add(f"{name}_env_steps_per_second", [r["env_steps_per_second"] for r in runs], "steps/s")
+    for label, value in (("greedy", "eval"), ("training", "episodes")):
+        returns = [r["eval"]["return_mean"] if value == "eval" else r["episodes_return_mean"] for r in runs]
+        if None not in returns:
+            report.add(f"{name}_final_{label}_return", returns, "")
+    return median
+
+
+def line(summary: Summary) -> str:
+    """One run in words."""
+    greedy = summary["eval"]["return_mean"]
+    training = summary["episodes_return_mean"]
+    return (
+        f"{summary['stop_reason']}, train {summary['train_seconds']:.2f} s, "
+        f"start-up {summary['startup_seconds']:.2f} s, {summary['env_steps']:,} steps, "
+        f"{summary['updates']:,} updates, greedy {_word(greedy)}, training {_word(training)}"
+    )
+
+
+def _word(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
