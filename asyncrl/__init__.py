@@ -14,20 +14,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncrl.algorithms.a2c import A2C
     from asyncrl.algorithms.dqn import DQN
+    from asyncrl.algorithms.impala import IMPALA
+    from asyncrl.algorithms.ppo import PPO
     from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.metrics import EvaluationResult, Snapshot
-    from asyncrl.trainer import Trainer, TrainResult, train
+    from asyncrl.trainer import Trainer, train
+    from asyncrl.trainer_options import TrainResult
     from asyncrl.version import __version__
 
 _HOMES = {
+    "A2C": "asyncrl.algorithms.a2c",
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
     "DQN": "asyncrl.algorithms.dqn",
     "EvaluationResult": "asyncrl.metrics",
+    "IMPALA": "asyncrl.algorithms.impala",
+    "PPO": "asyncrl.algorithms.ppo",
     "Snapshot": "asyncrl.metrics",
-    "TrainResult": "asyncrl.trainer",
+    "TrainResult": "asyncrl.trainer_options",
     "Trainer": "asyncrl.trainer",
     "TrainerConfig": "asyncrl.config",
     "__version__": "asyncrl.version",
@@ -35,7 +42,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "A2C",
     "DQN",
+    "IMPALA",
+    "PPO",
     "AsyncRLError",
     "AsyncRLWarning",
     "EvaluationResult",

@@ -13,8 +13,8 @@ actor by not getting a grant (`RingReader.grant`); nobody drops anything to keep
 Replay may train on a step any number of times, so only an error band holds both sides together: this module. A segment
 is trained on a fixed number of times (with I0 = 0), so the lower bound is exact (but for further epochs where an
 algorithm is told to make them while it waits, and which the cursor shows), and the upper one is a number of credits:
-`segment_balance.py`. What is dropped as too stale, or left out by an early stop, was produced and is never consumed: the
-cursor keeps it.
+`segment_balance.py`. What is dropped as too stale, or left out by an early stop, was produced and is never consumed:
+the cursor keeps it.
 
 The formulas of both are ours. The idea of matching production and consumption is TianJi's (arXiv 2502.20190), which
 states it for its data flow; its released code leaves it to static sizes of queues and batches and never throttles

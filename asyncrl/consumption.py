@@ -62,7 +62,7 @@ class Consumption(Protocol):
         ...
 
     def beat(self) -> bool:
-        """Take in what is new, let actors go on, learn for `BEAT_SECONDS`; False where there is nothing to learn from."""
+        """Take in what is new, let actors go on, learn for `BEAT_SECONDS`; False where there is nothing to do."""
         ...
 
     def end_burst(self) -> None:

@@ -17,11 +17,10 @@ import contextlib
 import dataclasses
 import gc
 import os
-import pickle
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool, probe
-from asyncrl.assembly import choose_device, ring_layout, warn_of_too_many_threads
+from asyncrl.building import Blueprint, build, single_error
 from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
 from asyncrl.config_file import dump_config
@@ -40,16 +38,13 @@ from asyncrl.core import Algorithm
 from asyncrl.envs import EnvSource
 from asyncrl.errors import AsyncRLError, SamplesTooStale
 from asyncrl.evaluate import EvaluationPlan, EvaluationSchedule
-from asyncrl.learner import Learner, LearnerReport, LearnerThread
-from asyncrl.learner_parts import LearnerParts
+from asyncrl.learner import Learner, LearnerReport
 from asyncrl.metrics import EvaluationResult, Snapshot
 from asyncrl.policies import TrainedPolicy
 from asyncrl.report import Reporter, summarize
 from asyncrl.run_directory import RunDirectory, describe_run
 from asyncrl.saving import CheckpointSaver
 from asyncrl.server import RunServer, write_http_file
-from asyncrl.shm.doorbell import Doorbell
-from asyncrl.shm.weights import WeightMailbox
 from asyncrl.writers import RunWriters
 
 WATCH_SECONDS = 0.02
@@ -162,52 +157,21 @@ class Coordinator:
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         config, algorithm = self.config, self.algorithm
-        thread = LearnerThread(config.torch_threads)
-        stack.callback(thread.close)
         algorithm.check(spec)
-        policy = self._policy = algorithm.make_policy(spec)
-        device = choose_device(config.device, policy.weight_count)
-        warn_of_too_many_threads(config)
         self._write_options()
         if self._directory.path is not None:
             self._writers = RunWriters(self._directory.path)
-        layout = ring_layout(config, algorithm, spec)
-        doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
-        stack.callback(doorbell.close)
-        stack.callback(mailbox.close)
-        policy_bytes = pickle.dumps(policy)
-        seeds = np.random.SeedSequence(config.seed).generate_state(3)
-        pool = self._pool = ActorPool(
-            self._server,
-            self.source,
-            layout,
-            policy_bytes,
-            num_actors=config.actors,
-            seed=int(seeds[0]),
-            mailbox=mailbox,
-            doorbell=doorbell,
-            step_timeout_seconds=config.step_timeout_seconds,
-            max_restarts=config.max_restarts,
-            log_dir=self._directory.actor_logs,
-            on_failure=self.fail,
-            on_death=lambda _: self._learner.data_arrived() if self._learner else None,
-        )
-        stack.push_async_callback(pool.close)
-        evaluator = RemoteEvaluator(self._server, self.source, spec, policy_bytes, seed=int(seeds[1]))
-        stack.push_async_callback(evaluator.close)
-        with _single_error():
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pool.start(), name="start-actors")
-                core = tasks.create_task(
-                    thread.call(lambda: algorithm.make_core(spec, device, int(seeds[2]))),
-                    name="build-network",
-                )
-        parts = LearnerParts(
-            config, algorithm, spec, device, core.result(), pool.rings, mailbox, doorbell, thread, pool.wake,
-            self._directory.path,
-        )  # fmt: skip
-        learner = self._learner = parts.learner()
-        self._reporter.replay_capacity = layout.num_slots * layout.num_envs * config.actors
+        with single_error():
+            parts = await build(
+                Blueprint(config, algorithm, self.source, spec, self._directory, self._server),
+                stack,
+                on_failure=self.fail,
+                on_death=lambda: self._learner.data_arrived() if self._learner else None,
+                on_pool=self._see_pool,
+            )
+        learner = self._learner = parts.learner
+        self._policy = parts.policy
+        self._reporter.replay_capacity = parts.capacity_steps
         plan = EvaluationPlan(
             config.eval_interval_seconds,
             config.eval_episodes,
@@ -215,9 +179,21 @@ class Coordinator:
             config.target_eval_episodes,
         )
         self._saver = CheckpointSaver(
-            config, algorithm, spec, self._directory, learner, self._clock, lambda: self._reporter.episodes.count
+            config,
+            algorithm,
+            spec,
+            self._directory,
+            learner,
+            self._clock,
+            lambda: self._reporter.episodes.count,
         )
-        self._schedule = EvaluationSchedule(plan, evaluator, learner, self._clock, self._saver.save_best)
+        self._schedule = EvaluationSchedule(
+            plan, parts.evaluator, learner, self._clock, self._saver.save_best
+        )
+
+    def _see_pool(self, pool: ActorPool) -> None:
+        """Actors are shown while they start."""
+        self._pool = pool
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http == "off":
@@ -246,7 +222,7 @@ class Coordinator:
         assert self._learner is not None and self._schedule is not None and self._saver is not None
         learner = self._learner
         self._state = "training"
-        with _single_error():
+        with single_error():
             async with asyncio.TaskGroup() as tasks:
                 learning = tasks.create_task(self._learn(learner), name="learner")
                 background = [
@@ -384,15 +360,3 @@ class Coordinator:
     async def _save_latest(self) -> str:
         """Checkpoint the learner now; returns the file's path, or "" where there is none to write."""
         return await self._saver.save_latest(self._final_weights) if self._saver is not None else ""
-
-
-@contextlib.contextmanager
-def _single_error() -> Iterator[None]:
-    """A task group's errors leave as the first of them, whose traceback says the rest."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from error.__cause__

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import GPUOutOfMemory, TrainingDiverged
 
+DeviceFull = torch.cuda.OutOfMemoryError
+"""What torch raises; to be caught without importing torch."""
+
 
 class Divergence:
     """Remembers the last finite loss, and makes the error of ASYNC022; learner thread only.

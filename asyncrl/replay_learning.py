@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.balance import Balance
 from asyncrl.consumption import BEAT_SECONDS, Consumed
 from asyncrl.core import Batch, LearnerCore
-from asyncrl.divergence import Divergence, out_of_gpu_memory
+from asyncrl.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.publication import Publisher
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.weights import WeightMailbox
@@ -172,7 +171,7 @@ class ReplayLearning:
         self._staleness.measure(self.publisher.version, batch.version, batch.staleness, batch.weight)
         try:
             result = self.core.update(batch)
-        except torch.cuda.OutOfMemoryError as error:
+        except DeviceFull as error:
             raise out_of_gpu_memory(batch_size=batch.size) from error
         self.updates += 1
         self.publisher.unpublished = True

@@ -103,12 +103,12 @@ class SegmentBalance:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
-        self._room = _room(num_slots, length, num_rings, segments_per_batch)
         if discipline != "relaxed" and segments_per_batch != num_rings:
             raise ValueError(
                 f"segments_per_batch must be the number of actors, {num_rings}, with discipline={discipline!r}, "
                 f"got {segments_per_batch}: such a batch is one segment of every actor"
             )
+        self._room = _room(num_slots, length, num_rings, segments_per_batch)
         self._discipline = discipline
         self._rings, self._length, self._batch = num_rings, length, segments_per_batch
         self._steps_of_segment = length * envs_per_actor

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from asyncrl.consumption import BEAT_SECONDS, Consumed
 from asyncrl.core import Segment, SegmentCore
-from asyncrl.divergence import Divergence, out_of_gpu_memory
+from asyncrl.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.publication import Publisher
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
@@ -199,7 +198,7 @@ class SegmentLearning:
         progress = min(1.0, (self._trained_steps - steps) / total) if total else 0.0
         try:
             self.core.begin(batch, progress)
-        except torch.cuda.OutOfMemoryError as error:
+        except DeviceFull as error:
             raise out_of_gpu_memory(
                 segments_per_batch=len(batch), segment_length=self._queue.length
             ) from error

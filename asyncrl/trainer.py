@@ -14,21 +14,18 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.config import TrainerConfig
 from asyncrl.core import Algorithm
 from asyncrl.envs import EnvSource
-from asyncrl.errors import BlockingCallInLoop, ConfigurationError
-from asyncrl.metrics import EvaluationResult, Snapshot
+from asyncrl.errors import BlockingCallInLoop
+from asyncrl.metrics import Snapshot
 from asyncrl.notebook import LiveCard, live_card
-from asyncrl.options import near_miss, option_help
-from asyncrl.policies import TrainedPolicy
+from asyncrl.trainer_options import TrainResult, check_options, with_preset
 
 if TYPE_CHECKING:
     from asyncrl.coordinator import Coordinator, Outcome
@@ -40,25 +37,6 @@ except ImportError:  # Windows, or a platform without a wheel
 
 CLOSE_SECONDS = 10.0
 """How long closing waits for the run to take itself down before its processes are killed."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What training returns.
-
-    Attributes:
-        policy: acts with the run's final weights, or those that reached `target_return`.
-        evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
-        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"stopped"` or `"interrupted"`.
-        summary: the content of `summary.json`.
-        run_dir: where the files are, or None.
-    """
-
-    policy: TrainedPolicy
-    evaluation: EvaluationResult | None
-    stop_reason: str
-    summary: dict[str, Any]
-    run_dir: Path | None
 
 
 class Trainer:
@@ -91,8 +69,8 @@ class Trainer:
     ) -> None:
         source = EnvSource.from_user(env)
         if isinstance(algorithm, str):
-            algorithm, options = _preset(algorithm, source.name, options)
-        _check_options(options)
+            algorithm, options = with_preset(algorithm, source.name, options)
+        check_options(options)
         config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
         self._setup(config, algorithm, source, server)
 
@@ -387,24 +365,3 @@ def _loop_is_running() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
-    """The named algorithm's record and the run's options, tuned for `env` where nothing else was given."""
-    if name not in ALGORITHMS:
-        miss = near_miss(name, ALGORITHMS)
-        raise ConfigurationError(
-            f"no algorithm is called {name!r}",
-            facts={"algorithms": ", ".join(ALGORITHMS)},
-            fix=f"write {miss!r}" if miss else "choose one of these",
-        )
-    return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    known = option_help(TrainerConfig)
-    for name in options:
-        if name not in known:
-            miss = near_miss(name, known)
-            hint = f"; did you mean {miss}?" if miss else ""
-            raise TypeError(f"Trainer has no option {name!r}{hint}")

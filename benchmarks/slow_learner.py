@@ -1,4 +1,4 @@
-"""PPO with a learner that sleeps in every gradient step, or stands still while it is told to."""
+"""PPO and DQN with a learner that sleeps in every gradient step, or stands still while it is told to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
-from asyncrl import PPO
+from asyncrl import DQN, PPO
 from asyncrl.core import EnvSpec
 
 
@@ -43,6 +43,15 @@ class Watched:
             time.sleep(self._seconds)
         return bool(self._core.step())
 
+    def update(self, batch: Any) -> Any:
+        """The same for a core that learns from replay."""
+        Watched.gate.wait()
+        Watched.largest_staleness = max(Watched.largest_staleness, int(batch.staleness.max()))
+        Watched.rows += batch.size
+        if self._seconds > 0:
+            time.sleep(self._seconds)
+        return self._core.update(batch)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
@@ -57,4 +66,14 @@ class SlowPPO(PPO):
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> Any:
         """The core of PPO, watched."""
+        return Watched(super().make_core(spec, device, seed), self.step_seconds)
+
+
+class SlowDQN(DQN):
+    """DQN whose core is `Watched`."""
+
+    step_seconds: ClassVar[float] = 0.0
+
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> Any:
+        """The core of DQN, watched."""
         return Watched(super().make_core(spec, device, seed), self.step_seconds)

@@ -15,6 +15,7 @@ Runs are in this process, seed by seed in turn.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +28,6 @@ from slow_learner import SlowPPO
 from asyncrl import PPO
 
 ITEMS = ("learner", "actors")
-STEP_SECONDS = 0.001
 QUEUE_BATCHES = 16
 BOUND = 4
 CORRECTIONS = ("none", "power", "exponential", "importance")
@@ -38,21 +38,17 @@ SLOW_FACTOR = 10.0
 DISCIPLINES = ("relaxed", "lockstep", "synchronous")
 
 
-class Napping(SlowPPO):
-    """PPO whose learner is slow."""
-
-    step_seconds = STEP_SECONDS
-
-
 def main() -> None:
     """Measure and write results/staleness_segments.json."""
     parser = runs.flags(__doc__, ITEMS)
     parser.add_argument("--clock", choices=runs.CLOCKS, default="training", help="clock of the slow learner")
     parser.add_argument("--target", type=float, default=300.0, help="its target")
     parser.add_argument("--max-seconds", type=float, default=6.0, help="its limit")
+    parser.add_argument("--step-seconds", type=float, default=0.003, help="how long its gradient steps sleep")
     parser.add_argument("--seconds", type=float, default=3.0, help="measured of a run of slow actors")
     parsed, _ = runs.parse(parser, "staleness_segments", ITEMS)
     report = Report(parsed.name)
+    SlowPPO.step_seconds = parsed.step_seconds
     if "learner" in parsed.items:
         slow_learner(report, parsed.seeds, parsed.clock, parsed.target, parsed.max_seconds)
     if "actors" in parsed.items:
@@ -66,21 +62,21 @@ def slow_learner(report: Report, seeds: int, clock: str, target: float, limit: f
     runs.announce(seeds * len(cells), limit)
     report.note(
         "learner_settings",
-        f"every gradient step sleeps {STEP_SECONDS} s, queue_batches {QUEUE_BATCHES}, target {target:g} on the "
+        f"every gradient step sleeps {SlowPPO.step_seconds} s, queue_batches {QUEUE_BATCHES}, target {target:g} on the "
         f"{clock} clock, limit {limit:g} s",
     )
     results: dict[tuple[str, int | None], list[runs.Summary]] = {cell: [] for cell in cells}
     for seed in range(seeds):
         for cell in cells:
             correction, bound = cell
-            algorithm = Napping.preset(
+            algorithm = SlowPPO.preset(
                 "CartPole-v1",
                 staleness_correction=correction,
                 max_staleness=bound,
                 queue_batches=QUEUE_BATCHES,
                 discipline="relaxed",
             )
-            options = Napping.preset_options("CartPole-v1")
+            options = SlowPPO.preset_options("CartPole-v1")
             summary = runs.learn("CartPole-v1", algorithm, seed, clock, target, limit, **options)
             results[cell].append(summary)
             print(f"{correction} bound {bound} seed {seed}: {runs.line(summary)}", flush=True)
@@ -105,6 +101,8 @@ def slow_learner(report: Report, seeds: int, clock: str, target: float, limit: f
 def slow_actors(report: Report, seeds: int, seconds: float) -> None:
     """Throughput with all actors alike and with one slow, of each discipline."""
     runs.announce(2 * seeds * len(DISCIPLINES), seconds)
+    # More actors than cores is the point: they sleep.
+    warnings.filterwarnings("ignore", message=r"\[ASYNC021\]")
     report.note(
         "actors_settings",
         f"{ACTORS} actors of {ENVS} environments that sleep {DELAY_SECONDS} s a step, one {SLOW_FACTOR:g} times as "
@@ -131,7 +129,7 @@ def slow_actors(report: Report, seeds: int, seconds: float) -> None:
 
 
 def _rate(discipline: Any, one_slow: bool, seed: int, seconds: float) -> float:
-    algorithm = PPO(discipline=discipline, segment_length=LENGTH, queue_batches=2)
+    algorithm = PPO(discipline=discipline, segment_length=LENGTH, queue_batches=4)
     with tempfile.TemporaryDirectory() as folder:
         claim = str(Path(folder, "slow")) if one_slow else None
         factory = DelayedFactory("CartPole-v1", DELAY_SECONDS, slow_factor=SLOW_FACTOR, claim=claim)

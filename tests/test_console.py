@@ -86,6 +86,13 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
     assert "samples/insert 3.98/-" in line
 
 
+def test_the_line_names_the_target_of_the_training_clock() -> None:
+    line = readout(make_snapshot(training_target=300.0)).line()
+    assert "until return 475, until return/100 300 |" in line
+    assert "until return/100" not in readout(make_snapshot(discipline="relaxed")).line()
+    assert "| discipline relaxed," in readout(make_snapshot(discipline="relaxed")).line()
+
+
 def test_the_line_of_a_run_that_failed() -> None:
     failed = make_snapshot(state="failed", stop_reason="failed", error="[ASYNC002] actor 1\n  env: x")
     line = readout(failed).line()

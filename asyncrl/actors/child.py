@@ -113,14 +113,21 @@ class Child:
         return self.exited is not None
 
     async def end(self, *, patience_seconds: float = 0.5) -> None:
-        """End it: the socket is closed, which it should notice, and then it is killed. Idempotent."""
-        if self.pid and self.exited is None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_WR)
-            if not await self.wait(patience_seconds):
+        """End it: the socket is closed, which it should notice, and then it is killed. Idempotent.
+
+        A caller that is cancelled meanwhile (twice, where its task group ends by an error) leaves nothing either.
+        """
+        try:
+            if self.pid and self.exited is None:
+                with contextlib.suppress(OSError):
+                    self._channel.shutdown(socket.SHUT_WR)
+                if not await self.wait(patience_seconds):
+                    self.kill()
+                    await self.wait(1.0)
+        finally:
+            if self.pid and self.exited is None:
                 self.kill()
-                await self.wait(1.0)
-        self._close_files()
+            self._close_files()
 
     async def python_stack(self) -> str:
         """Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""

@@ -111,8 +111,16 @@ def test_next_life_goes_on_in_the_ring_with_other_seeds(benches: list[Bench]) ->
     assert actor_seeds(3, 1, 0, 4)[0] != actor_seeds(3, 1, 1, 4)[0]
 
 
+class Lives(fakes.SimpleEnv):
+    """Observes 100, 101, ... after its first reset, 200, 201, ... after the second."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 100 * (self.steps // 100 + 1)
+        return super().reset(seed=seed)
+
+
 def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benches: list[Bench]) -> None:
-    bench = make(benches, fakes.SimpleEnv, extra_fields=(FieldSpec("echo", (2,), "float32"),))
+    bench = make(benches, Lives, extra_fields=(FieldSpec("echo", (2,), "float32"),))
     bench.policy = fakes.EchoPolicy(num_actions=1)
     bench.mailbox.publish(np.ones(3, np.float32))
     bench.reader.grant(5)
@@ -131,7 +139,7 @@ def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benche
     ring.grant(8)
     while second.step():
         pass
-    assert ring.obs[:, :8, 0].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]] * 2
+    assert ring.obs[:, 1:8, 0].tolist() == [[101, 102, 103, 200, 201, 202, 203]] * 2
     assert ring.flags[:, :7].tolist() == [[0, 0, 0, RESET, 0, 0, 0]] * 2
     assert ring.reward[:, 3].tolist() == [0, 0] and ring.action[:, 3].tolist() == [0, 0]
     assert ring.extras["echo"][:, 3].tolist() == [[0, 0]] * 2
@@ -141,7 +149,7 @@ def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benche
 
 
 def test_life_that_published_nothing_leaves_no_reset_row(benches: list[Bench]) -> None:
-    bench = make(benches, fakes.SimpleEnv)
+    bench = make(benches, Lives)
     bench.mailbox.publish(np.ones(3, np.float32))
     bench.actor()
     bench.reader.grant(4)
@@ -149,7 +157,7 @@ def test_life_that_published_nothing_leaves_no_reset_row(benches: list[Bench]) -
     while second.step():
         pass
     assert bench.reader.flags[:, :3].tolist() == [[0, 0, 0]] * 2
-    assert bench.reader.obs[:, :4, 0].tolist() == [[0, 1, 2, 3]] * 2
+    assert bench.reader.obs[:, :4, 0].tolist() == [[200, 201, 202, 203]] * 2
 
 
 class Counted:

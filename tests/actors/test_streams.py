@@ -29,6 +29,7 @@ def play(streams: Streams, actions: np.ndarray[Any, Any], obs_shape: tuple[int, 
         assert streams.current == -1
         for i, flag in streams.step(row, obs[t + 1], rewards[t]):
             flags[t, i] = flag
+        assert np.array_equal(streams.newest, obs[t + 1]) and streams.newest.dtype == obs.dtype
     streams.close()
     return {"obs": obs, "rewards": rewards, "flags": flags}
 
@@ -250,6 +251,12 @@ def test_a_thousand_streams_of_a_native_vector_are_exact() -> None:
     assert seen > 100
     streams.close()
     twin.close()
+
+
+def test_double_observations_of_a_vector_are_read_as_they_are_stored() -> None:
+    spec = spec_of("double", fakes.DoubleSpace())
+    streams = VectorStreams(SyncVectorEnv([fakes.DoubleSpace] * 3), spec)
+    play(streams, np.zeros((3, 3), np.int64), spec.observation_shape)
 
 
 def test_rewards_and_flags_of_reset_rows_are_ours_whatever_a_vector_returns_there() -> None:

@@ -1,0 +1,115 @@
+"""PPO on real-valued actions: returns of Pendulum-v1 and HalfCheetah-v5, and steps/s against Stable-Baselines3's PPO.
+
+pendulum        fixed steps, then 100 greedy episodes (at least -250); and the seconds to -250 on both clocks
+cheetah         HalfCheetah-v5 until 2000 over 10 greedy episodes, at most 500,000 steps (needs the mujoco extra)
+throughput      both environments, two actors against Stable-Baselines3 with one environment, at the same rollout,
+                minibatch and passes, so that both do the same work for a step; runs alternate
+
+python benchmarks/continuous_ppo.py --peer-python /path/to/python/with/stable-baselines3
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import runs
+from harness import Report
+
+from asyncrl import PPO
+
+ITEMS = ("pendulum", "cheetah", "throughput")
+PENDULUM, CHEETAH = "Pendulum-v1", "HalfCheetah-v5"
+PENDULUM_TARGET, CHEETAH_TARGET = -250.0, 2000.0
+PENDULUM_STEPS, CHEETAH_STEPS = 150_000, 500_000
+OURS_STEPS, PEER_STEPS = 15_000, 2_048
+
+
+def main() -> None:
+    """Run everything and write results/continuous_ppo.json."""
+    parser = runs.flags(__doc__, ITEMS)
+    parser.add_argument("--max-seconds", type=float, default=60.0, help="limit of a run")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="interpreter that has stable-baselines3"
+    )
+    parsed, options = runs.parse(parser, "continuous_ppo", ITEMS)
+    report = Report(parsed.name, ["mujoco", "stable-baselines3"])
+    mujoco = importlib.util.find_spec("mujoco") is not None
+    if not mujoco:
+        report.note(CHEETAH, "left out: mujoco is not installed (pip install 'asyncrl[mujoco]')")
+    if "pendulum" in parsed.items:
+        pendulum(report, parsed.seeds, parsed.max_seconds, options)
+    if "cheetah" in parsed.items and mujoco:
+        cheetah(report, parsed.seeds, parsed.max_seconds, options)
+    if "throughput" in parsed.items:
+        for env in (PENDULUM, CHEETAH) if mujoco else (PENDULUM,):
+            throughput(report, env, parsed.seeds, parsed.peer_python, options)
+    report.write()
+
+
+def pendulum(report: Report, seeds: int, limit: float, options: list[str]) -> None:
+    """Fixed steps and both clocks."""
+    runs.announce(3 * seeds, 15.0)
+    fixed: list[runs.Summary] = []
+    clocks: dict[str, list[runs.Summary]] = {clock: [] for clock in runs.CLOCKS}
+    rules = ["--steps", str(PENDULUM_STEPS), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
+    for seed in range(seeds):
+        fixed.append(runs.cli(PENDULUM, "ppo", seed, [*rules, *options], limit + 120))
+        print(f"{PENDULUM} seed {seed} fixed: {runs.line(fixed[-1])}", flush=True)
+        for clock, summaries in clocks.items():
+            summaries.append(runs.command(PENDULUM, "ppo", seed, clock, PENDULUM_TARGET, limit, options))
+            print(f"{PENDULUM} seed {seed} {clock}: {runs.line(summaries[-1])}", flush=True)
+    goal = f"mean at least {PENDULUM_TARGET:g}"
+    returns = [s["eval"]["return_mean"] for s in fixed]
+    report.add("pendulum_fixed_steps_return", returns, "", goal)
+    report.add("pendulum_fixed_steps_return_mean_of_seeds", [sum(returns) / len(returns)], "", goal)
+    report.add("pendulum_fixed_steps_train_seconds", [s["train_seconds"] for s in fixed], "s")
+    report.note("pendulum_fixed_steps", PENDULUM_STEPS)
+    for clock, summaries in clocks.items():
+        runs.add_clock(report, "pendulum", summaries, clock, limit)
+
+
+def cheetah(report: Report, seeds: int, limit: float, options: list[str]) -> None:
+    """Until the target, within steps. Its episodes all have 1,000 steps, so 10 decide in place of 100."""
+    runs.announce(seeds, limit)
+    rules = ["--steps", str(CHEETAH_STEPS), "--eval-episodes", "5", "--target-eval-episodes", "10"]
+    summaries = []
+    for seed in range(seeds):
+        flags = [*rules, *options]
+        summaries.append(runs.command(CHEETAH, "ppo", seed, "greedy", CHEETAH_TARGET, limit, flags))
+        print(f"{CHEETAH} seed {seed}: {runs.line(summaries[-1])}", flush=True)
+    runs.add_clock(report, "cheetah", summaries, "greedy", limit)
+    steps = [s["env_steps"] for s in summaries if runs.reached(s, "greedy")]
+    if steps:
+        report.add("cheetah_steps_to_target", steps, "steps", f"at most {CHEETAH_STEPS:,}")
+
+
+def throughput(report: Report, env: str, seeds: int, python: str, options: list[str]) -> None:
+    """Steps/s of whole runs, learning included."""
+    algorithm, trainer = PPO.preset(env), PPO.preset_options(env)
+    actors = 2
+    envs = trainer.get("envs_per_actor", 16)
+    segments = algorithm.segments_per_batch or actors
+    rollout = segments * envs * algorithm.segment_length
+    work = ["--rollout", str(rollout), "--minibatch", str(algorithm.minibatch_size)]
+    work += ["--epochs", str(algorithm.epochs), "--learning-rate", str(algorithm.learning_rate)]
+    work += ["--gamma", str(algorithm.gamma), "--steps", str(max(PEER_STEPS, 2 * rollout))]
+    if algorithm.normalize_observations:
+        work.append("--normalize")
+    rules = ["--steps", str(OURS_STEPS), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
+    rules += ["--num-actors", str(actors), "--max-seconds", "60", "--target-eval-episodes", "1"]
+    ours, theirs = [], []
+    for seed in range(seeds):
+        ours.append(runs.cli(env, "ppo", seed, [*rules, *options], 180)["env_steps_per_second"])
+        peer = runs.peer("sb3_ppo_throughput.py", [env, "--seed", str(seed), *work], python)
+        theirs.append(peer["env_steps_per_second"])
+        print(f"{env} seed {seed}: {ours[-1]:,.0f} steps/s, peer {theirs[-1]:,.0f} steps/s", flush=True)
+    key = env.split("-")[0].lower()
+    report.note(f"throughput_{key}_work", work)
+    report.add(f"throughput_{key}_steps_per_second", ours, "steps/s")
+    report.add(f"throughput_{key}_sb3_steps_per_second", theirs, "steps/s")
+    report.add_ratio(f"throughput_{key}_to_sb3", ours, theirs, "at least 3")
+
+
+if __name__ == "__main__":
+    main()

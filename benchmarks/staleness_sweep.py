@@ -1,0 +1,117 @@
+"""The papers' staleness sweep on CartPole-v1: replay capacity (DQN) and queue depth (PPO), with and without correction.
+
+    dqn     capacity in rows of the ring (a row is a step of all environments of an actor), 64 to 2048; a ring has at
+            least 64 rows, so the papers' 32 is out of reach
+    ppo     batches that actors may work ahead, 1 to 64
+
+For each: time to the target, staleness p95 and final returns, as results/staleness_sweep.md and .svg. Runs are in this
+process, seed by seed in turn.
+
+    python benchmarks/staleness_sweep.py
+    python benchmarks/staleness_sweep.py --only ppo --sizes 1,2,4,8,16,32,64
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import runs
+from harness import FOLDER, Report, markdown
+from plot import panels
+
+from asyncrl import DQN, PPO
+
+ITEMS = ("dqn", "ppo")
+SIZES = {"dqn": (64, 256, 512, 2048), "ppo": (1, 4, 16, 64)}
+AXES = {"dqn": "replay capacity, rows", "ppo": "queue depth, batches"}
+CORRECTIONS = {"dqn": ("none", "power"), "ppo": ("none", "importance")}
+FIGURES = ("seconds to target", "staleness p95", "final greedy return")
+
+
+def main() -> None:
+    """Measure and write results/staleness_sweep.{json,md,svg}."""
+    parser = runs.flags(__doc__, ITEMS)
+    parser.add_argument("--clock", choices=runs.CLOCKS, default="training")
+    parser.add_argument("--target", type=float, default=300.0)
+    parser.add_argument("--max-seconds", type=float, default=4.0, help="limit of a run")
+    parser.add_argument("--sizes", help="comma-separated, in place of the default ones; with --only")
+    parsed, _ = runs.parse(parser, "staleness_sweep", ITEMS)
+    sizes = {
+        item: tuple(map(int, parsed.sizes.split(","))) if parsed.sizes else SIZES[item] for item in ITEMS
+    }
+    report = Report(parsed.name)
+    report.note(
+        "settings", f"target {parsed.target:g} on the {parsed.clock} clock, limit {parsed.max_seconds:g} s"
+    )
+    tables, plots = [], []
+    for item in parsed.items:
+        results = sweep(item, sizes[item], parsed.seeds, parsed.clock, parsed.target, parsed.max_seconds)
+        table, lines = figures(report, item, results, parsed.clock, parsed.max_seconds)
+        print(table, flush=True)
+        tables.append(f"{item}, {AXES[item]}\n\n{table}\n")
+        plots += [(f"{item}: {name}", AXES[item], lines[name]) for name in FIGURES]
+    path = report.write()
+    path.with_suffix(".md").write_text(f"{report.notes['settings']}\n\n" + "\n".join(tables))
+    panels(path.with_suffix(".svg"), plots)
+    print(f"table and plot: {path.with_suffix('.md').relative_to(FOLDER)}, {path.with_suffix('.svg').name}")
+
+
+def algorithm_of(item: str, size: int, correction: str) -> Any:
+    """The preset with this capacity or depth."""
+    if item == "ppo":
+        options: dict[str, Any] = {"queue_batches": size, "staleness_correction": correction}
+        return PPO.preset("CartPole-v1", discipline="relaxed", **options)
+    trainer = DQN.preset_options("CartPole-v1")
+    capacity = size * trainer["num_actors"] * trainer["envs_per_actor"]
+    starts = min(DQN.preset("CartPole-v1").learning_starts, capacity // 2)
+    return DQN.preset(
+        "CartPole-v1", replay_capacity=capacity, learning_starts=starts, staleness_correction=correction
+    )
+
+
+Results = dict[tuple[str, int], list[runs.Summary]]
+
+
+def sweep(item: str, sizes: tuple[int, ...], seeds: int, clock: str, target: float, limit: float) -> Results:
+    """Every size with every correction."""
+    cells = [(correction, size) for correction in CORRECTIONS[item] for size in sizes]
+    runs.announce(seeds * len(cells), limit)
+    results: Results = {cell: [] for cell in cells}
+    options = (DQN if item == "dqn" else PPO).preset_options("CartPole-v1")
+    for seed in range(seeds):
+        for correction, size in cells:
+            algorithm = algorithm_of(item, size, correction)
+            summary = runs.learn("CartPole-v1", algorithm, seed, clock, target, limit, **options)
+            results[correction, size].append(summary)
+            print(f"{item} {correction} {size} seed {seed}: {runs.line(summary)}", flush=True)
+    return results
+
+
+def figures(
+    report: Report, item: str, results: Results, clock: str, limit: float
+) -> tuple[str, dict[str, list[tuple[str, list[tuple[float, float]]]]]]:
+    """The table, and the lines of each figure; everything goes into the report too."""
+    rows = []
+    points: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in FIGURES}
+    for (correction, size), summaries in results.items():
+        key = f"{item}_{correction}_{size}"
+        seconds = runs.add_clock(report, key, summaries, clock, limit)
+        p95 = report.add(f"{key}_staleness_p95", [s["staleness"]["p95"] for s in summaries], "versions")
+        discarded = report.add(
+            f"{key}_discarded", [s["staleness"]["discarded_fraction"] for s in summaries], ""
+        )
+        returns = [s["eval"]["return_mean"] for s in summaries if s["eval"]["return_mean"] is not None]
+        final = median(returns) if returns else float("nan")
+        training = median(s["episodes_return_mean"] or float("nan") for s in summaries)
+        count = f"{sum(runs.reached(s, clock) for s in summaries)}/{len(summaries)}"
+        rows.append([correction, size, seconds, count, p95, discarded, final, training])
+        for name, value in zip(FIGURES, (seconds, p95, final), strict=True):
+            points[name].setdefault(correction, []).append((float(size), value))
+    headings = ["correction", AXES[item], f"{clock} s", "reached", "staleness p95", "discarded"]
+    table = markdown([*headings, "final greedy", "final training"], rows)
+    return table, {name: list(lines.items()) for name, lines in points.items()}
+
+
+if __name__ == "__main__":
+    main()

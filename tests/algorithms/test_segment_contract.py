@@ -1,0 +1,360 @@
+"""What every algorithm that learns from segments must do; a new one is tested by being registered."""
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from segment_rig import (
+    SPECS,
+    Guessing,
+    acted,
+    batch_of,
+    iterate,
+    observations,
+    record,
+    weights_of,
+)
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.core import (
+    RESET,
+    TERMINATED,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    MultiDiscreteAction,
+    Policy,
+    Segment,
+)
+from asyncrl.distributions import distribution
+from asyncrl.options import option_help
+
+NAMES = sorted(name for name, made in ALGORITHMS.items() if made.consumption == "segments")
+
+for_every_kind = pytest.mark.parametrize("kind", sorted(SPECS))
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+def made(name: str, kind: str, seed: int = 0, **options: Any) -> tuple[Any, EnvSpec, Any]:
+    algorithm = record(name, kind, **options)
+    return algorithm, SPECS[kind], algorithm.make_core(SPECS[kind], "cpu", seed)
+
+
+def test_record_is_frozen_picklable_and_documented(name: str) -> None:
+    algorithm = record(name)
+    assert algorithm.name == name and pickle.loads(pickle.dumps(algorithm)) == algorithm
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        algorithm.segment_length = 3
+    for option in option_help(ALGORITHMS[name]).values():
+        assert option.help.endswith("."), option.name
+    assert algorithm.row_correction in ("none", "power", "exponential")
+    assert algorithm.samples_per_insert is None or algorithm.samples_per_insert > 0
+
+
+@pytest.mark.parametrize("kind", [DiscreteAction, MultiDiscreteAction, BoxAction])
+def test_kinds_of_action_are_those_that_check_lets_through(name: str, kind: type) -> None:
+    specs = [spec for spec in SPECS.values() if isinstance(spec.action, kind)]
+    for spec in specs:
+        if issubclass(kind, ALGORITHMS[name].action_kinds):
+            ALGORITHMS[name]().check(spec)
+
+
+@for_every_kind
+def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    policy = algorithm.make_policy(spec)
+    assert isinstance(policy, Policy)
+    assert core.weight_count == policy.weight_count == len(weights_of(core))
+    policy.load_weights(weights_of(core))
+    policy = pickle.loads(pickle.dumps(policy))
+    rng = np.random.default_rng(0)
+    for streams in (1, 7):
+        policy.assign_streams(2, streams, 10)
+        obs = observations(spec, (streams,), rng)
+        kept = obs.copy()
+        action, extras = policy.act(obs, rng, total_steps=0)
+        assert action.shape == (streams, *spec.action.shape) and action.dtype == spec.action.dtype
+        fields = {f.name: f for f in algorithm.extra_fields(spec)}
+        assert set(extras) == set(fields)
+        for field, value in extras.items():
+            assert value.shape == (streams, *fields[field].shape) and value.dtype == fields[field].dtype
+        assert policy.greedy(obs).shape == action.shape
+        assert (obs == kept).all() and policy.exploration_rate >= 0
+
+
+@for_every_kind
+def test_policy_and_core_agree_on_log_probabilities(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    for seed in range(4):  # so that the statistics of the observations are not what they began with
+        iterate(core, batch_of(algorithm, spec, core, seed))
+    segment = acted(algorithm, spec, weights_of(core), seed=9, envs=5)
+    with torch.inference_mode():
+        forward = core.nets.passes(5 * algorithm.segment_length, gradient=False)
+        core.nets.normalized(segment.obs, forward.x.numpy()[:, :-1])
+        out, value = forward.forward()
+        taken = segment.extras.get("latent", segment.action)
+        taken = torch.from_numpy(taken.reshape(out.shape[0], *taken.shape[2:]))
+        taken = taken.view(out.shape) if core.nets.layout.gaussian else taken
+        ours, _ = distribution(core.nets.layout).evaluate(out, taken, core.nets.log_std)
+    theirs = segment.extras["log_prob"].reshape(-1)
+    assert value.shape == ours.shape == theirs.shape and np.ptp(theirs) > 0.01
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@for_every_kind
+def test_seed_decides_every_number(name: str, kind: str) -> None:
+    algorithm, spec, first = made(name, kind, seed=1)
+    again, other = (algorithm.make_core(spec, "cpu", seed) for seed in (1, 2))
+    assert (weights_of(first) == weights_of(again)).all() and (weights_of(first) != weights_of(other)).any()
+    for seed in range(3):
+        segments = batch_of(algorithm, spec, first, seed)
+        iterate(first, segments)
+        iterate(again, segments)
+    assert (weights_of(first) == weights_of(again)).all() and first.metrics() == again.metrics()
+
+
+@for_every_kind
+def test_value_loss_falls_on_fixed_segments(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind, gamma=0.0, learning_rate=0.01)
+    segments = batch_of(algorithm, spec, core)
+    for segment in segments:
+        # The statistics of the observations stay where they were, so that the inputs are fixed as well.
+        segment.fresh = False
+        obs = segment.obs.reshape(*segment.reward.shape, -1).astype(np.float32)
+        segment.reward = np.tanh(obs.mean(axis=2) - obs.mean())
+    iterate(core, segments)
+    first = core.metrics()["train/value_loss"]
+    for _ in range(60):
+        iterate(core, segments)
+    assert core.metrics()["train/value_loss"] < 0.5 * first
+
+
+@for_every_kind
+def test_published_weights_are_a_copy(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    published = weights_of(core)
+    kept = published.copy()
+    iterate(core, batch_of(algorithm, spec, core))
+    assert (published == kept).all() and (weights_of(core) != kept).any()
+    now = weights_of(core)
+    weights_of(core)[:] = 0
+    assert (weights_of(core) == now).all()
+
+
+@for_every_kind
+def test_segments_are_neither_kept_nor_written(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    _, _, other = made(name, kind)
+    segments = batch_of(algorithm, spec, core)
+    originals = copy.deepcopy(segments)
+    core.begin(segments, 0.0)
+    other.begin(originals, 0.0)
+    for segment, original in zip(segments, originals, strict=True):
+        for field in ("obs", "last_obs", "action", "reward", "flags", "weight", "version"):
+            assert (getattr(segment, field) == getattr(original, field)).all(), field
+            getattr(segment, field)[...] = 1
+        for value in segment.extras.values():
+            value[...] = -1
+    while core.step():
+        assert other.step()
+    assert not other.step() and (weights_of(core) == weights_of(other)).all()
+
+
+@for_every_kind
+@pytest.mark.parametrize("at", [0, 1, None], ids=["before a step", "after one", "between iterations"])
+def test_state_round_trips_to_the_same_numbers(name: str, kind: str, at: int | None) -> None:
+    algorithm, spec, core = made(name, kind, epochs=2)
+    batches = [batch_of(algorithm, spec, core, seed) for seed in range(4)]
+    for batch in batches[:2]:
+        iterate(core, batch)
+    if at is not None:
+        core.begin(batches[2], 0.3)
+        for _ in range(at):
+            assert core.step()
+    other = algorithm.make_core(spec, "cpu", 99)
+    other.load_state_dict(pickle.loads(pickle.dumps(core.state_dict())))
+    assert (weights_of(core) == weights_of(other)).all() and core.samples == other.samples
+    if at is not None:
+        going = True
+        while going:
+            going = core.step()
+            assert other.step() == going
+            assert (weights_of(core) == weights_of(other)).all() and core.metrics() == other.metrics()
+    for batch in batches:
+        iterate(core, batch, 0.5)
+        iterate(other, batch, 0.5)
+        assert (weights_of(core) == weights_of(other)).all() and core.metrics() == other.metrics()
+    assert core.samples == other.samples
+
+
+@for_every_kind
+def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    batch = batch_of(algorithm, spec, core)
+    core.begin(batch, 0.0)
+    state = core.state_dict()
+    frozen = pickle.dumps(state)
+    while core.step():
+        pass
+    assert pickle.dumps(state) == frozen
+    wider = record(name, kind, hidden_sizes=(17, 16)).make_core(spec, "cpu", 0)
+    before = weights_of(wider)
+    for foreign in (state, {}, {**state, "more": 1}):
+        with pytest.raises(ValueError):
+            wider.load_state_dict(foreign)
+        assert (weights_of(wider) == before).all()
+
+
+@for_every_kind
+def test_metrics_before_and_after_the_first_step(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    assert "train/loss" not in core.metrics() and not core.batch()
+    iterate(core, batch_of(algorithm, spec, core))
+    metrics = core.metrics()
+    assert {"train/loss", "train/learning_rate", "train/entropy", "train/value_loss"} <= set(metrics)
+    assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
+    assert all(isinstance(array, np.ndarray) for array in core.batch().values()) and core.batch()
+
+
+def test_bad_numbers_show_in_the_loss(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", epochs=1)
+    segments = batch_of(algorithm, spec, core)
+    segments[0].reward[segments[0].flags == 0] = np.nan
+    iterate(core, segments)
+    assert not np.isfinite(core.metrics()["train/loss"])
+
+
+def test_samples_leave_reset_rows_out(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", epochs=3)
+    segments = batch_of(algorithm, spec, core)
+    iterate(core, segments)
+    steps = sum(segment.steps for segment in segments)
+    assert 0 < steps < sum(segment.flags.size for segment in segments) and core.samples == 3 * steps
+
+
+def test_shape_of_a_batch_may_change(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete")
+    weights = weights_of(core)
+    for envs, count in ((3, 2), (1, 1), (5, 3), (3, 2)):
+        iterate(core, [acted(algorithm, spec, weights, seed=r, envs=envs, ring=r) for r in range(count)])
+    assert np.isfinite(list(core.metrics().values())).all()
+
+
+def test_steps_beyond_an_iteration_are_refused(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete")
+    with pytest.raises(RuntimeError, match="begin"):
+        core.step()
+    iterate(core, batch_of(algorithm, spec, core))
+    with pytest.raises(RuntimeError, match="begin"):
+        core.step()
+
+
+def poisoned(segment: Segment) -> Segment:
+    """All of a RESET row that nothing may depend on, made huge: all but the observation a value is taken of."""
+    result = copy.deepcopy(segment)
+    reset = (result.flags & RESET) != 0
+    assert reset.any()
+    result.reward[reset] = 1e6
+    result.extras["log_prob"][reset] = -1e6
+    if result.action.dtype == np.float32:
+        result.action[reset] = 1e3
+    else:
+        result.action[reset] = 0
+    if "latent" in result.extras:
+        result.extras["latent"][reset] = 1e3
+    ended = np.zeros_like(reset)
+    ended[:, 1:] = (result.flags[:, :-1] & TERMINATED) != 0
+    assert (reset & ended).any()
+    result.obs[reset & ended] = 255 if result.obs.dtype == np.uint8 else 1e6
+    return result
+
+
+@for_every_kind
+def test_reset_rows_never_enter_a_gradient(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind)
+    _, _, other = made(name, kind)
+    for seed in range(2):
+        segments = [acted(algorithm, spec, weights_of(core), seed=seed, envs=6)]
+        iterate(core, segments)
+        iterate(other, [poisoned(segment) for segment in segments])
+    assert (weights_of(core) == weights_of(other)).all()
+
+
+def test_reset_rows_are_bootstrapped_of(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete")
+    _, _, other = made(name, "discrete")
+    segments = batch_of(algorithm, spec, core)
+    changed = copy.deepcopy(segments)
+    for segment in changed:
+        segment.obs[:, 1:][(segment.flags[:, :-1] & 2) != 0] += 1.0
+    iterate(core, segments)
+    iterate(other, changed)
+    assert (weights_of(core) != weights_of(other)).any()
+
+
+def test_weight_zero_takes_a_row_out(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", normalize_advantages=False, gamma=0.0)
+    _, _, other = made(name, "discrete", normalize_advantages=False, gamma=0.0)
+    segments = batch_of(algorithm, spec, core)
+    changed = copy.deepcopy(segments)
+    for segment, poison in zip(segments, changed, strict=True):
+        segment.weight[5:9] = poison.weight[5:9] = 0.0
+        poison.reward[:, 5:9] = 100.0
+    iterate(core, segments)
+    iterate(other, changed)
+    assert (weights_of(core) == weights_of(other)).all()
+
+
+def matches(spec: EnvSpec) -> Any:
+    """Reward of saying what is seen."""
+
+    def reward(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        if isinstance(spec.action, BoxAction):
+            return 1.0 - ((action - obs) ** 2).sum(axis=1)
+        if isinstance(spec.action, MultiDiscreteAction):
+            digits = np.stack([obs[:, :2].argmax(axis=1), obs[:, 2:].argmax(axis=1)], axis=1)
+            return (action == digits).mean(axis=1)
+        return (action == obs.argmax(axis=1)).astype(np.float32)
+
+    return reward
+
+
+def one_hot(shape: tuple[int, ...], rng: np.random.Generator, sizes: tuple[int, ...] = (4,)) -> np.ndarray:
+    return np.concatenate([np.eye(n, dtype=np.float32)[rng.integers(0, n, shape)] for n in sizes], axis=-1)
+
+
+IDENTITIES: dict[str, tuple[EnvSpec, Any, float]] = {
+    "discrete": (EnvSpec("identity", (4,), "float32", DiscreteAction(4)), one_hot, 0.99),
+    "multi": (
+        EnvSpec("identities", (5,), "float32", MultiDiscreteAction((2, 3))),
+        lambda shape, rng: one_hot(shape, rng, (2, 3)),
+        0.99,
+    ),
+    "box": (
+        EnvSpec("echo", (2,), "float32", BoxAction((-1.0,) * 2, (1.0,) * 2, (2,))),
+        lambda shape, rng: rng.uniform(-0.8, 0.8, (*shape, 2)).astype(np.float32),
+        0.95,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("identity", "squashed"), [("discrete", False), ("multi", False), ("box", False), ("box", True)]
+)
+def test_identity_is_learned(name: str, identity: str, squashed: bool) -> None:
+    spec, observe, wanted = IDENTITIES[identity]
+    algorithm = record(name, gamma=0.5, squashed=squashed, initial_log_std=-0.5, segment_length=16)
+    env = Guessing(spec, matches(spec), observe)
+    core, policy = algorithm.make_core(spec, "cpu", 0), algorithm.make_policy(spec)
+    rng, reached = np.random.default_rng(0), -np.inf
+    for _ in range(400):
+        policy.load_weights(weights_of(core))
+        reached = env.greedy_reward(policy)
+        if reached >= wanted:
+            break
+        iterate(core, [env.segment(policy, algorithm.segment_length, rng)])
+    assert reached >= wanted

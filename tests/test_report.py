@@ -1,0 +1,134 @@
+"""From statistics to a snapshot and a summary: rates, both clocks, what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from snapshots import make_actor, make_snapshot
+
+from asyncrl import report
+from asyncrl.balance import BalanceStatistics
+from asyncrl.clock import TrainClock
+from asyncrl.config import TrainerConfig
+from asyncrl.learner import LearnerReport
+from asyncrl.metrics import EvaluationResult
+from asyncrl.report import EPISODE_WINDOW, EpisodeWindow, Reporter, summarize
+from asyncrl.staleness import StalenessStatistics
+
+STALENESS = StalenessStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))
+BALANCE = BalanceStatistics(4.0, 3.5, 1000, 3500, 500.0, 600.0, 8, 800, "relaxed")
+EVALUATION = EvaluationResult(480.0, 10.0, 480.0, 100, 7, 900, 3.5)
+
+
+def learner_report(**fields: Any) -> LearnerReport:
+    values: dict[str, Any] = {
+        "updates": 50,
+        "policy_version": 7,
+        "wait_seconds": 1.0,
+        "train_metrics": {"train/loss": 0.5, "train/kl": 0.01},
+        "staleness": STALENESS,
+        "staleness_overall": STALENESS,
+        "balance": BALANCE,
+        "stored_steps": 64,
+        "discarded_steps": 20,
+    }
+    return LearnerReport(**{**values, **fields})
+
+
+class Clock:
+    """Monotonic seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(report.time, "monotonic", clock.monotonic)
+    return clock
+
+
+@pytest.fixture
+def reporter(clock: Clock) -> Reporter:
+    config = TrainerConfig(env="CartPole-v1", algo="ppo", target_training_return=300)
+    return Reporter(config, 4096, TrainClock(clock.monotonic))
+
+
+def test_rates_are_differences_over_the_interval(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 2.0
+    first = reporter.snapshot("training", actors=(make_actor(env_steps=1000),), learner=learner_report())
+    assert (first.env_steps_per_second, first.received_steps_per_second) == (500.0, 400.0)
+    assert (first.consumed_samples_per_second, first.consumption_per_production) == (1750.0, 3.5)
+    assert (first.updates_per_second, first.learner_wait_fraction) == (25.0, 0.5)
+    clock.now += 0.5
+    later = learner_report(updates=60, balance=replace(BALANCE, received_steps=1100, sampled=4500))
+    second = reporter.snapshot("training", actors=(make_actor(env_steps=1250),), learner=later)
+    assert (second.env_steps_per_second, second.received_steps_per_second) == (500.0, 600.0)
+    assert (second.consumed_samples_per_second, second.consumption_per_production) == (2000.0, 4.0)
+
+
+def test_a_snapshot_takes_over_what_the_parts_say(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 1.0
+    snapshot = reporter.snapshot("training", actors=(make_actor(),), learner=learner_report())
+    assert (snapshot.discipline, snapshot.training_target, snapshot.target_return) == ("relaxed", 300.0, None)
+    assert (snapshot.replay_rows, snapshot.replay_capacity) == (64, 4096)
+    assert snapshot.discarded_fraction == 20 / 1000
+    assert (snapshot.samples_per_insert_target, snapshot.samples_per_insert_achieved) == (4.0, 3.5)
+    assert (snapshot.loss, snapshot.train_metrics) == (0.5, {"train/kl": 0.01})
+
+
+def test_before_the_learner_is_there_and_after_the_actors_are_gone(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 1.0
+    start = reporter.snapshot("starting")
+    assert (start.discipline, start.discarded_fraction, start.consumption_per_production) == ("", 0.0, 0.0)
+    clock.now += 1.0
+    reporter.snapshot("training", actors=(make_actor(),), learner=learner_report())
+    clock.now += 1.0
+    failed = reporter.snapshot("failed")
+    rates = (
+        failed.env_steps_per_second,
+        failed.received_steps_per_second,
+        failed.consumed_samples_per_second,
+    )
+    assert rates == (0.0, 0.0, 0.0)
+
+
+def test_the_window_is_full_with_a_hundred_episodes() -> None:
+    window = EpisodeWindow()
+    window.extend([(1000.0, 10)] + [(1.0, 1)] * (EPISODE_WINDOW - 2))
+    assert not window.full and window.count == 99
+    window.extend([(3.0, 2)])
+    assert window.full and window.return_mean == (1000 + 98 + 3) / 100
+    window.extend([(1.0, 1)])
+    assert window.full and window.return_mean == (98 + 3 + 1) / 100 and window.count == 101
+
+
+CLOCKS = (
+    "time_to_target_seconds",
+    "steps_to_target",
+    "time_to_training_target_seconds",
+    "steps_to_training_target",
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "final", "expected"),
+    [
+        ("target_return", EVALUATION, (3.5, 900, None, None)),
+        ("target_training_return", EVALUATION, (None, None, 10.0, 1000)),
+        ("target_training_return", None, (None, None, 10.0, 1000)),
+        ("max_seconds", EVALUATION, (None, None, None, None)),
+    ],
+)
+def test_each_clock_is_said_where_it_ended_the_run(
+    reason: str, final: EvaluationResult | None, expected: tuple[object, ...]
+) -> None:
+    summary = summarize(make_snapshot(stop_reason=reason), learner_report(), final)
+    assert tuple(summary[name] for name in CLOCKS) == expected
+    assert summary["episodes_return_mean"] == 123.5

@@ -1,0 +1,204 @@
+"""On-policy training end to end: real actors, real rings, segments in order of arrival, three disciplines."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import tempfile
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl import A2C, IMPALA, PPO, Trainer, errors
+
+SMALL = {"envs_per_actor": 4, "num_actors": 2, "http": "off", "target_eval_episodes": 5}
+
+
+def small(**changes):
+    fields = {"segment_length": 32, "minibatch_size": 64, "hidden_sizes": (16, 16), "learning_rate": 3e-3}
+    return PPO(**{**fields, **changes})
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition was not met in time"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("discipline", ["relaxed", "lockstep", "synchronous"])
+def test_every_step_is_trained_on_as_often_as_the_epochs_say(discipline):
+    result = Trainer("CartPole-v1", small(discipline=discipline, epochs=3), seed=1, **SMALL).learn(
+        total_steps=4_000
+    )
+    summary = result.summary
+    assert result.stop_reason == "total_steps"
+    assert 4_000 <= summary["env_steps"] < 4_000 + 2 * 32 * 4 + 2 * 4
+    assert summary["samples_per_insert"]["target"] == 3.0
+    assert summary["samples_per_insert"]["achieved"] == pytest.approx(3.0, rel=0.02)
+    assert summary["staleness"]["max"] <= {"relaxed": 4, "lockstep": 1, "synchronous": 0}[discipline]
+    assert summary["staleness"]["discarded_fraction"] == 0.0
+    action, _ = result.policy.predict(np.zeros(4, np.float32))
+    assert action in (0, 1)
+
+
+class SlowInOneActor(gymnasium.Wrapper):
+    """Takes its time in the actor that came first to the lock, and in no other process."""
+
+    seconds = 0.0005
+
+    def __init__(self, env, lock_path):
+        super().__init__(env)
+        self._file = open(lock_path, "a")  # noqa: SIM115 (held open: the lock is this process's)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._slow = True
+        except OSError:
+            self._slow = False
+
+    def step(self, action):
+        if self._slow:
+            time.sleep(self.seconds)
+        return super().step(action)
+
+
+def slow_cartpole(lock_path):
+    return lambda: SlowInOneActor(gymnasium.make("CartPole-v1"), lock_path)
+
+
+def final_numbers(env, tmp_path, name, algorithm=None, **options):
+    """Everything of a lockstep run that must not depend on timing."""
+    run_dir = tmp_path / name
+    algorithm = algorithm or small(discipline="lockstep", normalize_observations=True, normalize_rewards=True)
+    options = {**SMALL, "seed": 7, "run_dir": run_dir, **options}
+    trainer = Trainer(env, algorithm, **options)
+    result = trainer.learn(total_steps=5_000)
+    last = trainer.snapshot()
+    return {
+        "weights": result.policy.weights.tobytes(),
+        "updates": last.updates,
+        "policy_version": last.policy_version,
+        "env_steps": last.env_steps,
+        "episodes": last.episodes,
+        "loss": last.loss,
+        "metrics": last.train_metrics,
+        "staleness": last.staleness_counts,
+    }
+
+
+def test_lockstep_gives_the_same_numbers_whatever_the_timing(tmp_path):
+    lock = str(tmp_path / "lock")
+    plain = final_numbers("CartPole-v1", tmp_path, "plain")
+    assert plain["updates"] > 100 and plain["policy_version"] > 10
+    again = final_numbers("CartPole-v1", tmp_path, "again")
+    assert again == plain
+    bursts = final_numbers(
+        "CartPole-v1", tmp_path, "bursts", burst_seconds=1e-6, report_interval_seconds=0.02
+    )
+    assert bursts == plain, "however the steps fall into bursts"
+    slowed = final_numbers(
+        slow_cartpole(lock), tmp_path, "slow", eval_interval_seconds=0.02, checkpoint_interval_seconds=0.05
+    )
+    assert slowed == plain, "with one actor ten times slower, evaluations and checkpoints in between"
+    other = final_numbers("CartPole-v1", tmp_path, "other", seed=8)
+    assert other["weights"] != plain["weights"]
+
+
+def test_lockstep_impala_is_deterministic_too(tmp_path):
+    algorithm = IMPALA(segment_length=16, hidden_sizes=(16, 16), discipline="lockstep")
+    first, second = (final_numbers("CartPole-v1", tmp_path, name, algorithm) for name in "ab")
+    assert first == second
+
+
+@pytest.mark.parametrize("discipline", ["relaxed", "lockstep"])
+def test_killed_actor_is_replaced_and_training_goes_on(discipline):
+    trainer = Trainer("CartPole-v1", small(discipline=discipline), report_interval_seconds=0.05, **SMALL)
+    trainer.start(total_steps=40_000)
+    wait_until(lambda: (s := trainer.snapshot()) is not None and s.env_steps > 500)
+    os.kill(trainer.snapshot().actors[0].pid, signal.SIGKILL)
+    result = asyncio.run(trainer.wait())
+    assert result.stop_reason == "total_steps"
+    assert result.summary["actor_restarts"] == 1
+    assert result.summary["env_steps"] >= 40_000
+
+
+def test_relaxed_waits_for_no_particular_actor():
+    """One actor needs 20 ms for a step: the other makes the steps, and the run does not wait for the slow one."""
+    with tempfile.TemporaryDirectory() as folder:
+        slow = SlowInOneActor.seconds
+        SlowInOneActor.seconds = 0.02
+        try:
+            env = slow_cartpole(os.path.join(folder, "lock"))
+            trainer = Trainer(env, small(segment_length=16), **SMALL)
+            result = trainer.learn(total_steps=20_000)
+        finally:
+            SlowInOneActor.seconds = slow
+    steps = sorted(actor.env_steps for actor in trainer.snapshot().actors)
+    assert steps[1] > 10 * max(1, steps[0])
+    # In lockstep the 20,000 steps would be 10,000 of the slow actor's, at 20 ms each.
+    assert result.summary["train_seconds"] < 50
+
+
+def test_staleness_bound_holds_and_discards():
+    with tempfile.TemporaryDirectory() as folder:
+        env = slow_cartpole(os.path.join(folder, "lock"))
+        algorithm = small(max_staleness=1, segments_per_batch=1, epochs=1)
+        result = Trainer(env, algorithm, **SMALL).learn(total_steps=30_000)
+    assert result.summary["staleness"]["max"] <= 1
+    assert 0 < result.summary["staleness"]["discarded_fraction"] < 0.5
+
+
+def test_target_training_return_stops_at_the_mean_of_a_hundred_episodes():
+    trainer = Trainer("CartPole-v1", small(), seed=0, **SMALL)
+    trainer._config = trainer.config.__class__(**{**vars(trainer.config), "target_training_return": 30.0})
+    result = trainer.learn(max_seconds=60)
+    summary = result.summary
+    assert result.stop_reason == "target_training_return"
+    assert summary["episodes"] >= 100 and summary["episodes_return_mean"] >= 30.0
+    assert 0 < summary["time_to_training_target_seconds"] <= summary["train_seconds"]
+    assert 0 < summary["steps_to_training_target"] <= summary["env_steps"]
+
+
+def test_vector_factory_decides_how_many_environments_an_actor_has():
+    def vector():
+        return gymnasium.make_vec("CartPole-v1", num_envs=64, vectorization_mode="vector_entry_point")
+
+    trainer = Trainer(vector, small(segment_length=16), num_actors=1, http="off", target_eval_episodes=5)
+    result = trainer.learn(total_steps=8_000)
+    assert trainer.snapshot().actors[0].env_steps >= 8_000
+    assert result.summary["samples_per_insert"]["achieved"] == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, IMPALA, A2C], ids=lambda record: record.name)
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_every_segment_algorithm_takes_discrete_and_continuous_actions(algorithm, env):
+    record = algorithm(segment_length=16, hidden_sizes=(8,))
+    result = Trainer(env, record, **{**SMALL, "target_eval_episodes": 1}).learn(total_steps=1_000)
+    observation = np.zeros(result.policy.spec.observation_shape, np.float32)
+    action, _ = result.policy.predict(observation, deterministic=False)
+    assert np.isfinite(np.asarray(action, np.float64)).all()
+
+
+def test_lockstep_batch_is_one_segment_of_each_actor():
+    with pytest.raises(ValueError, match="segments_per_batch must be the number of actors"):
+        Trainer("CartPole-v1", small(discipline="lockstep", segments_per_batch=3), **SMALL).learn(
+            total_steps=100
+        )
+
+
+class HugeReward(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 1e38
+
+
+def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path):
+    algorithm = small(max_grad_norm=None, normalize_advantages=False)
+    trainer = Trainer(
+        lambda: HugeReward(gymnasium.make("CartPole-v1")), algorithm, run_dir=tmp_path / "run", **SMALL
+    )
+    with pytest.raises(errors.TrainingDiverged, match="ASYNC022") as raised:
+        trainer.learn(total_steps=20_000)
+    with np.load(raised.value.facts["batch saved"]) as saved:
+        assert saved["reward"].max() > 1e37
