@@ -18,6 +18,9 @@ from asyncrl.shm.segment import available_bytes, bytes_needed
 GPU_WEIGHTS = 500_000
 """`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""
 
+PADDING = 16
+"""Slots between two streams of a ring of segments: a cache line's worth of the narrow fields, and four of the wide."""
+
 
 def choose_device(asked: str, weight_count: int) -> str:
     """`"cpu"` or `"cuda"`.
@@ -53,6 +56,7 @@ def ring_layout(config: TrainerConfig, algorithm: Algorithm, spec: EnvSpec) -> R
         num_slots=1 << (rows - 1).bit_length(),
         spec=spec,
         extra_fields=algorithm.extra_fields(spec),
+        padding=0 if algorithm.consumption == "replay" else PADDING,
     )
     needed, there = config.actors * bytes_needed(layout.arrays()), available_bytes()
     if needed > there:

@@ -113,8 +113,9 @@ class SegmentLearning:
 
     def beat(self) -> bool:
         """Note what arrived; begin an iteration or go on with it for `BEAT_SECONDS`; False where it waits for rows."""
+        ready = self._queue.ready
         inserted = self._queue.poll()
-        if inserted:
+        if self._queue.ready != ready:  # also where a segment is all resets, and holds no step
             self.inserted_steps += inserted
             self._balance.inserted(inserted)
             self._grant()

@@ -2,7 +2,8 @@
 
     dqn     capacity in rows of the ring (a row is a step of all environments of an actor), 64 to 2048; a ring has at
             least 64 rows, so the papers' 32 is out of reach
-    ppo     batches that actors may work ahead, 1 to 64
+    ppo     batches that actors may work ahead, 1 to 64; the learner sleeps in every gradient step, because a queue fills
+            only where the actors are the faster side
 
 For each: time to the target, staleness p95 and final returns, as results/staleness_sweep.md and .svg. Runs are in this
 process, seed by seed in turn.
@@ -19,6 +20,7 @@ from typing import Any
 import runs
 from harness import FOLDER, Report, markdown
 from plot import panels
+from slow_learner import SlowPPO
 
 from asyncrl import DQN, PPO
 
@@ -34,15 +36,21 @@ def main() -> None:
     parser = runs.flags(__doc__, ITEMS)
     parser.add_argument("--clock", choices=runs.CLOCKS, default="training")
     parser.add_argument("--target", type=float, default=300.0)
-    parser.add_argument("--max-seconds", type=float, default=4.0, help="limit of a run")
+    parser.add_argument("--max-seconds", type=float, default=5.0, help="limit of a run")
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.003, help="how long gradient steps of ppo sleep"
+    )
     parser.add_argument("--sizes", help="comma-separated, in place of the default ones; with --only")
     parsed, _ = runs.parse(parser, "staleness_sweep", ITEMS)
     sizes = {
         item: tuple(map(int, parsed.sizes.split(","))) if parsed.sizes else SIZES[item] for item in ITEMS
     }
+    SlowPPO.step_seconds = parsed.step_seconds
     report = Report(parsed.name)
     report.note(
-        "settings", f"target {parsed.target:g} on the {parsed.clock} clock, limit {parsed.max_seconds:g} s"
+        "settings",
+        f"target {parsed.target:g} on the {parsed.clock} clock, limit {parsed.max_seconds:g} s; gradient steps of ppo "
+        f"sleep {parsed.step_seconds:g} s",
     )
     tables, plots = [], []
     for item in parsed.items:
@@ -61,7 +69,7 @@ def algorithm_of(item: str, size: int, correction: str) -> Any:
     """The preset with this capacity or depth."""
     if item == "ppo":
         options: dict[str, Any] = {"queue_batches": size, "staleness_correction": correction}
-        return PPO.preset("CartPole-v1", discipline="relaxed", **options)
+        return SlowPPO.preset("CartPole-v1", discipline="relaxed", **options)
     trainer = DQN.preset_options("CartPole-v1")
     capacity = size * trainer["num_actors"] * trainer["envs_per_actor"]
     starts = min(DQN.preset("CartPole-v1").learning_starts, capacity // 2)

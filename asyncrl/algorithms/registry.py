@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
-from asyncrl.core import EnvSpec
+from asyncrl.core import Algorithm, EnvSpec
 
-ALGORITHMS: dict[str, Any] = {}
+
+class Record(Algorithm, Protocol):
+    """What the record of an algorithm has beside what `Algorithm` asks of it."""
+
+    action_kinds: ClassVar[tuple[type, ...]]
+
+    def __init__(self, **options: Any) -> None: ...
+
+    @classmethod
+    def preset(cls, env_name: str, **overrides: Any) -> Self:
+        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
+        ...
+
+    @classmethod
+    def preset_options(cls, env_name: str) -> dict[str, Any]:
+        """Options of the run that go with the preset, a fresh dict."""
+        ...
+
+
+ALGORITHMS: dict[str, type[Record]] = {}
 """Every algorithm's record by the name that the command line knows it by."""
 
 

@@ -60,7 +60,9 @@ class PastSegments:
             if self._bound is None or version - s.version.min() <= self._bound
         ]
         count = min(self._per_batch, len(usable))
-        chosen = self._rng.choice(len(usable), size=count, replace=False) if count else []
+        if not count:
+            return []
+        chosen = self._rng.choice(len(usable), size=count, replace=False)
         return [_for_use(self._kept[usable[int(i)]]) for i in chosen]
 
 

@@ -250,6 +250,8 @@ def _check(
     for i, ring in enumerate(rings):
         if ring.layout != rings[0].layout:
             raise ValueError(f"rings must have one layout, got another in ring {i}")
+    if rings[0].layout.padding:
+        raise ValueError(f"rings of a replay must have no padding, got {rings[0].layout.padding}")
     if not 1 <= n_step <= table.LONGEST_N_STEP:
         raise ValueError(f"n_step must be between 1 and {table.LONGEST_N_STEP}, got {n_step}")
     if frame_stack < 1:

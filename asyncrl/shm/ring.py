@@ -102,13 +102,14 @@ class _RingEnd:
         self.num_envs = layout.num_envs
         self.num_slots = layout.num_slots
         self.header: NDArray[np.int64] = segment["header"]
-        self.obs: NDArray[Any] = segment["obs"]
-        self.action: NDArray[Any] = segment["action"]
-        self.reward: NDArray[np.float32] = segment["reward"]
-        self.flags: NDArray[np.uint8] = segment["flags"]
+        used = (slice(None), slice(layout.num_slots))  # not the padding
+        self.obs: NDArray[Any] = segment["obs"][used]
+        self.action: NDArray[Any] = segment["action"][used]
+        self.reward: NDArray[np.float32] = segment["reward"][used]
+        self.flags: NDArray[np.uint8] = segment["flags"][used]
         self.version: NDArray[np.int64] = segment["version"]
         self.incarnation: NDArray[np.int32] = segment["incarnation"]
-        self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name] for f in layout.extra_fields}
+        self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name][used] for f in layout.extra_fields}
         self.episode_return: NDArray[np.float64] = segment["episode_return"]
         self.episode_length: NDArray[np.int64] = segment["episode_length"]
 

@@ -58,25 +58,31 @@ class RingLayout:
         num_slots: S, rows that the ring holds; a power of two, at least 2.
         spec: shapes and dtypes of observations and actions.
         extra_fields: what the algorithm adds to each row.
+        padding: slots between two streams that nobody uses. Without it streams lie a power of two apart, and the E
+            places that a row is written to fall into few sets of the caches; with hundreds of streams they push each
+            other out. Kernels of the replay address streams without it, so only rings of segments have it.
     """
 
     num_envs: int
     num_slots: int
     spec: EnvSpec
     extra_fields: tuple[FieldSpec, ...] = ()
+    padding: int = 0
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {self.num_envs}")
         if self.num_slots < 2 or self.num_slots & (self.num_slots - 1):
             raise ValueError(f"num_slots must be a power of two, at least 2, got {self.num_slots}")
+        if self.padding < 0:
+            raise ValueError(f"padding must be at least 0, got {self.padding}")
         names = [f.name for f in self.extra_fields]
         if taken := sorted(set(names) & {*_FIXED, *_LOG}) or sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"extra_fields must have names of their own, got {taken[0]} twice")
 
     def arrays(self) -> tuple[ArraySpec, ...]:
         """Every array of the ring's segment, in the order in which they lie there."""
-        streams, spec = (self.num_envs, self.num_slots), self.spec
+        streams, spec = (self.num_envs, self.num_slots + self.padding), self.spec
         return (
             ArraySpec("header", (HEADER_WORDS,), "int64", control=True),
             ArraySpec("obs", (*streams, *spec.observation_shape), spec.observation_dtype),

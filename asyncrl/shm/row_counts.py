@@ -15,7 +15,7 @@ from asyncrl.shm.ring_protocol import record_episode
 
 
 @kernel(
-    "int64(int64[:,::1], float64[::1], float64[::1], int64[::1], int64, uint8[:,::1], float32[:,::1], int64, "
+    "int64(int64[:,::1], float64[::1], float64[::1], int64[::1], int64, uint8[:,:], float32[:,:], int64, "
     "int64[::1], float64[::1], int64[::1])"
 )
 def count_row(

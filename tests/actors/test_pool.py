@@ -168,7 +168,8 @@ def test_actor_killed_is_started_again_as_next_incarnation(server: ForkServer) -
             assert rig.pool.statistics()[0].restarts == 1
             assert rig.pool.statistics()[0].pid not in (0, first)
             assert list(ring.incarnation[98:102]) == [0, 0, 1, 1]
-            assert tuple(ring.obs[0, 100, 1:3]) == (0, 0), "a new life begins a new episode"
+            assert ring.flags[0, 100] == fakes.RESET, "the dead life's next observation is its true final one"
+            assert tuple(ring.obs[0, 101, 1:3]) == (0, 0), "a new life begins a new episode"
             assert ring.statistics().env_steps == int(np.sum(ring.flags[:, :200] != fakes.RESET))
             assert ring.statistics().incarnation == 1 and not rig.failures
 
@@ -328,7 +329,7 @@ def test_hanging_environment_is_restarted_first(server: ForkServer) -> None:
             rig.grant()
             assert isinstance(await rig.failure(), EnvironmentHung)
             assert rig.deaths == [0, 0]
-            assert rig.pool.rings[0].published() == 8, "four rows of each life"
+            assert rig.pool.rings[0].published() == 9, "four rows of each life, and the second one's reset"
 
     asyncio.run(story())
 

@@ -62,6 +62,12 @@ def test_what_the_last_row_bootstraps(last: int, delta: float) -> None:
     assert run([3], [6], 10, [last])[0] == [delta]
 
 
+def test_an_end_cuts_by_itself() -> None:
+    # No RESET row behind it, as actors never write it: still nothing flows back over an end.
+    assert run([1, 3], [2, 6], 10, [TERMINATED, 0])[0] == [1 - 2, 2]
+    assert run([1, 3], [2, 6], 10, [TRUNCATED, 0])[0] == [1 + 6 / 2 - 2, 2]
+
+
 def test_a_segment_of_reset_rows_is_zero() -> None:
     assert run([0, 0], [5, 6], 7, [RESET, RESET]) == ([0.0, 0.0], [0.0, 0.0])
 

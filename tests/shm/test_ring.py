@@ -309,3 +309,23 @@ def test_kernels_mean_the_same_as_plain_python(monkeypatch):
         assert outcome == compiled[0].py_func(twin_header, twin_armed, rows, 3)
         assert (header == twin_header).all() and (armed == twin_armed).all()
         assert compiled[1](header, 8) == compiled[1].py_func(twin_header, 8)
+
+
+def test_padding_lies_between_streams_and_is_never_written() -> None:
+    spec = EnvSpec("padded", (2,), "float32", DiscreteAction(2))
+    layout = RingLayout(3, 8, spec, padding=5)
+    segment = Segment.create("ring", layout.arrays(), poison=True)
+    try:
+        writer, reader = RingWriter(segment, layout), RingReader(segment, layout)
+        assert writer.obs.shape == (3, 8, 2) and writer.reward.shape == (3, 8)
+        assert writer.reward.strides == (13 * 4, 4)
+        untouched = segment["reward"][:, 8:].copy()
+        writer.obs[:], writer.reward[:] = 1, 2
+        assert segment["reward"][:, 8:].tobytes() == untouched.tobytes()
+        assert (reader.obs == 1).all() and (reader.reward == 2).all()
+        del untouched
+        writer.close(), reader.close()
+    finally:
+        segment.close()
+    with pytest.raises(ValueError, match="padding must be at least 0, got -1"):
+        RingLayout(3, 8, spec, padding=-1)
