@@ -45,6 +45,11 @@ class TrainClock:
             self._resumed = self._now()
 
     @property
+    def running(self) -> bool:
+        """Whether it was started and does not stand still."""
+        return self._resumed is not None
+
+    @property
     def train_seconds(self) -> float:
         """Seconds of training so far."""
         return self._counted + (self._now() - self._resumed if self._resumed is not None else 0.0)

@@ -255,6 +255,7 @@ class Coordinator:
         episodes = self._reporter.episodes
         while True:
             episodes.extend(self._pool.episodes())
+            self._reporter.count_waiting(self._pool.wait_seconds())
             mean = episodes.return_mean if episodes.full else None
             if target is not None and mean is not None and mean >= target:
                 self.stop("target_training_return")
@@ -290,7 +291,7 @@ class Coordinator:
         report = await learner.report()
         self._state = "stopped"
         snapshot = self._publish(report, stop_reason=reason)
-        summary = summarize(snapshot, report, final)
+        summary = summarize(snapshot, report, final, self._reporter.actor_wait_seconds)
         self._directory.write_json("summary.json", summary)
         policy = TrainedPolicy(self._spec, self._policy, self._final_weights)
         return Outcome(policy, final, summary, snapshot)

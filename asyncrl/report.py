@@ -58,6 +58,10 @@ class Reporter:
         config: the run's options.
         replay_capacity: environment steps the rings hold; may be set later.
         clock: the training clock.
+
+    Attributes:
+        episodes: the training episodes that were heard of.
+        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
     """
 
     def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
@@ -68,7 +72,18 @@ class Reporter:
         self._then = (now, 0, 0.0)  # when, updates, learner's waiting seconds
         self._rates = RateMeter()
         self._rates.observe(now, 0, 0, 0)
+        self._actors_waited = 0.0
+        self.actor_wait_seconds = 0.0
         self.episodes = EpisodeWindow()
+
+    def count_waiting(self, seconds: float) -> None:
+        """Note how long the mean actor has waited since the start; what it waits while the clock stands is its rest.
+
+        Called often: what fell between two calls is counted by whether the clock runs at the second.
+        """
+        if self._clock.running:
+            self.actor_wait_seconds += seconds - self._actors_waited
+        self._actors_waited = seconds
 
     def snapshot(
         self,
@@ -155,7 +170,9 @@ def discarded_fraction(learner: LearnerReport) -> float:
     return learner.discarded_steps / max(1, learner.balance.inserted_steps)
 
 
-def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | None) -> dict[str, Any]:
+def summarize(
+    last: Snapshot, learner: LearnerReport, final: EvaluationResult | None, actor_wait_seconds: float
+) -> dict[str, Any]:
     """`summary.json`: rates and fractions are over the whole of `train_seconds`.
 
     Two clocks say when a target was reached, and both stand still while an evaluation holds training:
@@ -166,6 +183,7 @@ def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | 
         last: the run's last snapshot.
         learner: the learner's last report.
         final: evaluation of the weights that the run returns, None where none was made.
+        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
     """
     staleness = learner.staleness_overall
     seconds = max(last.train_seconds, 1e-9)
@@ -206,7 +224,7 @@ def summarize(last: Snapshot, learner: LearnerReport, final: EvaluationResult | 
             "achieved": last.samples_per_insert_achieved,
         },
         "learner_wait_fraction": min(1.0, learner.wait_seconds / seconds),
-        "actor_wait_fraction": min(1.0, _mean([a.wait_seconds for a in last.actors]) / seconds),
+        "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
         "actor_restarts": last.actor_restarts,
     }
 

@@ -101,8 +101,7 @@ def to_target(report: Report, item: str, seeds: int, options: list[str]) -> list
         fixed = results[discipline, "fixed"]
         row.append(report.add(f"{key}_fixed_steps_train_seconds", [s["train_seconds"] for s in fixed], "s"))
         row.append(report.add(f"{key}_fixed_steps_return", [s["eval"]["return_mean"] for s in fixed], ""))
-        for name in ("learner_wait_fraction", "actor_wait_fraction"):
-            report.add(f"{key}_{name}", [s[name] for s in fixed], "")
+        report.add(f"{key}_learner_wait_fraction", [s["learner_wait_fraction"] for s in fixed], "")
         rows.append(row)
     for other in ("lockstep", "synchronous"):
         for clock in runs.CLOCKS:

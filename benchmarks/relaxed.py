@@ -2,8 +2,8 @@
 
     messages    frames, grants' wake-ups and bells between processes, per thousand environment steps
     learner     with the learner stopped, when actors stop, and the share of a core that each then costs
-    actors      with the actors stopped (SIGSTOP), the share of a core that the learner's thread costs, and beside it its
-                whole process, which also supervises and reports
+    actors      with the actors stopped (SIGSTOP), the share of a core that the learner's thread costs, and beside it
+                its whole process, which also supervises and reports
     publishing  share of their time that actors wait for room while the learner keeps up (one pass, no bound)
     bound       largest staleness that entered an update under a bound, beside what was discarded
     ratio       samples per insert, achieved to target

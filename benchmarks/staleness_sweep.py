@@ -2,8 +2,8 @@
 
     dqn     capacity in rows of the ring (a row is a step of all environments of an actor), 64 to 2048; a ring has at
             least 64 rows, so the papers' 32 is out of reach
-    ppo     batches that actors may work ahead, 1 to 64; the learner sleeps in every gradient step, because a queue fills
-            only where the actors are the faster side
+    ppo     batches that actors may work ahead, 1 to 64; the learner sleeps in every gradient step, because a queue
+            fills only where the actors are the faster side
 
 For each: time to the target, staleness p95 and final returns, as results/staleness_sweep.md and .svg. Runs are in this
 process, seed by seed in turn.

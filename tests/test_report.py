@@ -129,6 +129,22 @@ CLOCKS = (
 def test_each_clock_is_said_where_it_ended_the_run(
     reason: str, final: EvaluationResult | None, expected: tuple[object, ...]
 ) -> None:
-    summary = summarize(make_snapshot(stop_reason=reason), learner_report(), final)
+    summary = summarize(make_snapshot(stop_reason=reason), learner_report(), final, 3.0)
     assert tuple(summary[name] for name in CLOCKS) == expected
     assert summary["episodes_return_mean"] == 123.5
+
+
+def test_waiting_while_the_clock_stands_is_not_counted() -> None:
+    clock = TrainClock()
+    reporter = Reporter(TrainerConfig(env="CartPole-v1", algo="ppo"), 0, clock)
+    reporter.count_waiting(0.5)
+    assert reporter.actor_wait_seconds == 0.0, "start-up"
+    clock.start()
+    reporter.count_waiting(2.0)
+    clock.pause()
+    reporter.count_waiting(7.0)
+    clock.resume()
+    reporter.count_waiting(7.25)
+    assert reporter.actor_wait_seconds == 1.75
+    summary = summarize(make_snapshot(train_seconds=3.5), learner_report(), None, reporter.actor_wait_seconds)
+    assert summary["actor_wait_fraction"] == 0.5

@@ -26,6 +26,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.metrics import ActorStatistics
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.ring_layout import WAIT_NS
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 
@@ -176,6 +177,10 @@ class ActorPool:
         for actor in self._actors:
             actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
             yield from zip(returns.tolist(), lengths.tolist(), strict=True)
+
+    def wait_seconds(self) -> float:
+        """Time that actors have slept for want of a grant, by all their lives, mean over actors."""
+        return sum(int(ring.header[WAIT_NS]) for ring in self.rings) / (1e9 * len(self.rings))
 
     def exploration_rate(self) -> float | None:
         """Mean exploration rate over the actors that have acted, None before the first."""

@@ -197,6 +197,7 @@ def test_batches_may_grow_by_segments_of_the_past() -> None:
         before = core.samples
         iterate(core, segments)
         assert core.samples - before == sum(segment.steps for segment in segments)
+    iterate(core, batch_of(record("impala", segment_length=10), spec, core))  # nor is T taken for granted
 
 
 def test_rows_of_weight_zero_teach_nothing() -> None:
