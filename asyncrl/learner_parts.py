@@ -129,7 +129,7 @@ class LearnerParts:
                 algorithm.past_segments, algorithm.past_per_batch, algorithm.max_staleness, self._rng()
             )
         sigma = algorithm.samples_per_insert
-        assert sigma is not None, "a segment algorithm says how often it uses a step"
+        assert sigma is not None, "a segment algorithm says how often it uses a fresh step"
         balance = SegmentBalance(
             discipline=algorithm.discipline,
             num_rings=config.actors,
@@ -138,7 +138,7 @@ class LearnerParts:
             num_slots=self.rings[0].layout.num_slots,
             segments_per_batch=per_batch,
             queue_batches=algorithm.queue_batches,
-            samples_per_insert=sigma,
+            samples_per_insert=sigma * (1 + (algorithm.past_per_batch if past else 0) / per_batch),
             max_env_steps=config.total_steps,
         )
         return SegmentLearning(

@@ -29,7 +29,7 @@ class IMPALACore:
 
     Used from one thread, the learner's. A gradient step is one forward pass over whole streams, V-trace on the host
     with what that pass says of values and log-probabilities, and one way back: targets are never older than the
-    weights that learn from them, in however many passes. On a GPU a step waits once for the device.
+    weights that learn from them, in however many passes. On a GPU a step waits for the device.
 
     Which streams make up a gradient step depends on the seed, the number of the iteration and of the pass only, so
     numbers do not depend on when `step` is called.
