@@ -18,6 +18,7 @@ from asyncrl.core import (
     MultiDiscreteAction,
     Segment,
 )
+from asyncrl.options import option_help
 
 SPECS = {
     "discrete": EnvSpec("discrete", (4,), "float32", DiscreteAction(3)),
@@ -37,8 +38,11 @@ Observe = Callable[[tuple[int, ...], np.random.Generator], np.ndarray]
 
 
 def record(name: str, kind: str = "discrete", **overrides: Any) -> Any:
-    """A small algorithm for the environment of that kind."""
-    sizes = {"hidden_sizes": (16, 16), "segment_length": 24, "learning_rate": 3e-3}
+    """A small algorithm for the environment of that kind, with several gradient steps in a pass where it may have."""
+    several = {"minibatch_size": 40, "minibatches": 2}
+    known = option_help(ALGORITHMS[name])
+    sizes: dict[str, Any] = {"hidden_sizes": (16, 16), "segment_length": 24, "learning_rate": 3e-3}
+    sizes |= {option: value for option, value in several.items() if option in known}
     return ALGORITHMS[name](**{**sizes, **OPTIONS.get(kind, {}), **overrides})
 
 

@@ -19,6 +19,7 @@ from asyncrl.errors import SpacesDoNotFit
 
 
 def core_of(kind: str = "discrete", seed: int = 0, **options: Any) -> PPOCore:
+    options = {"minibatch_size": 256, **options}
     made: PPOCore = record("ppo", kind, **options).make_core(SPECS[kind], "cpu", seed)
     return made
 
@@ -356,6 +357,20 @@ def test_statistics_move_between_iterations_only() -> None:
         segment.obs += 100.0
     iterate(core, segments)
     np.testing.assert_allclose(weights_of(core)[layout.obs_mean], rows.mean(axis=0), rtol=1e-5)
+
+
+def test_every_pass_iteration_and_seed_shuffles_anew() -> None:
+    orders = []
+    for seed in (0, 1):
+        core = core_of(epochs=2, seed=seed)
+        segments = batch_of(core.config, SPECS["discrete"], core)
+        for _ in range(2):
+            core.begin(segments, 0.0)
+            going = True
+            while going:
+                orders.append(tuple(core._order[0].tolist()))
+                going = core.step()
+    assert len(orders) == 8 == len(set(orders))
 
 
 def test_numbers_do_not_depend_on_what_else_is_asked() -> None:
