@@ -24,7 +24,8 @@ from asyncrl.envs import EnvSource
 from asyncrl.errors import AsyncRLWarning
 from asyncrl.interrupts import EXIT_CODE, Interrupts
 from asyncrl.metrics import Snapshot
-from asyncrl.trainer import Trainer, TrainResult
+from asyncrl.trainer import Trainer
+from asyncrl.trainer_options import TrainResult
 
 
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:

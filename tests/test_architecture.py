@@ -52,7 +52,7 @@ DOORS = {
     "gymnasium": ("envs", "env_checks", "actors.forking"),
     "aiohttp": ("server.*",),
     "numba": (
-        *("shm.*", "replay.*", "losses.advantages", "losses.vtrace"),
+        *("shm.*", "replay.*", "losses.advantages", "losses.vtrace", "losses.ppo_kernels"),
         *("policies", "stochastic_kernels", "balance", "staleness"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),

@@ -139,7 +139,7 @@ class PPOCore:
         self._order = torch.from_numpy(order).to(self.nets.device)
         self._position = 0
         if self._batch is None or self._batch.size != size:
-            self._batch = Minibatch(self.nets, self._rollout, size)
+            self._batch = Minibatch(self.config, self.nets, self._rollout, size)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -150,9 +150,9 @@ class PPOCore:
         """
         if self._epoch >= self._last_epoch or self._rollout is None or self._batch is None:
             raise RuntimeError("step needs an iteration that is not finished; call begin first")
-        batch, config = self._batch, self.config
+        batch = self._batch
         batch.gather(self._rollout, self._order[self._position], self._counts[self._position])
-        if batch.gradient(config):
+        if batch.gradient():
             self.nets.apply(self._learning_rate)
             self._updates += 1
             self._samples += batch.count
@@ -203,7 +203,7 @@ class PPOCore:
         if self._explained_variance is not None:
             values["train/explained_variance"] = self._explained_variance
         if self._batch is not None:
-            values |= self._batch.metrics(self.config)
+            values |= self._batch.metrics()
         if self.nets.grad_norm is not None:
             values["train/grad_norm"] = float(self.nets.grad_norm)
         return values
