@@ -8,6 +8,7 @@ an environment's preset keep their say in everything else. A wrong flag or value
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -32,11 +33,18 @@ class Parser(argparse.ArgumentParser):
         for argument in arguments:
             name = argument.split("=", 1)[0]
             if name.startswith("--") and name != "--" and name not in flags:
-                self.unknown("option", name, near_miss(name, flags))
+                self.unknown("option", name, near_miss(name, self._likely(flags, arguments)))
         parsed, rest = self.parse_known_args(arguments)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return parsed
+
+    def _likely(self, flags: list[str], arguments: Sequence[str]) -> list[str]:
+        """Flags that may have been meant: none of an algorithm that was not chosen."""
+        given = dict(itertools.pairwise(arguments))
+        chosen = f"--{given['--algo']}." if "--algo" in given else None
+        own = [flag for flag in flags if "." not in flag or (chosen and flag.startswith(chosen))]
+        return own if chosen and any(flag.startswith(chosen) for flag in flags) else flags
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
         """End with exit code 2 over a name that nothing has."""

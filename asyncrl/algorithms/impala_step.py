@@ -61,8 +61,9 @@ class StreamStep:
         self.count = int(np.count_nonzero(self._counts))
         self._weight = rollout.weight[chosen].reshape(-1) / np.float32(max(self.count, 1))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def gradient(self, config: IMPALA) -> None:
-        """Fill the gradient of the loss at the weights as they stand."""
+        """Fill the gradient of the loss at the weights as they stand; what is not finite shows in the weights."""
         out, value = self._pass.forward()
         log_prob, entropy = self._distribution.evaluate(out, self._action, self._nets.log_std)
         log_ratio = self._trace(config, log_prob, value)

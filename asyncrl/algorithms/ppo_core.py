@@ -94,8 +94,12 @@ class PPOCore:
         self._epoch, self._last_epoch, self._reusable = 0, config.epochs, config.reuse_epochs
         self._shuffle()
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _estimate(self, rollout: Rollout) -> None:
-        """Fill the rollout's numbers: values, advantages, and both log-probabilities."""
+        """Fill the rollout's numbers: values, advantages, and both log-probabilities.
+
+        Where numbers have left float32's range it is the learner that says so, by the weights that come of it.
+        """
         config = self.config
         decoupled = config.staleness_correction == "importance"
         value, last, log_prob = rollout.look(distribution(self.nets.layout) if decoupled else None)

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import segment_rig
 import torch
-from segment_rig import SPECS, Guessing, acted, batch_of, iterate, observations, record, weights_of
+from segment_rig import SPECS, Guessing, acted, batch_of, iterate, observations, weights_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -17,6 +18,11 @@ from asyncrl.errors import SpacesDoNotFit
 from asyncrl.losses.advantages import gae
 from asyncrl.losses.vtrace import vtrace
 from asyncrl.options import option_help
+
+
+def record(name: str, kind: str = "discrete", **overrides: Any) -> Any:
+    """As in the rig, with one gradient step in a pass unless told otherwise."""
+    return segment_rig.record(name, kind, **{"minibatches": 1, **overrides})
 
 
 def module_of(named: dict[str, Tensor]) -> nn.Sequential:
