@@ -68,7 +68,7 @@ def replay_rows(config: TrainerConfig, algorithm: Algorithm) -> int:
     """Rows of a ring that is the replay: its capacity divided among all streams."""
     replay = cast(ReplayAlgorithm, algorithm)
     streams = config.actors * config.envs_per_actor
-    return max(64, 4 * replay.n_step, math.ceil(replay.replay_capacity / streams))
+    return max(32, 4 * replay.n_step, math.ceil(replay.replay_capacity / streams))
 
 
 def segment_rows(config: TrainerConfig, algorithm: Algorithm) -> int:

@@ -1,6 +1,7 @@
 """The papers' metric on CartPole-v1: seconds until the last 100 training episodes of all actors have a mean of 300.
 
-PPO, IMPALA and DQN at their presets, seed by seed in turn, each run a fresh process with one torch thread. The greedy
+PPO and IMPALA at their presets, DQN with `DQN_OPTIONS` (its preset makes as few steps as it can, and this metric needs
+a hundred episodes to end), seed by seed in turn, each run a fresh process with one torch thread. The greedy
 clock (300 over 100 greedy episodes) is measured beside it. What the figures are held against was measured on a machine
 of this size with the released code of the papers, and is not measured here.
 
@@ -21,6 +22,10 @@ REFERENCE = {
     "XingTian PPO": "12 to 17 s",
 }
 BEST_SECONDS = 12.0
+DQN_OPTIONS = [
+    *("--envs-per-actor", "64", "--dqn.batch-size", "256", "--dqn.samples-per-insert", "12"),
+    *("--dqn.hidden-sizes", "64,64", "--dqn.n-step", "5"),
+]
 
 
 def main() -> None:
@@ -35,10 +40,12 @@ def main() -> None:
     for seed in range(parsed.seeds):
         for algo in parsed.items:
             for clock in runs.CLOCKS:
-                summary = runs.command("CartPole-v1", algo, seed, clock, TARGET, limit)
+                options = DQN_OPTIONS if algo == "dqn" else []
+                summary = runs.command("CartPole-v1", algo, seed, clock, TARGET, limit, options)
                 summaries.setdefault((algo, clock), []).append(summary)
                 print(f"{algo} seed {seed} {clock}: {runs.line(summary)}", flush=True)
     report.note("reference", REFERENCE)
+    report.note("dqn_options", DQN_OPTIONS)
     for algo in parsed.items:
         goal = f"under {BEST_SECONDS / 10:g}"
         seconds = runs.add_clock(report, algo, summaries[algo, "training"], "training", limit, goal)

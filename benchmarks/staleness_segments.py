@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--clock", choices=runs.CLOCKS, default="training", help="clock of the slow learner")
     parser.add_argument("--target", type=float, default=300.0, help="its target")
     parser.add_argument("--max-seconds", type=float, default=6.0, help="its limit")
-    parser.add_argument("--step-seconds", type=float, default=0.003, help="how long its gradient steps sleep")
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.0005, help="how long its gradient steps sleep"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="measured of a run of slow actors")
     parsed, _ = runs.parse(parser, "staleness_segments", ITEMS)
     report = Report(parsed.name)
