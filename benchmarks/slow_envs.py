@@ -29,7 +29,8 @@ class Delayed(gymnasium.Wrapper):  # type: ignore[type-arg]
         env: what is stepped.
         seconds: mean delay of a step.
         busy: keep the core busy meanwhile, in place of sleeping (a simulator that runs elsewhere).
-        uneven: draw the delay of each step from an exponential distribution.
+        uneven: draw the delay of an episode's steps from an exponential distribution, anew at every reset: some
+            levels of a game, some poses of a robot, cost more than others.
     """
 
     def __init__(self, env: Any, seconds: float, *, busy: bool, uneven: bool) -> None:
@@ -37,12 +38,19 @@ class Delayed(gymnasium.Wrapper):  # type: ignore[type-arg]
         self._seconds = seconds
         self._busy = busy
         self._uneven = uneven
-        self._random = np.random.default_rng(id(self))
+        self._random = np.random.default_rng((os.getpid(), id(self)))
+        self._own_seconds = seconds
+
+    def reset(self, **options: Any) -> Any:
+        """Reset, and draw how long the steps to come take."""
+        if self._uneven:
+            self._own_seconds = self._random.exponential(self._seconds)
+        return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
         """Step, then let the time pass."""
         result = self.env.step(action)
-        seconds = self._random.exponential(self._seconds) if self._uneven else self._seconds
+        seconds = self._own_seconds
         if self._busy:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:

@@ -73,7 +73,7 @@ def algorithm_of(item: str, size: int, correction: str) -> Any:
     """The preset with this capacity or depth."""
     if item == "ppo":
         options: dict[str, Any] = {"queue_batches": size, "staleness_correction": correction}
-        return SlowPPO.preset("CartPole-v1", discipline="relaxed", **options)
+        return SlowPPO.preset("CartPole-v1", discipline="relaxed", max_staleness=None, **options)
     trainer = DQN.preset_options("CartPole-v1")
     capacity = size * trainer["num_actors"] * trainer["envs_per_actor"]
     starts = min(DQN.preset("CartPole-v1").learning_starts, capacity // 2)

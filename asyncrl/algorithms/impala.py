@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from asyncrl.algorithms.impala_presets import PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.registry import fitting
+from asyncrl.algorithms.segment_options import require_lag_within_bound
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import coerce, option_help, require_at_least, require_positive
@@ -154,6 +155,7 @@ class IMPALA:
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
+        require_lag_within_bound(self.discipline, self.max_staleness)
         for name in ("hidden_sizes", "value_hidden_sizes"):
             sizes = getattr(self, name)
             if sizes is not None and (not sizes or min(sizes) < 1):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncrl.algorithms.ppo_presets import PRESETS
 from asyncrl.algorithms.registry import fitting
+from asyncrl.algorithms.segment_options import require_lag_within_bound
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import coerce, option_help, require_at_least, require_positive
@@ -113,7 +114,7 @@ class PPO:
     queue_batches: int = 1
     """Batches that actors may work ahead where the discipline is relaxed, at least 1."""
 
-    max_staleness: int | None = None
+    max_staleness: int | None = 4
     """Oldest policy that is learned from, in publications of weights; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential", "importance"] = "importance"
@@ -156,6 +157,7 @@ class PPO:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         if not math.isfinite(self.initial_log_std):
             raise ValueError(f"initial_log_std must be finite, got {self.initial_log_std}")
+        require_lag_within_bound(self.discipline, self.max_staleness)
         for name in ("hidden_sizes", "value_hidden_sizes"):
             sizes = getattr(self, name)
             if sizes is not None and (not sizes or min(sizes) < 1):

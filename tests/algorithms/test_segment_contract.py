@@ -360,3 +360,10 @@ def test_identity_is_learned(name: str, identity: str, squashed: bool) -> None:
             break
         iterate(core, [env.segment(policy, algorithm.segment_length, rng)])
     assert reached >= wanted
+
+
+def test_a_bound_below_the_lag_of_lockstep_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="max_staleness must be at least 1 with discipline 'lockstep'"):
+        ALGORITHMS[name](discipline="lockstep", max_staleness=0)
+    ALGORITHMS[name](discipline="lockstep", max_staleness=1)
+    ALGORITHMS[name](discipline="relaxed", max_staleness=0)
