@@ -24,8 +24,7 @@ REFERENCE = {
 BEST_SECONDS = 12.0
 DQN_OPTIONS = [
     *("--envs-per-actor", "64", "--dqn.batch-size", "256", "--dqn.samples-per-insert", "12"),
-    *("--dqn.hidden-sizes", "64,64", "--dqn.n-step", "5", "--dqn.learning-rate-schedule", "linear"),
-    *("--dqn.learning-rate-final", "2e-4", "--dqn.learning-rate-updates", "2500"),
+    *("--dqn.hidden-sizes", "64,64", "--dqn.n-step", "5"),
 ]
 
 
