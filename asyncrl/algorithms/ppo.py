@@ -9,24 +9,22 @@ The networks, the loss and the optimiser are in `ppo_core.py`, which imports tor
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.ppo_presets import PRESETS
-from asyncrl.algorithms.registry import fitting
-from asyncrl.algorithms.segment_options import require_lag_within_bound
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.errors import SpacesDoNotFit
-from asyncrl.options import coerce, option_help, require_at_least, require_positive
-from asyncrl.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
+from asyncrl.algorithms.presets import Preset
+from asyncrl.core import EnvSpec
+from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.ppo_core import PPOCore
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO:
+class PPO(OnPolicy):
     """Hyper-parameters of proximal policy optimisation. Implements `asyncrl.core.SegmentAlgorithm`.
 
     Raises:
@@ -34,19 +32,12 @@ class PPO:
     """
 
     name: ClassVar[str] = "ppo"
-    consumption: ClassVar[Literal["replay", "segments"]] = "segments"
-    action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     past_segments: ClassVar[int] = 0
     past_per_batch: ClassVar[int] = 0
 
     learning_rate: float = 3e-4
-    """Step size of Adam at the start, above 0."""
-
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """What the learning rate does: stay, or fall in a straight line to 0 at the end of the run's steps."""
-
-    gamma: float = 0.99
-    """Discount per environment step, from 0 to 1."""
+    epochs: int = 4
+    max_staleness: int | None = 4
 
     gae_lambda: float = 0.95
     """Lambda of the advantage estimator, from 0 (one step) to 1 (the rest of the segment)."""
@@ -57,20 +48,8 @@ class PPO:
     value_clip_range: float | None = None
     """How far a value may leave the old one before its gradient stops, above 0; none does not clip."""
 
-    epochs: int = 4
-    """Passes over the segments of a batch, at least 1."""
-
     minibatch_size: int = 256
     """Steps per gradient step at most, at least 1; a pass is divided evenly."""
-
-    entropy_coefficient: float = 0.0
-    """Weight of the policy's entropy in the loss, at least 0."""
-
-    value_coefficient: float = 0.5
-    """Weight of the value loss (half the squared error), at least 0."""
-
-    max_grad_norm: float | None = 0.5
-    """Length to which a longer gradient of both networks is shortened, above 0; none leaves gradients alone."""
 
     target_kl: float | None = None
     """Divergence from the old policy at 1.5 times which the passes over a batch end, above 0; none goes on."""
@@ -78,95 +57,19 @@ class PPO:
     normalize_advantages: bool = True
     """Shift and scale the advantages of a batch to mean 0 and deviation 1."""
 
-    normalize_observations: bool = False
-    """Shift and scale observations by their running mean and deviation, and cut them to +-10."""
-
-    normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return, and cut them to +-10."""
-
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the policy's hidden layers, at least one layer."""
-
-    value_hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the value network's hidden layers, at least one layer; none takes the policy's."""
-
-    activation: Literal["tanh", "relu"] = "tanh"
-    """What stands behind every hidden layer."""
-
-    squashed: bool = False
-    """Squash real-valued actions into their bounds by tanh, instead of cutting them off there."""
-
-    initial_log_std: float = 0.0
-    """Logarithm of the standard deviation with which real-valued actions are drawn at the start."""
-
-    adam_eps: float = 1e-5
-    """Term that Adam adds to its denominator, above 0."""
-
-    segment_length: int = 128
-    """Rows of a segment: steps of each environment between two looks at the learner, at least 1."""
-
-    segments_per_batch: int | None = None
-    """Segments that one batch is made of, at least 1; none takes as many as there are actors."""
-
-    discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
-    """Batches of the segments that came first; of one per actor, a version behind; or with actors waiting."""
-
-    queue_batches: int = 1
-    """Batches that actors may work ahead where the discipline is relaxed, at least 1."""
-
-    max_staleness: int | None = 4
-    """Oldest policy that is learned from, in publications of weights; none sets no bound."""
-
     staleness_correction: Literal["none", "power", "exponential", "importance"] = "importance"
     """What is done about staleness s: nothing, a factor (1 + s)^-rate or exp(-rate s), or the decoupled loss."""
-
-    staleness_rate: float = 0.5
-    """Rate of the power and exponential corrections, at least 0."""
 
     rho_bar: float = 2.0
     """Largest importance weight of the decoupled loss, at least 1."""
 
-    reuse_epochs: int = 0
-    """Further passes over a batch while no new one has arrived, at least 0."""
-
     def __post_init__(self) -> None:
-        for name, option in option_help(PPO).items():
-            object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
-        for name in ("epochs", "minibatch_size", "segment_length", "segments_per_batch", "queue_batches"):
-            require_at_least(name, getattr(self, name), 1)
-        for name in (
-            "learning_rate",
-            "clip_range",
-            "value_clip_range",
-            "max_grad_norm",
-            "target_kl",
-            "adam_eps",
-        ):
+        super().__post_init__()
+        require_at_least("minibatch_size", self.minibatch_size, 1)
+        for name in ("clip_range", "value_clip_range", "target_kl"):
             require_positive(name, getattr(self, name))
-        for name in (
-            "entropy_coefficient",
-            "value_coefficient",
-            "staleness_rate",
-            "max_staleness",
-            "reuse_epochs",
-        ):
-            require_at_least(name, getattr(self, name), 0)
         require_at_least("rho_bar", self.rho_bar, 1)
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        if not math.isfinite(self.initial_log_std):
-            raise ValueError(f"initial_log_std must be finite, got {self.initial_log_std}")
-        require_lag_within_bound(self.discipline, self.max_staleness)
-        for name in ("hidden_sizes", "value_hidden_sizes"):
-            sizes = getattr(self, name)
-            if sizes is not None and (not sizes or min(sizes) < 1):
-                raise ValueError(f"{name} must name at least one width of at least 1, got {sizes}")
-
-    @property
-    def samples_per_insert(self) -> float | None:
-        """How often a step is trained on: once per pass."""
-        return float(self.epochs)
+        self._require_fraction("gae_lambda")
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
@@ -174,51 +77,11 @@ class PPO:
         return "none" if self.staleness_correction == "importance" else self.staleness_correction
 
     @classmethod
-    def preset(cls, env_name: str, **overrides: Any) -> PPO:
-        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
-        preset = PRESETS.get(env_name)
-        return cls(**{**(preset.algorithm if preset else {}), **overrides})
-
-    @classmethod
-    def preset_options(cls, env_name: str) -> dict[str, Any]:
-        """Options of the run that go with the preset, a fresh dict."""
-        preset = PRESETS.get(env_name)
-        return dict(preset.trainer) if preset else {}
-
-    def check(self, spec: EnvSpec) -> None:
-        """Refuse what `squashed` cannot do: a box without finite bounds. Raises `SpacesDoNotFit` (ASYNC005)."""
-        if not (self.squashed and isinstance(spec.action, BoxAction)):
-            return
-        if all(math.isfinite(bound) for bound in (*spec.action.low, *spec.action.high)):
-            return
-        raise SpacesDoNotFit(
-            f"ppo.squashed needs actions with finite bounds, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": fitting(spec)},
-            fix="leave squashed at false, or wrap the environment so that its actions have finite bounds",
-        )
-
-    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """The log-probability of the action, and what it was squashed from where it was."""
-        return extra_fields_of(self.layout(spec))
-
-    def make_policy(self, spec: EnvSpec) -> StochasticPolicy:
-        """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
-        return StochasticPolicy(spec, self.layout(spec))
+    def _presets(cls) -> Mapping[str, Preset]:
+        return PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> PPOCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.ppo_core import PPOCore
 
         return PPOCore(self, spec, device, seed)
-
-    def layout(self, spec: EnvSpec) -> ActorLayout:
-        """The policy's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
-        self.check(spec)
-        return ActorLayout(
-            inputs=math.prod(spec.observation_shape),
-            hidden=self.hidden_sizes,
-            action=spec.action,
-            activation=self.activation,
-            squashed=self.squashed and isinstance(spec.action, BoxAction),
-            normalized=self.normalize_observations,
-        )
