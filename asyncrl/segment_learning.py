@@ -212,15 +212,16 @@ class SegmentLearning:
         end = time.perf_counter() + BEAT_SECONDS
         while self._learning:
             more = self.core.step()
-            self.updates += 1
-            self.publisher.unpublished = True
+            samples = self.core.samples
+            if samples != self._samples:  # else it only stopped early: the policy had moved far enough
+                self.updates += 1
+                self.publisher.unpublished = True
+                self._balance.sampled(samples - self._samples)
+                self._samples = samples
             if not more:
                 self._end()
             if time.perf_counter() >= end:
                 break
-        samples = self.core.samples
-        self._balance.sampled(samples - self._samples)
-        self._samples = samples
 
     def _end(self) -> None:
         self._learning = False

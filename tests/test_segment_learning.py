@@ -323,6 +323,20 @@ def test_samples_and_steps_are_counted_on_both_sides(worlds: list[World]) -> Non
     assert world.learning.updates == 10
 
 
+def test_a_step_that_only_stops_early_is_no_update(worlds: list[World]) -> None:
+    class StopsEarly(FakeCore):
+        def step(self) -> bool:
+            if self.left == 1:
+                self.left, self.finished = 0, self.finished + 1
+                return False
+            return super().step()
+
+    world = make(worlds, "synchronous", core=StopsEarly(steps=2))
+    world.run(0), world.run(1)
+    world.iteration()
+    assert world.learning.updates == 1 and world.learning.consumed().balance.sampled == T * E
+
+
 def test_waiting_actors_are_woken_when_they_may_go_on(worlds: list[World]) -> None:
     world = make(worlds, "synchronous")
     world.run(0), world.run(1)
