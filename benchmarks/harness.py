@@ -73,7 +73,9 @@ class Report:
         seconds = time.perf_counter() - self._started
         record = {
             "name": self.name,
-            "command": shlex.join(["python", os.path.relpath(sys.argv[0], FOLDER.parent), *sys.argv[1:]]),
+            "command": shlex.join(
+                ["python", os.path.relpath(sys.argv[0], FOLDER.parent), *_portable(sys.argv[1:])]
+            ),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "commit": commit(),
             "script_seconds": round(seconds, 1),
@@ -97,6 +99,11 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
     lines = [headings, ["---"] * len(headings), *([word(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _portable(arguments: Sequence[str]) -> list[str]:
+    """Arguments without this machine's folders: of an absolute path its last part."""
+    return [os.path.basename(a) if os.path.isabs(a) else a for a in arguments]
 
 
 def machine() -> dict[str, Any]:
