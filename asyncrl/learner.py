@@ -129,6 +129,11 @@ class Learner:
         """Environment steps taken in so far, RESET rows excluded; any thread."""
         return self._consumption.inserted_steps
 
+    @property
+    def policy_version(self) -> int:
+        """Publications of weights so far; any thread."""
+        return self._consumption.publisher.version
+
     # --- loop thread ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
 from asyncrl.schedules import EpsilonSchedule
+from asyncrl.stochastic_kernels import mlp_forward
+
+
+def mlp_blocks(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Shape of each layer's block of a perceptron with these widths, from the input to the head.
+
+    A hidden layer is `[inputs + 1, outputs]`, its last row the bias, the head `[outputs, inputs + 1]`, its last column
+    the bias (why: `networks.FlatMLP`).
+    """
+    hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
+    return (*hidden, (sizes[-1], sizes[-2] + 1))
 
 
 @dataclass(frozen=True)
@@ -55,62 +65,12 @@ class QLayout:
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """Shape of each layer's block."""
-        sizes = self.sizes
-        hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
-        return (*hidden, (sizes[-1], sizes[-2] + 1))
+        return mlp_blocks(self.sizes)
 
     @property
     def weight_count(self) -> int:
         """Length of the flat block."""
         return sum(rows * columns for rows, columns in self.blocks)
-
-
-@njit(
-    ["void(float32[:, ::1], float32[::1], int64[::1], float32[:, :, ::1], float32[:, ::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-    fastmath={"reassoc", "contract"},
-)
-def mlp_forward(x, flat, sizes, scratch, out):  # type: ignore[no-untyped-def]
-    """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
-
-    A hidden layer adds four inputs to an output row at a time, so that the inner loop runs over contiguous
-    outputs and becomes vector instructions; the head is a scalar product per output.
-    """
-    start = 0
-    last = sizes.shape[0] - 2
-    source = x
-    for layer in range(last):
-        n_in, n_out = sizes[layer], sizes[layer + 1]
-        w = flat[start : start + (n_in + 1) * n_out].reshape((n_in + 1, n_out))
-        start += (n_in + 1) * n_out
-        target = scratch[layer % 2]
-        for r in range(x.shape[0]):
-            y = target[r, :n_out]
-            y[:] = w[n_in]
-            k = 0
-            while k + 4 <= n_in:
-                a, b, c, d = source[r, k], source[r, k + 1], source[r, k + 2], source[r, k + 3]
-                for j in range(n_out):
-                    y[j] += a * w[k, j] + b * w[k + 1, j] + c * w[k + 2, j] + d * w[k + 3, j]
-                k += 4
-            while k < n_in:
-                a = source[r, k]
-                for j in range(n_out):
-                    y[j] += a * w[k, j]
-                k += 1
-            for j in range(n_out):
-                y[j] = max(y[j], np.float32(0.0))
-        source = target
-    n_in = sizes[last]
-    w = flat[start:].reshape((sizes[last + 1], n_in + 1))
-    for r in range(x.shape[0]):
-        for j in range(w.shape[0]):
-            total = w[j, n_in]
-            for k in range(n_in):
-                total += source[r, k] * w[j, k]
-            out[r, j] = total
 
 
 class QPolicy:
@@ -176,7 +136,7 @@ class QPolicy:
         else:
             np.multiply(flat, self._scale, out=self._x)
         out = np.empty((rows, self.layout.sizes[-1]), np.float32)
-        mlp_forward(self._x, self._weights, self._sizes, self._scratch, out)
+        mlp_forward(self._x, self._weights, self._sizes, True, self._scratch, out)
         if not self.layout.dueling:
             return out
         advantage = out[:, 1:]

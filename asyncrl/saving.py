@@ -67,15 +67,13 @@ class CheckpointSaver:
         if folder is None:
             return ""
         async with self._turn:
-            present, version = await self._learner.current_weights()
-            state = {
-                "core": await self._learner.state_dict(),
-                "weights": present if weights is None else weights,
-            }
-            meta = self._meta(version, best)
+            if weights is None:
+                weights, _ = await self._learner.current_weights()
+            state = {"core": await self._learner.state_dict(), "weights": weights}
+            meta = self._meta(best)
             return str(await asyncio.to_thread(folder.save, state, meta, best=best is not None))
 
-    def _meta(self, version: int, evaluation: EvaluationResult | None) -> CheckpointMeta:
+    def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
         return CheckpointMeta(
             env=self._config.env,
             algo=self._config.algo,
@@ -85,7 +83,7 @@ class CheckpointSaver:
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,
             episodes=self._episodes(),
-            policy_version=evaluation.policy_version if evaluation else version,
+            policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
             train_seconds=self._clock.train_seconds,
             return_mean=evaluation.return_mean if evaluation else None,
         )

@@ -8,7 +8,6 @@ actions and stamps every row with the log probability under which it was drawn.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.stochastic_kernels import actor_forward, add_squashing, draw_choices, draw_gaussian
+from asyncrl.policies import mlp_blocks
+from asyncrl.stochastic_kernels import add_squashing, draw_choices, draw_gaussian, mlp_forward
 
 OBSERVATION_CLIP = 10.0
 """Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
@@ -90,9 +90,7 @@ class ActorLayout:
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """Shape of each layer's block."""
-        sizes = self.sizes
-        hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
-        return (*hidden, (sizes[-1], sizes[-2] + 1))
+        return mlp_blocks(self.sizes)
 
     @property
     def network_count(self) -> int:
@@ -204,7 +202,7 @@ class StochasticPolicy:
             self._scratch = np.empty((2, rows, max(layout.sizes)), np.float32)
             self._out = np.empty((rows, layout.outputs), np.float32)
         self._observe(obs.reshape(rows, -1))
-        actor_forward(self._x, self._weights, self._sizes, self._relu, self._scratch, self._out)
+        mlp_forward(self._x, self._weights, self._sizes, self._relu, self._scratch, self._out)
         return self._out
 
     def _observe(self, flat: NDArray[Any]) -> None:

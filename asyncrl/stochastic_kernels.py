@@ -1,4 +1,4 @@
-"""What a stochastic policy computes per row, as numba kernels: its network, its draws and their log probabilities.
+"""What a policy computes per row, as numba kernels: its network, its draws and their log probabilities.
 
 Each is compiled when the module is imported, or loaded from numba's disk cache. The caller validates.
 """
@@ -45,10 +45,11 @@ def tanh_in_place(y):  # type: ignore[no-untyped-def]
     error_model="numpy",
     fastmath={"reassoc", "contract"},
 )
-def actor_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
+def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
     """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
 
-    As `policies.mlp_forward`, with a choice of activation.
+    Between the layers stands ReLU or tanh. A hidden layer adds four inputs to an output row at a time, so that the
+    inner loop runs over contiguous outputs and becomes vector instructions; the head is a scalar product per output.
     """
     start = 0
     last = sizes.shape[0] - 2

@@ -53,7 +53,7 @@ DOORS = {
     "aiohttp": ("server.*",),
     "numba": (
         *("shm.*", "replay.*", "losses.advantages", "losses.vtrace", "losses.ppo_kernels"),
-        *("policies", "stochastic_kernels", "balance", "staleness"),
+        *("stochastic_kernels", "balance", "staleness"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),

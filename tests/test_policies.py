@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from asyncrl.core import DiscreteAction, EnvSpec, Policy
-from asyncrl.policies import QLayout, QPolicy, TrainedPolicy, mlp_forward
+from asyncrl.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.schedules import EpsilonSchedule, ramp
+from asyncrl.stochastic_kernels import mlp_forward
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 WIDE = EnvSpec("wide", (4,), "float32", DiscreteAction(1000))
@@ -58,7 +59,7 @@ def test_kernel_compiled_and_interpreted_agree() -> None:
     outs = []
     for kernel in (mlp_forward, mlp_forward.py_func):
         out = np.full((5, 3), np.nan, np.float32)
-        kernel(x, flat, sizes, np.full((2, 5, 7), np.nan, np.float32), out)
+        kernel(x, flat, sizes, True, np.full((2, 5, 7), np.nan, np.float32), out)
         outs.append(out)
     np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-5)
 

@@ -24,10 +24,10 @@ from asyncrl.core import (
 from asyncrl.policies import TrainedPolicy
 from asyncrl.stochastic import OBSERVATION_CLIP, ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.stochastic_kernels import (
-    actor_forward,
     add_squashing,
     draw_choices,
     draw_gaussian,
+    mlp_forward,
     tanh_in_place,
 )
 
@@ -154,7 +154,7 @@ def test_kernel_compiled_and_interpreted_agree() -> None:
     obs, sizes = observations(4), np.array(made.layout.sizes)
     for relu in (False, True):
         outs = []
-        for kernel in (actor_forward, actor_forward.py_func):
+        for kernel in (mlp_forward, mlp_forward.py_func):
             outs.append(np.full((4, 3), np.nan, np.float32))
             kernel(obs, weights, sizes, relu, np.full((2, 4, 7), np.nan, np.float32), outs[-1])
         np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)

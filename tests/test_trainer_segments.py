@@ -151,8 +151,7 @@ def test_staleness_bound_holds_and_discards():
 
 
 def test_target_training_return_stops_at_the_mean_of_a_hundred_episodes():
-    trainer = Trainer("CartPole-v1", small(), seed=0, **SMALL)
-    trainer._config = trainer.config.__class__(**{**vars(trainer.config), "target_training_return": 30.0})
+    trainer = Trainer("CartPole-v1", small(), seed=0, target_training_return=30.0, **SMALL)
     result = trainer.learn(max_seconds=60)
     summary = result.summary
     assert result.stop_reason == "target_training_return"

@@ -8,7 +8,6 @@ a network acts in a few microseconds. There is no autograd (why: `networks.py`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.networks import FlatMLP, MLPPass, orthogonal_weights
+from asyncrl.policies import mlp_blocks
 from asyncrl.stochastic import OBSERVATION_CLIP, ActorLayout
 
 _BETAS = (0.9, 0.999)
@@ -69,7 +69,8 @@ class ActorCritic:
         self.grad_norm: Tensor | None = None
         self.device = torch.device(device)
         self._eps, self._max_grad_norm = adam_eps, max_grad_norm
-        self._value_blocks = _value_blocks(layout, value_hidden)
+        hidden = layout.hidden if value_hidden is None else value_hidden
+        self._value_blocks = mlp_blocks((layout.inputs, *hidden, 1))
         with torch.inference_mode():
             self._initialise(torch.Generator().manual_seed(seed), initial_log_std)
         self._seen, self._noted = RunningMoments(layout.inputs), RunningMoments(layout.inputs)
@@ -254,9 +255,3 @@ def require_like(state: object, own: object, path: str) -> None:
         shape = tuple(getattr(state, "shape", ()))
         if shape != tuple(own.shape):
             raise ValueError(f"{path} must have shape {tuple(own.shape)}, got {shape}")
-
-
-def _value_blocks(layout: ActorLayout, hidden: tuple[int, ...] | None) -> tuple[tuple[int, int], ...]:
-    """Blocks of the value network, laid out as the policy's, with one output."""
-    sizes = (layout.inputs, *(layout.hidden if hidden is None else hidden))
-    return (*((a + 1, b) for a, b in itertools.pairwise(sizes)), (1, sizes[-1] + 1))

@@ -22,6 +22,7 @@ from asyncrl.stochastic import OBSERVATION_CLIP
 NUMBERS = ("log_prob", "advantage", "target", "value", "policy_weight", "value_weight", "entropy_weight")
 """Rows of `Rollout.numbers`: the log-probability that the ratio is taken of, ..., weights of the terms of the loss."""
 
+_ROWS = ("reward", "flags", "behaviour", "weight")
 _CHUNK = 2048
 
 
@@ -165,6 +166,7 @@ class Rollout:
             "action": self.action.cpu().clone(),
             "numbers": self.numbers.cpu().clone(),
             "valid": self.valid.copy(),
+            **{name: getattr(self, name).copy() for name in _ROWS},
             "mean": self._statistics[0].copy(),
             "scale": self._statistics[1].copy(),
         }
@@ -173,5 +175,7 @@ class Rollout:
         """Take over (copy) what `state_dict` of a rollout of the same shape returned."""
         for name in ("x", "action", "numbers"):
             getattr(self, name).copy_(state[name])
+        for name in _ROWS:
+            np.copyto(getattr(self, name), state[name])
         self.valid = np.array(state["valid"], np.int64)
         self._statistics = np.array(state["mean"], np.float32), np.array(state["scale"], np.float32)

@@ -6,6 +6,7 @@ from the recent past into each batch. They cannot stay in the rings, which the a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,18 +53,11 @@ class PastSegments:
 
         Their rows are this store's and must not be written; `weight` (ones) and `staleness` are fresh arrays.
         """
-        while self._bound is not None and self._kept and version - self._kept[0].version.min() > self._bound:
-            self._kept.popleft()
-        usable = [
-            i
-            for i, s in enumerate(self._kept)
-            if self._bound is None or version - s.version.min() <= self._bound
-        ]
+        bound = math.inf if self._bound is None else self._bound
+        usable = [segment for segment in self._kept if version - segment.version.min() <= bound]
         count = min(self._per_batch, len(usable))
-        if not count:
-            return []
-        chosen = self._rng.choice(len(usable), size=count, replace=False)
-        return [_for_use(self._kept[usable[int(i)]]) for i in chosen]
+        chosen = self._rng.choice(len(usable), size=count, replace=False) if count else ()
+        return [_for_use(usable[i]) for i in chosen]
 
 
 def _copy(segment: Segment) -> Segment:

@@ -331,16 +331,6 @@ def test_passes_are_made_again_while_allowed() -> None:
     assert core.samples == 4 * steps
 
 
-def test_further_passes_see_observations_as_they_are_published() -> None:
-    core = core_of("wide", epochs=1, reuse_epochs=1)
-    segments = batch_of(core.config, SPECS["wide"], core)
-    iterate(core, segments)
-    mean, scale = core.nets.statistics
-    assert (mean != 0).all() and core.again()
-    obs = np.concatenate([segment.obs.reshape(-1, 2) for segment in segments])
-    np.testing.assert_allclose(core.batch()["obs"], np.clip((obs - mean) * scale, -10, 10), atol=1e-5)
-
-
 def test_statistics_move_between_iterations_only() -> None:
     core = core_of("wide")
     layout = core.nets.layout

@@ -367,3 +367,14 @@ def test_a_bound_below_the_lag_of_lockstep_is_refused(name: str) -> None:
         ALGORITHMS[name](discipline="lockstep", max_staleness=0)
     ALGORITHMS[name](discipline="lockstep", max_staleness=1)
     ALGORITHMS[name](discipline="relaxed", max_staleness=0)
+
+
+def test_further_passes_see_observations_as_they_are_published(name: str) -> None:
+    algorithm, spec = record(name, "wide", epochs=1, reuse_epochs=1), SPECS["wide"]
+    core = algorithm.make_core(spec, "cpu", 0)
+    segments = batch_of(algorithm, spec, core)
+    iterate(core, segments)
+    mean, scale = core.nets.statistics
+    assert (mean != 0).all() and core.again()
+    obs = np.concatenate([segment.obs.reshape(-1, 2) for segment in segments])
+    np.testing.assert_allclose(core.batch()["obs"], np.clip((obs - mean) * scale, -10, 10), atol=1e-5)
