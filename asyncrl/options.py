@@ -217,3 +217,15 @@ def require_positive(name: str, value: float | None) -> None:
     """Raise ValueError `name must be greater than 0, got value` unless it is, or is None (a NaN is not)."""
     if value is not None and not value > 0:
         raise ValueError(f"{name} must be greater than 0, got {value}")
+
+
+def require_fraction(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, got {value}")
+
+
+def require_widths(name: str, sizes: tuple[int, ...] | None) -> None:
+    """Raise ValueError unless `sizes` is None or at least one width, each at least 1."""
+    if sizes is not None and (not sizes or min(sizes) < 1):
+        raise ValueError(f"{name} must name at least one width of at least 1, got {sizes}")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.normalization import RunningMoments
+from asyncrl.algorithms.saved_state import require_like
 from asyncrl.networks import FlatMLP, MLPPass, orthogonal_weights
+from asyncrl.optimizer import FlatAdam
 from asyncrl.policies import mlp_blocks
 from asyncrl.stochastic import OBSERVATION_CLIP, ActorLayout
 
-_BETAS = (0.9, 0.999)
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
 
 
@@ -51,7 +52,6 @@ class ActorCritic:
         parameters: flat `[P]`: policy, log standard deviations, value.
         gradient: `[P]`, what `backward` has filled.
         log_std: view `[d]` into `parameters`, or None where the policy is not a Gaussian.
-        grad_norm: scalar tensor, length of the last applied gradient before it was shortened; None before.
     """
 
     def __init__(
@@ -66,13 +66,12 @@ class ActorCritic:
         initial_log_std: float = 0.0,
     ) -> None:
         self.layout, self.weight_count = layout, layout.weight_count
-        self.grad_norm: Tensor | None = None
         self.device = torch.device(device)
-        self._eps, self._max_grad_norm = adam_eps, max_grad_norm
         hidden = layout.hidden if value_hidden is None else value_hidden
         self._value_blocks = mlp_blocks((layout.inputs, *hidden, 1))
         with torch.inference_mode():
             self._initialise(torch.Generator().manual_seed(seed), initial_log_std)
+        self._adam = FlatAdam(self.parameters, self.gradient, eps=adam_eps, max_grad_norm=max_grad_norm)
         self._seen, self._noted = RunningMoments(layout.inputs), RunningMoments(layout.inputs)
         self._mean = np.zeros(layout.inputs, np.float32)
         self._scale = np.ones(layout.inputs, np.float32)
@@ -83,20 +82,19 @@ class ActorCritic:
         value = orthogonal_weights(self._value_blocks, generator, _VALUE_HEAD_GAIN)
         self.parameters = torch.cat((policy, log_std, value)).to(self.device)
         self.gradient = torch.zeros_like(self.parameters)
-        self._exp_avg, self._exp_avg_sq = torch.zeros_like(self.gradient), torch.zeros_like(self.gradient)
         self._policy, self._log_std, self._value = self._parts(self.parameters)
         self._policy_gradient, self._log_std_gradient, self._value_gradient = self._parts(self.gradient)
         self.log_std = self._log_std if self.layout.gaussian else None
-        self._step = torch.zeros((), device=self.device)
-        self._learning_rate = torch.zeros((), device=self.device)
-        self._rate = 0.0
-        self._one = torch.ones((), device=self.device)
-        self._inverse_max_norm = self._one / (self._max_grad_norm or 1.0)
 
     @property
     def learning_rate(self) -> float:
         """That of the last `apply`."""
-        return self._rate
+        return self._adam.learning_rate
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Scalar tensor, length of the last applied gradient before it was shortened; None before."""
+        return self._adam.grad_norm
 
     def _parts(self, flat: Tensor) -> tuple[FlatMLP, Tensor, FlatMLP]:
         first, second = self.layout.network_count, self.layout.network_count + self.layout.action_values
@@ -109,30 +107,7 @@ class ActorCritic:
 
     def apply(self, learning_rate: float) -> None:
         """One step of Adam with what `backward` has filled, the gradient shortened on the way."""
-        if learning_rate != self._rate:
-            self._rate = learning_rate
-            self._learning_rate.fill_(learning_rate)
-        scale = None
-        self.grad_norm = torch.linalg.vector_norm(self.gradient)
-        if self._max_grad_norm is not None:
-            scale = torch.maximum(self.grad_norm * self._inverse_max_norm, self._one)
-        self._step.add_(self._one)
-        torch._fused_adam_(
-            [self.parameters],
-            [self.gradient],
-            [self._exp_avg],
-            [self._exp_avg_sq],
-            [],
-            [self._step],
-            lr=self._learning_rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            weight_decay=0.0,
-            eps=self._eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
-        )
+        self._adam.step(learning_rate)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Write observations as the networks take them: float32, normalised (or bytes scaled to 0..1).
@@ -180,12 +155,11 @@ class ActorCritic:
 
     def state_dict(self) -> dict[str, Any]:
         """Networks by layer name, Adam's moments and the statistics, as copies on the host."""
-        adam = {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq, "step": self._step}
         return {
             "policy": self._policy.named(),
             "log_std": self._log_std.cpu().clone(),
             "value": self._value.named(),
-            "optimizer": {name: tensor.cpu().clone() for name, tensor in adam.items()},
+            "optimizer": self._adam.state_dict(),
             "observations": {"seen": self._seen.state_dict(), "noted": self._noted.state_dict()},
         }
 
@@ -200,8 +174,7 @@ class ActorCritic:
         self._policy.load(state["policy"])
         self._value.load(state["value"])
         self._log_std.copy_(state["log_std"])
-        for name, own in (("exp_avg", self._exp_avg), ("exp_avg_sq", self._exp_avg_sq), ("step", self._step)):
-            own.copy_(state["optimizer"][name])
+        self._adam.load_state_dict(state["optimizer"])
         self._seen.load_state_dict(state["observations"]["seen"])
         self._noted.load_state_dict(state["observations"]["noted"])
         if self._seen.count:
@@ -241,17 +214,3 @@ class ActorCriticPass:
         self._value.backward(grad_value.unsqueeze(1))
         if grad_log_std is not None:
             self._log_std_gradient.copy_(grad_log_std)
-
-
-def require_like(state: object, own: object, path: str) -> None:
-    """Raise ValueError unless `state` has the keys of the nested dicts `own` and arrays of the same shapes."""
-    if isinstance(own, Mapping):
-        if not isinstance(state, Mapping) or set(state) != set(own):
-            got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"{path} must hold {sorted(own)}, got {got}")
-        for name, value in own.items():
-            require_like(state[name], value, f"{path}.{name}")
-    elif isinstance(own, (Tensor, np.ndarray)):
-        shape = tuple(getattr(state, "shape", ()))
-        if shape != tuple(own.shape):
-            raise ValueError(f"{path} must have shape {tuple(own.shape)}, got {shape}")

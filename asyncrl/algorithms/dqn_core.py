@@ -10,16 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algorithms.saved_state import require_like
+from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.core import Batch, EnvSpec, UpdateResult
 from asyncrl.losses.td import bootstrap, dqn_loss, dqn_loss_gradient, dueling, dueling_gradient, td_error
 from asyncrl.networks import FlatMLP, MLPPass, initial_weights
-from asyncrl.schedules import ramp
+from asyncrl.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.dqn import DQN
-
-_BETAS = (0.9, 0.999)
-_OPTIMIZER = ("exp_avg", "exp_avg_sq", "step")
 
 
 class DQNCore:
@@ -54,12 +53,12 @@ class DQNCore:
             self._online.head.mul_(self._mask)
         self._target = FlatMLP(layout.blocks, self._online.flat.clone())
         self._gradient = FlatMLP(layout.blocks, torch.zeros_like(self._online.flat))
-        self._exp_avg = torch.zeros_like(self._online.flat)
-        self._exp_avg_sq = torch.zeros_like(self._online.flat)
-        self._step = torch.zeros((), device=self._device)
-        self._learning_rate = torch.tensor(config.learning_rate, device=self._device)
-        self._one = torch.ones((), device=self._device)
-        self._inverse_max_norm = self._one / (config.max_grad_norm or 1.0)
+        self._adam = FlatAdam(
+            self._online.flat,
+            self._gradient.flat,
+            eps=config.adam_eps,
+            max_grad_norm=config.max_grad_norm,
+        )
         self._updates = 0
         self._work: _Work | None = None
 
@@ -71,16 +70,14 @@ class DQNCore:
         priorities and in `metrics`.
         """
         work = self._work
-        if work is None or work.size != batch.size:
+        if work is None or work.batch.size != batch.size:
             work = self._work = _Work(batch.size, self)
-        if self.config.learning_rate_schedule == "linear":
-            self._learning_rate.fill_(self._rate(self._updates))
-        work.stage(batch)
+        work.batch.stage(batch)
         self._compute(work)
         self._updates += 1
         if self.config.target_update == "hard" and self._updates % self.config.target_update_interval == 0:
             self._target.flat.copy_(self._online.flat)
-        return UpdateResult(work.host_priorities() if self.config.prioritized else None)
+        return UpdateResult(work.priorities() if self.config.prioritized else None)
 
     def _compute(self, work: _Work) -> None:
         """Everything of an update that happens on the device; the same operations for every batch."""
@@ -89,53 +86,23 @@ class DQNCore:
         next_q = self._heads(work.target.forward())
         work.q = q
         next_value = bootstrap(next_q, next_q_online if config.double else None)
-        work.td = td_error(q, work.action, work.reward, work.discount, next_value)
-        grad = dqn_loss_gradient(work.td, work.action, work.weight, q.shape[1], config.huber_delta)
+        batch = work.batch
+        work.td = td_error(q, batch.action, batch.reward, batch.discount, next_value)
+        grad = dqn_loss_gradient(work.td, batch.action, batch.weight, q.shape[1], config.huber_delta)
         work.online.backward(dueling_gradient(grad) if config.dueling else grad)
         if self._mask is not None:
             self._gradient.head.mul_(self._mask)
-        self._adam(work)
+        self._adam.step(config.learning_rate_at(self._updates))
         if config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, config.tau)
 
     def _action_values(self, work: _Work) -> tuple[Tensor, Tensor | None]:
         """Online action values `[B, A]` of obs, and of next_obs where double Q-learning asks for them."""
         out = self._heads(work.online.forward())
-        return out[: work.size], out[work.size :] if self.config.double else None
+        return out[: work.batch.size], out[work.batch.size :] if self.config.double else None
 
     def _heads(self, out: Tensor) -> Tensor:
         return dueling(out[:, :1], out[:, 1:]) if self.config.dueling else out
-
-    def _adam(self, work: _Work) -> None:
-        """One step of Adam on the flat vector, the gradient shortened to `max_grad_norm` on the way."""
-        scale = None
-        if self.config.max_grad_norm is not None:
-            work.grad_norm = torch.linalg.vector_norm(self._gradient.flat)
-            scale = torch.maximum(work.grad_norm * self._inverse_max_norm, self._one)
-        self._step.add_(self._one)
-        torch._fused_adam_(
-            [self._online.flat],
-            [self._gradient.flat],
-            [self._exp_avg],
-            [self._exp_avg_sq],
-            [],
-            [self._step],
-            lr=self._learning_rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            weight_decay=0.0,
-            eps=self.config.adam_eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
-        )
-
-    def _rate(self, updates: int) -> float:
-        """Learning rate of the update that `updates` others came before."""
-        config = self.config
-        if config.learning_rate_schedule == "constant":
-            return config.learning_rate
-        return ramp(config.learning_rate, config.learning_rate_final, config.learning_rate_updates, updates)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the online network into `out` `[weight_count]`, in the order of `QLayout`."""
@@ -147,23 +114,23 @@ class DQNCore:
 
         Waits for the device. Before the first update there is only the learning rate.
         """
-        values = {"train/learning_rate": self._rate(max(self._updates - 1, 0))}
+        values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
         work = self._work
         if work is None or work.td is None or work.q is None:
             return values
-        norm = work.grad_norm if work.grad_norm is not None else torch.linalg.vector_norm(self._gradient.flat)
-        values["train/loss"] = float(dqn_loss(work.td, work.weight, self.config.huber_delta))
+        values["train/loss"] = float(dqn_loss(work.td, work.batch.weight, self.config.huber_delta))
         values["train/q_mean"] = float(work.q.mean())
-        values["train/grad_norm"] = float(norm)
+        norm = self._adam.grad_norm
+        if norm is not None:
+            values["train/grad_norm"] = float(norm)
         return values
 
     def state_dict(self) -> Mapping[str, Any]:
         """Both networks by layer name, Adam's moments and the number of updates, as copies on the host."""
-        adam = {name: getattr(self, f"_{name}").cpu().clone() for name in _OPTIMIZER}
         return {
             "online": self._online.named(),
             "target": self._target.named(),
-            "optimizer": adam,
+            "optimizer": self._adam.state_dict(),
             "updates": self._updates,
         }
 
@@ -172,99 +139,37 @@ class DQNCore:
         """Go on from what `state_dict` returned, to the same numbers on the same device.
 
         Raises:
-            ValueError: a part is missing or has another shape.
+            ValueError: a part is missing or has another shape; nothing has been written then.
         """
-        wanted = {"online", "target", "optimizer", "updates"}
-        if set(state) != wanted or set(state["optimizer"]) != set(_OPTIMIZER):
-            raise ValueError(f"state must hold {sorted(wanted)} with {_OPTIMIZER}, got {sorted(state)}")
-        for name in _OPTIMIZER:
-            own = getattr(self, f"_{name}")
-            if own.shape != state["optimizer"][name].shape:
-                shapes = f"{tuple(own.shape)}, got {tuple(state['optimizer'][name].shape)}"
-                raise ValueError(f"optimizer.{name} must have shape {shapes}")
+        require_like(state, self.state_dict(), "state")
         self._online.load(state["online"])
         self._target.load(state["target"])
-        for name in _OPTIMIZER:
-            getattr(self, f"_{name}").copy_(state["optimizer"][name])
+        self._adam.load_state_dict(state["optimizer"])
         self._updates = int(state["updates"])
 
 
 class _Work:
     """Buffers of an update for one batch size: the batch on the device, and the passes over it.
 
-    On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy
-    is done. On the CPU the block is the destination.
-
     Attributes:
-        size: B.
-        action, reward, discount, weight: columns `[B, 1]` on the device; weight is divided by B.
+        batch: on the device.
         online: pass over `[obs, next_obs]` (only obs without double Q-learning), with gradient for obs.
         target: pass over next_obs.
-        td, q, grad_norm: of the last update.
+        td, q: of the last update.
     """
 
     def __init__(self, size: int, core: DQNCore) -> None:
-        self.size = size
+        self.batch = StagedBatch(size, core._spec, core._device)
         self.td: Tensor | None = None
         self.q: Tensor | None = None
-        self.grad_norm: Tensor | None = None
-        device, width = core._device, core.layout.inputs + 1
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(size * (2 * width + 5), pin_memory=pinned)
-        self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
-        self._copied = torch.cuda.Event() if pinned else None
-        rows, numbers, action = (field.numpy() for field in _fields(self._host, size, width))
-        self._obs, self._next_obs = rows[:size, :-1], rows[size:, :-1]
-        self._numbers, self._action = [*numbers[:, :, 0]], action[:, 0]
-        both, (self.reward, self.discount, self.weight), self.action = _fields(self._block, size, width)
-        rows[:, -1] = 1.0
-        both[:, -1] = 1.0
-        x = both if core.config.double else both[:size]
-        self.online = MLPPass(core._online, x, core._gradient, size)
-        self.target = MLPPass(core._target, both[size:])
-        self._scale = np.float32(1 / 255) if core._spec.observation_dtype == "uint8" else None
-        self._priorities = torch.zeros(size, 1, pin_memory=pinned)
-        self._priorities_host = self._priorities.view(size).numpy()
+        rows = self.batch.rows
+        self.online = MLPPass(core._online, rows if core.config.double else rows[:size], core._gradient, size)
+        self.target = MLPPass(core._target, rows[size:])
 
-    def stage(self, batch: Batch) -> None:
-        """Copy the batch in; observations become float32 rows, bytes are scaled to 0..1."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        shape = self._obs.shape
-        if self._scale is None:
-            np.copyto(self._obs, batch.obs.reshape(shape), casting="same_kind")
-            np.copyto(self._next_obs, batch.next_obs.reshape(shape), casting="same_kind")
-        else:
-            np.multiply(batch.obs.reshape(shape), self._scale, out=self._obs)
-            np.multiply(batch.next_obs.reshape(shape), self._scale, out=self._next_obs)
-        reward, discount, weight = self._numbers
-        np.copyto(reward, batch.reward)
-        np.copyto(discount, batch.discount)
-        np.divide(batch.weight, self.size, out=weight)
-        np.copyto(self._action, batch.action)
-        if self._block is not self._host:
-            self._block.copy_(self._host, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-
-    def host_priorities(self) -> NDArray[np.float32]:
+    def priorities(self) -> NDArray[np.float32]:
         """|TD error| `[B]` on the host; the same array every time."""
         assert self.td is not None
-        if self._block is self._host:
-            torch.abs(self.td, out=self._priorities)
-        else:
-            self._priorities.copy_(self.td.abs())
-        return self._priorities_host
-
-
-def _fields(block: Tensor, size: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]` and actions `[B, 1]` int64.
-
-    Numbers are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
-    """
-    action = block[: 2 * size].view(torch.int64).view(size, 1)
-    numbers = block[2 * size : 5 * size].view(3, size, 1)
-    return block[5 * size :].view(2 * size, width), numbers, action
+        return self.batch.on_host(self.td)
 
 
 def _head_mask(head: Tensor, stream: int) -> Tensor:

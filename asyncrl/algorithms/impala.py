@@ -19,7 +19,7 @@ from asyncrl.algorithms.impala_presets import PRESETS
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.presets import Preset
 from asyncrl.core import EnvSpec
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.impala_core import IMPALACore
@@ -75,7 +75,7 @@ class IMPALA(OnPolicy):
             require_positive(name, getattr(self, name))
         for name in ("past_segments", "past_per_batch"):
             require_at_least(name, getattr(self, name), 0)
-        self._require_fraction("trace_lambda")
+        require_fraction("trace_lambda", self.trace_lambda)
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")

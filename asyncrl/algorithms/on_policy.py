@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from asyncrl.algorithms.presets import Preset
+from asyncrl.algorithms.presets import WithPresets
 from asyncrl.algorithms.registry import fitting
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.options import coerce, option_help, require_at_least, require_positive
+from asyncrl.options import (
+    coerce,
+    option_help,
+    require_at_least,
+    require_fraction,
+    require_positive,
+    require_widths,
+)
 from asyncrl.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
@@ -19,7 +25,7 @@ _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy:
+class OnPolicy(WithPresets):
     """Options that mean the same to every algorithm on segments; a record of one extends this one.
 
     Raises:
@@ -106,13 +112,11 @@ class OnPolicy:
         for name in ("entropy_coefficient", "value_coefficient", "staleness_rate", "reuse_epochs"):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("max_staleness", self.max_staleness, 0)
-        self._require_fraction("gamma")
+        require_fraction("gamma", self.gamma)
         if not math.isfinite(self.initial_log_std):
             raise ValueError(f"initial_log_std must be finite, got {self.initial_log_std}")
         for name in ("hidden_sizes", "value_hidden_sizes"):
-            sizes = getattr(self, name)
-            if sizes is not None and (not sizes or min(sizes) < 1):
-                raise ValueError(f"{name} must name at least one width of at least 1, got {sizes}")
+            require_widths(name, getattr(self, name))
         lag = _LAG[self.discipline]
         if self.max_staleness is not None and self.max_staleness < lag:
             raise ValueError(
@@ -120,31 +124,10 @@ class OnPolicy:
                 f"many versions old, got {self.max_staleness}"
             )
 
-    def _require_fraction(self, name: str) -> None:
-        if not 0 <= getattr(self, name) <= 1:
-            raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-
     @property
     def samples_per_insert(self) -> float | None:
         """How often a fresh step is trained on: once per pass."""
         return float(self.epochs)
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        """What is tuned, by the environment's id."""
-        return {}
-
-    @classmethod
-    def preset(cls, env_name: str, **overrides: Any) -> Self:
-        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
-        preset = cls._presets().get(env_name)
-        return cls(**{**(preset.algorithm if preset else {}), **overrides})
-
-    @classmethod
-    def preset_options(cls, env_name: str) -> dict[str, Any]:
-        """Options of the run that go with the preset, a fresh dict."""
-        preset = cls._presets().get(env_name)
-        return dict(preset.trainer) if preset else {}
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse what `squashed` cannot do: a box without finite bounds. Raises `SpacesDoNotFit` (ASYNC005)."""

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algorithms.actor_critic import ActorCritic, require_like
+from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.rollout import Rollout
+from asyncrl.algorithms.saved_state import require_like
 from asyncrl.core import RESET, EnvSpec, Segment
 from asyncrl.schedules import linear
 
@@ -178,8 +179,9 @@ class OnPolicyCore:
         values = {"train/learning_rate": self._learning_rate, **self._step_metrics()}
         if self._explained_variance is not None:
             values["train/explained_variance"] = self._explained_variance
-        if self.nets.grad_norm is not None:
-            values["train/grad_norm"] = float(self.nets.grad_norm)
+        norm = self.nets.grad_norm
+        if norm is not None:
+            values["train/grad_norm"] = float(norm)
         return values
 
     def _step_metrics(self) -> Mapping[str, float]:

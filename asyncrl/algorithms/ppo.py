@@ -17,7 +17,7 @@ from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.ppo_presets import PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.core import EnvSpec
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.ppo_core import PPOCore
@@ -69,7 +69,7 @@ class PPO(OnPolicy):
         for name in ("clip_range", "value_clip_range", "target_kl"):
             require_positive(name, getattr(self, name))
         require_at_least("rho_bar", self.rho_bar, 1)
-        self._require_fraction("gae_lambda")
+        require_fraction("gae_lambda", self.gae_lambda)
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

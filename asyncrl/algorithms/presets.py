@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -18,3 +18,24 @@ class Preset:
 
     algorithm: Mapping[str, Any]
     trainer: Mapping[str, Any]
+
+
+class WithPresets:
+    """A record that is made with the settings of an environment's preset."""
+
+    @classmethod
+    def _presets(cls) -> Mapping[str, Preset]:
+        """What is tuned, by the environment's id."""
+        return {}
+
+    @classmethod
+    def preset(cls, env_name: str, **overrides: Any) -> Self:
+        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
+        preset = cls._presets().get(env_name)
+        return cls(**{**(preset.algorithm if preset else {}), **overrides})
+
+    @classmethod
+    def preset_options(cls, env_name: str) -> dict[str, Any]:
+        """Options of the run that go with the preset, a fresh dict."""
+        preset = cls._presets().get(env_name)
+        return dict(preset.trainer) if preset else {}

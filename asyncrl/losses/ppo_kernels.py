@@ -2,8 +2,8 @@
 
 The mathematics is that of `policy_gradient.py` and `distributions.py`, where it stands with its sources and is tested;
 these kernels are tested against it. Why twice: between forward and backward pass stand some thirty small tensor
-operations; a gradient step over 64 items in 64x64 networks takes 159 microseconds with them and 114 with the kernel, one
-over 256 items 354 and 291 (`python benchmarks/ppo_step.py`). On a GPU the tensor operations run.
+operations; a gradient step over 64 items in 64x64 networks takes 159 microseconds with them and 114 with the kernel,
+one over 256 items 354 and 291 (`python benchmarks/ppo_step.py`). On a GPU the tensor operations run.
 
 B items. Columns of `numbers` `[7, B]` are what `Rollout.numbers` holds: the old log-probability, advantage, target, old
 value, and the weights of the policy's, the value's and the entropy's term. Items from `count` on are padding with

@@ -1,0 +1,128 @@
+"""What the records of all algorithms that learn from replay share: options, their ranges and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from asyncrl.algorithms.presets import WithPresets
+from asyncrl.core import EnvSpec, FieldSpec
+from asyncrl.options import (
+    coerce,
+    option_help,
+    require_at_least,
+    require_fraction,
+    require_positive,
+    require_widths,
+)
+from asyncrl.schedules import ramp
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicy(WithPresets):
+    """Options that mean the same to every algorithm on replay; a record of one extends this one.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    name: ClassVar[str]
+    consumption: ClassVar[Literal["replay", "segments"]] = "replay"
+    action_kinds: ClassVar[tuple[type, ...]]
+
+    learning_rate: float = 1e-3
+    """Step size of Adam at the start, above 0."""
+
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """What the learning rate does: stay, or fall in a straight line to `learning_rate_final`."""
+
+    learning_rate_final: float = 0.0
+    """Where the linear schedule ends, at least 0."""
+
+    learning_rate_updates: int = 100_000
+    """Updates over which the linear schedule falls, whatever the run's steps are; at least 1."""
+
+    batch_size: int = 64
+    """Transitions per update, at least 1."""
+
+    gamma: float = 0.99
+    """Discount per environment step, from 0 to 1."""
+
+    n_step: int = 1
+    """Rewards that are summed before the value of the next state is bootstrapped, in steps, at least 1."""
+
+    prioritized: bool = False
+    """Draw transitions in proportion to their priority (Schaul et al. 2016); otherwise all alike."""
+
+    alpha: float = 0.6
+    """Exponent of the priorities, at least 0; 0 draws all alike."""
+
+    beta_start: float = 0.4
+    """Exponent of the importance weights at the start, from 0 to 1."""
+
+    beta_end: float = 1.0
+    """Exponent of the importance weights at the end of the run's steps, from 0 to 1."""
+
+    replay_capacity: int = 100_000
+    """Environment steps that the replay holds over all actors, at least 1."""
+
+    learning_starts: int = 1_000
+    """Environment steps over all actors before the first update, at least 1."""
+
+    samples_per_insert: float | None = 16.0
+    """How often a step is trained on, on average, held from both sides; none lets both sides run freely."""
+
+    samples_per_insert_error: float | None = None
+    """Samples by which either side may run ahead of `samples_per_insert`; none chooses it."""
+
+    max_staleness: int | None = None
+    """Oldest policy that is learned from, in publications of weights; none sets no bound."""
+
+    staleness_correction: Literal["none", "power", "exponential"] = "none"
+    """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
+
+    staleness_rate: float = 0.5
+    """Rate of the staleness correction, at least 0."""
+
+    tau: float = 0.02
+    """Fraction of the way that a soft target goes at every update, above 0 and at most 1."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers, at least one layer."""
+
+    adam_eps: float = 1e-8
+    """Term that Adam adds to its denominator, above 0."""
+
+    max_grad_norm: float | None = None
+    """Length to which a longer gradient is shortened, above 0; none leaves gradients alone."""
+
+    matmul_precision: Literal["highest", "medium"] = "highest"
+    """Float32 products, or, where the processor has units for it, bfloat16 ones that are summed in float32."""
+
+    def __post_init__(self) -> None:
+        for name, option in option_help(type(self)).items():
+            object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
+        for name in ("batch_size", "n_step", "replay_capacity", "learning_starts", "learning_rate_updates"):
+            require_at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "adam_eps", "tau", "max_grad_norm"):
+            require_positive(name, getattr(self, name))
+        for name in ("samples_per_insert", "samples_per_insert_error"):
+            require_positive(name, getattr(self, name))
+        for name in ("learning_rate_final", "alpha", "staleness_rate", "max_staleness"):
+            require_at_least(name, getattr(self, name), 0)
+        for name in ("gamma", "tau", "beta_start", "beta_end"):
+            require_fraction(name, getattr(self, name))
+        require_widths("hidden_sizes", self.hidden_sizes)
+        if self.learning_starts > self.replay_capacity:
+            rule = f"at most replay_capacity ({self.replay_capacity})"
+            raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """None: a row needs nothing beside observation, action, reward and flags."""
+        return ()
+
+    def learning_rate_at(self, updates: int) -> float:
+        """Learning rate of the update that `updates` others came before."""
+        if self.learning_rate_schedule == "constant":
+            return self.learning_rate
+        return ramp(self.learning_rate, self.learning_rate_final, self.learning_rate_updates, updates)

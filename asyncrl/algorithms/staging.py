@@ -1,0 +1,114 @@
+"""A batch of transitions on the learner's device, as one block of memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.core import Batch, DiscreteAction, EnvSpec
+
+
+class StagedBatch:
+    """The arrays of a `Batch` as float32 tensors (choices as int64) for one batch size.
+
+    On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy is done.
+    On the CPU the block is the destination. All tensors are views of the block and keep their addresses.
+
+    Args:
+        size: B.
+        spec: the environment. Bytes of observations are scaled to 0..1.
+        device: where the tensors are.
+        scaling: for real-valued actions, centre and half range `[d]` each: they are staged as
+            (action - centre) / half range, and as 0 where the range is empty.
+
+    Attributes:
+        size: B.
+        rows: `[2 B, inputs + 1]`: obs, then next_obs, with a last column of ones.
+        action: `[B, 1]` int64, or `[B, d]` float32 in -1..1.
+        reward, discount, weight: columns `[B, 1]`; weight is divided by B.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        spec: EnvSpec,
+        device: torch.device,
+        scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    ) -> None:
+        self.size = size
+        width, pinned = math.prod(spec.observation_shape) + 1, device.type == "cuda"
+        discrete = isinstance(spec.action, DiscreteAction)
+        columns = 2 if discrete else math.prod(spec.action.shape)
+        shape = (size, columns, width, discrete)
+        self._host = torch.zeros(size * (2 * width + 3 + columns), pin_memory=pinned)
+        self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self._copied = torch.cuda.Event() if pinned else None
+        rows, numbers, action = (field.numpy() for field in _fields(self._host, *shape))
+        self._obs, self._next_obs = rows[:size, :-1], rows[size:, :-1]
+        self._numbers, self._action = [*numbers[:, :, 0]], action
+        self.rows, (self.reward, self.discount, self.weight), self.action = _fields(self._block, *shape)
+        rows[:, -1] = 1.0
+        self.rows[:, -1] = 1.0
+        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+        self._scaling = None if scaling is None else _shift_and_factor(*scaling)
+        self._returned = torch.zeros(size, 1, pin_memory=pinned)
+        self._returned_host = self._returned.view(size).numpy()
+
+    def stage(self, batch: Batch) -> None:
+        """Copy the batch in; nothing of it is kept."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        shape = self._obs.shape
+        if self._scale is None:
+            np.copyto(self._obs, batch.obs.reshape(shape), casting="same_kind")
+            np.copyto(self._next_obs, batch.next_obs.reshape(shape), casting="same_kind")
+        else:
+            np.multiply(batch.obs.reshape(shape), self._scale, out=self._obs)
+            np.multiply(batch.next_obs.reshape(shape), self._scale, out=self._next_obs)
+        reward, discount, weight = self._numbers
+        np.copyto(reward, batch.reward)
+        np.copyto(discount, batch.discount)
+        np.divide(batch.weight, self.size, out=weight)
+        action = batch.action.reshape(self._action.shape)
+        if self._scaling is None:
+            np.copyto(self._action, action)
+        else:
+            np.subtract(action, self._scaling[0], out=self._action)
+            np.multiply(self._action, self._scaling[1], out=self._action)
+        if self._block is not self._host:
+            self._block.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def on_host(self, values: Tensor) -> NDArray[np.float32]:
+        """Absolute values of a column `[B, 1]` as an array `[B]` on the host; the same array every time."""
+        if self._block is self._host:
+            torch.abs(values, out=self._returned)
+        else:
+            self._returned.copy_(values.abs())
+        return self._returned_host
+
+
+def _shift_and_factor(
+    centre: NDArray[np.float32], half_range: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    inverse = np.zeros_like(half_range)
+    np.divide(1.0, half_range, out=inverse, where=half_range > 0)
+    return centre.reshape(-1), inverse.reshape(-1)
+
+
+def _fields(
+    block: Tensor, size: int, columns: int, width: int, discrete: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]` and actions.
+
+    Numbers are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
+    """
+    end = columns * size
+    action = block[:end].view(torch.int64).view(size, 1) if discrete else block[:end].view(size, columns)
+    numbers = block[end : end + 3 * size].view(3, size, 1)
+    return block[end + 3 * size :].view(2 * size, width), numbers, action

@@ -1,0 +1,91 @@
+"""Adam on one flat parameter vector: one fused operation, whatever the network's layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_BETAS = (0.9, 0.999)
+
+
+class FlatAdam:
+    """Adam (Kingma & Ba 2015) with an optional limit on the gradient's length; reads no value back to the host.
+
+    Used from one thread, the learner's, under `torch.inference_mode()`. Everything may be captured in a CUDA graph: the
+    learning rate is a tensor that `step` fills only when it has changed.
+
+    Args:
+        parameters: flat `[P]` float32, changed in place; may be a view into a longer vector.
+        gradient: `[P]`, read at every step and left as it is.
+        eps: term added to the denominator.
+        max_grad_norm: length to which a longer gradient is shortened, or None.
+
+    Attributes:
+        learning_rate: that of the last step, 0 before.
+    """
+
+    def __init__(
+        self, parameters: Tensor, gradient: Tensor, *, eps: float = 1e-8, max_grad_norm: float | None = None
+    ) -> None:
+        self.learning_rate = 0.0
+        self._norm: Tensor | None = None
+        self._stepped = False
+        self._parameters, self._gradient = [parameters], [gradient]
+        self._eps, self._limited = eps, max_grad_norm is not None
+        self._exp_avg, self._exp_avg_sq = torch.zeros_like(parameters), torch.zeros_like(parameters)
+        self._step = torch.zeros((), device=parameters.device)
+        self._rate = torch.zeros((), device=parameters.device)
+        self._one = torch.ones((), device=parameters.device)
+        self._inverse_max_norm = self._one / (max_grad_norm or 1.0)
+
+    def step(self, learning_rate: float) -> None:
+        """Move the parameters against the gradient as it stands."""
+        if learning_rate != self.learning_rate:
+            self.learning_rate = learning_rate
+            self._rate.fill_(learning_rate)
+        scale = None
+        if self._limited:
+            self._norm = torch.linalg.vector_norm(self._gradient[0])
+            scale = torch.maximum(self._norm * self._inverse_max_norm, self._one)
+        self._stepped = True
+        self._step.add_(self._one)
+        torch._fused_adam_(
+            self._parameters,
+            self._gradient,
+            [self._exp_avg],
+            [self._exp_avg_sq],
+            [],
+            [self._step],
+            lr=self._rate,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=scale,
+        )
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Scalar tensor: length of the last step's gradient before it was shortened; None before the first step.
+
+        Where there is no limit it is taken now, of the gradient as it stands.
+        """
+        if self._stepped and not self._limited:
+            self._norm = torch.linalg.vector_norm(self._gradient[0])
+        return self._norm
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Both moments `[P]` and the number of steps, as copies on the host."""
+        return {name: tensor.cpu().clone() for name, tensor in self._tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy in what `state_dict` returned, which the caller has checked to have the same shapes."""
+        for name, own in self._tensors().items():
+            own.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq, "step": self._step}
