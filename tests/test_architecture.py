@@ -18,7 +18,17 @@ LAYERS = (
     ("shm.*",),
     (
         *("replay.*", "envs", "env_checks", "factory_pickle", "losses.*", "networks", "distributions"),
-        *("policies", "stochastic", "stochastic_kernels"),
+        *(
+            "optimizer",
+            "ensembles",
+            "matmul_precision",
+            "acting",
+            "noise",
+            "continuous",
+            "policies",
+            "stochastic",
+            "stochastic_kernels",
+        ),
     ),
     ("actors.*", "algorithms.*"),
     (
@@ -60,6 +70,9 @@ DOORS = {
     "torch": (
         "losses.*",
         "networks",
+        "optimizer",
+        "ensembles",
+        "matmul_precision",
         "distributions",
         "algorithms.*",
         "learner",

@@ -29,6 +29,7 @@ class OffPolicy(WithPresets):
     name: ClassVar[str]
     consumption: ClassVar[Literal["replay", "segments"]] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
+    needs_bounds: ClassVar[bool]
 
     learning_rate: float = 1e-3
     """Step size of Adam at the start, above 0."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from asyncrl.algorithms.presets import WithPresets
-from asyncrl.algorithms.registry import fitting
+from asyncrl.algorithms.registry import fitting, unbounded
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import (
@@ -35,6 +35,7 @@ class OnPolicy(WithPresets):
     name: ClassVar[str]
     consumption: ClassVar[Literal["replay", "segments"]] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
+    needs_bounds: ClassVar[bool] = False
 
     learning_rate: float = 1e-3
     """Step size of Adam at the start, above 0."""
@@ -131,9 +132,7 @@ class OnPolicy(WithPresets):
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse what `squashed` cannot do: a box without finite bounds. Raises `SpacesDoNotFit` (ASYNC005)."""
-        if not (self.squashed and isinstance(spec.action, BoxAction)):
-            return
-        if all(math.isfinite(bound) for bound in (*spec.action.low, *spec.action.high)):
+        if not self.squashed or unbounded(spec.action) is None:
             return
         raise SpacesDoNotFit(
             f"{self.name}.squashed needs actions with finite bounds, and {spec.name} has {spec.action}",

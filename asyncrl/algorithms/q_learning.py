@@ -28,6 +28,7 @@ class QLearning(OffPolicy):
     """
 
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
+    needs_bounds: ClassVar[bool] = False
 
     n_step: int = 3
     prioritized: bool = True

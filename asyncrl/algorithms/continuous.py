@@ -1,0 +1,92 @@
+"""What the records of DDPG, TD3 and SAC share: options, the rule about bounds, and the actor's shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.registry import fitting, unbounded
+from asyncrl.continuous import BoxLayout
+from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.options import require_at_least, require_positive, require_widths
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousControl(OffPolicy):
+    """Options that mean the same to every algorithm with an actor and critics on replay.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
+    needs_bounds: ClassVar[bool] = True
+    _gaussian: ClassVar[bool]
+
+    learning_rate: float = 3e-4
+    batch_size: int = 256
+    samples_per_insert: float | None = 256.0
+    tau: float = 0.005
+    hidden_sizes: tuple[int, ...] = (256, 256)
+
+    actor_learning_rate: float | None = None
+    """Step size of the actor's Adam at the start, above 0; none takes `learning_rate`. Follows its schedule."""
+
+    critic_hidden_sizes: tuple[int, ...] | None = None
+    """Widths of each critic's hidden layers, at least one layer; none takes the actor's."""
+
+    policy_delay: int = 1
+    """Updates of the critics for each of the actor, at least 1."""
+
+    random_steps: int | None = None
+    """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("actor_learning_rate", self.actor_learning_rate)
+        require_widths("critic_hidden_sizes", self.critic_hidden_sizes)
+        require_at_least("policy_delay", self.policy_delay, 1)
+        require_at_least("random_steps", self.random_steps, 0)
+
+    def actor_learning_rate_at(self, updates: int) -> float:
+        """The actor's learning rate at the update that `updates` others came before."""
+        rate = self.learning_rate_at(updates)
+        return (
+            rate if self.actor_learning_rate is None else rate * self.actor_learning_rate / self.learning_rate
+        )
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse anything but a box whose every bound is finite. Raises `SpacesDoNotFit` (ASYNC005).
+
+        Bounds need not be symmetric: actions are learned in units of half the range around the middle of the box.
+        """
+        action, endless = spec.action, unbounded(spec.action)
+        if isinstance(action, BoxAction) and endless is None:
+            return
+        if isinstance(action, BoxAction) and endless is not None:
+            bounds = f"[{action.low[endless]}, {action.high[endless]}]"
+            what = f"finite bounds, and value {endless} of {spec.name}'s actions lies in {bounds}"
+            fix = "choose one of these, or wrap the environment in one whose action_space has finite bounds"
+        else:
+            what = f"a Box action space, and {spec.name} has {action}"
+            fix = "choose one of these, or an environment with a Box action space"
+        raise SpacesDoNotFit(
+            f"{self.name} needs {what}",
+            facts={"action space": action, "algorithms that fit": fitting(spec)},
+            fix=fix,
+        )
+
+    def layout(self, spec: EnvSpec) -> BoxLayout:
+        """The actor's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
+        self.check(spec)
+        assert isinstance(spec.action, BoxAction)
+        inputs = math.prod(spec.observation_shape)
+        return BoxLayout(inputs, self.hidden_sizes, spec.action, gaussian=self._gaussian)
+
+    @property
+    def uniform_steps(self) -> int:
+        """Environment steps over all actors with uniformly random actions."""
+        return self.learning_starts if self.random_steps is None else self.random_steps

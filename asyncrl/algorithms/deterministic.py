@@ -1,0 +1,50 @@
+"""What DDPG and TD3 share beside `ContinuousControl`: an actor without a distribution, explored with noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from asyncrl.algorithms.continuous import ContinuousControl
+from asyncrl.continuous import DeterministicPolicy
+from asyncrl.core import EnvSpec
+from asyncrl.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from asyncrl.options import require_at_least, require_fraction, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterministicActor(ContinuousControl):
+    """Options of exploration by noise. Noise is in units of half the action range, so that 1 reaches from the middle.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    _gaussian: ClassVar[bool] = False
+
+    exploration_noise: Literal["gaussian", "ou"] = "gaussian"
+    """Noise on the actor's actions: each step on its own, or drifting (Ornstein-Uhlenbeck)."""
+
+    exploration_scale: float = 0.1
+    """Standard deviation of that noise, in units of half the action range, at least 0."""
+
+    exploration_scale_last: float | None = None
+    """That of the last stream, those in between evenly spaced in logarithm, above 0; none treats all alike."""
+
+    exploration_theta: float = 0.15
+    """Share of the Ornstein-Uhlenbeck noise that is forgotten at every step, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("exploration_scale", self.exploration_scale, 0)
+        require_positive("exploration_scale_last", self.exploration_scale_last)
+        require_fraction("exploration_theta", self.exploration_theta)
+        if self.exploration_scale_last is not None:
+            require_positive("exploration_scale", self.exploration_scale)
+
+    def make_policy(self, spec: EnvSpec) -> DeterministicPolicy:
+        """A policy with noise and zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        scales = self.exploration_scale, self.exploration_scale_last
+        ou = self.exploration_noise == "ou"
+        noise = OrnsteinUhlenbeckNoise(*scales, self.exploration_theta) if ou else GaussianNoise(*scales)
+        return DeterministicPolicy(spec, self.layout(spec), noise, self.uniform_steps)
