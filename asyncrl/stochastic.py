@@ -16,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting import ActingNetwork, ActionBox
 from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.policies import mlp_blocks
-from asyncrl.stochastic_kernels import add_squashing, draw_choices, draw_gaussian, mlp_forward
+from asyncrl.stochastic_kernels import add_squashing, draw_choices, draw_gaussian
 
 OBSERVATION_CLIP = 10.0
 """Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
@@ -130,6 +131,19 @@ def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
     )
 
 
+class NormalizingNetwork(ActingNetwork):
+    """Normalises observations by the statistics that stand in the block behind the network."""
+
+    def __init__(self, spec: EnvSpec, layout: ActorLayout, relu: bool) -> None:
+        super().__init__(spec, layout, relu)
+        self._mean, self._inverse_std = layout.obs_mean, layout.obs_scale
+
+    def _observe(self, flat: NDArray[Any], x: NDArray[np.float32]) -> None:
+        np.subtract(flat, self.weights[self._mean], out=x, casting="same_kind")
+        x *= self.weights[self._inverse_std]
+        np.minimum(np.maximum(x, -OBSERVATION_CLIP, out=x), OBSERVATION_CLIP, out=x)
+
+
 class StochasticPolicy:
     """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.core.Policy`.
 
@@ -148,30 +162,19 @@ class StochasticPolicy:
     """
 
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
-        inputs = math.prod(spec.observation_shape)
-        if layout.inputs != inputs:
-            raise ValueError(
-                f"layout.inputs must be {inputs}, the values of one observation, got {layout.inputs}"
-            )
+        network = NormalizingNetwork if layout.normalized else ActingNetwork
+        self._network = network(spec, layout, layout.activation == "relu")
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout = layout
         self.weight_count = layout.weight_count
         self._shape = spec.action.shape
-        self._weights = np.zeros(self.weight_count, np.float32)
-        self._sizes = np.array(layout.sizes, np.int64)
         self._choices = np.array(layout.choices, np.int64)
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
-        self._relu = layout.activation == "relu"
         self._exploration = 1.0 if layout.gaussian else 1.0 - float(np.mean(1.0 / self._choices))
-        self._gaussian, self._squashed, self._normalized = layout.gaussian, layout.squashed, layout.normalized
-        self._log_std, self._obs_mean, self._obs_scale = layout.log_std, layout.obs_mean, layout.obs_scale
+        self._gaussian, self._log_std = layout.gaussian, layout.log_std
         self._std = np.empty(layout.action_values, np.float64)
-        if isinstance(layout.action, BoxAction):
-            self._low, self._high = (np.array(v, np.float32) for v in (layout.action.low, layout.action.high))
-        self._x = np.empty((0, layout.inputs), np.float32)
-        self._scratch = np.empty((0, 0, 1), np.float32)
-        self._out = np.empty((0, layout.outputs), np.float32)
+        action = layout.action
+        self._box = ActionBox(action) if layout.squashed and isinstance(action, BoxAction) else None
 
     @property
     def exploration_rate(self) -> float:
@@ -187,35 +190,13 @@ class StochasticPolicy:
         Raises:
             ValueError: if the length is another.
         """
-        if weights.shape != (self.weight_count,):
-            raise ValueError(f"weights must have shape ({self.weight_count},), got {weights.shape}")
-        np.copyto(self._weights, weights)
+        self._network.load(weights)
         if self._gaussian:
-            self._exploration = float(np.exp(self._weights[self._log_std]).mean())
+            self._exploration = float(np.exp(self._network.weights[self._log_std]).mean())
 
     def outputs(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Logits or means `[E, layout.outputs]` of `obs` `[E, *obs_shape]`; overwritten by the next call."""
-        rows = obs.shape[0]
-        if self._x.shape[0] != rows:
-            layout = self.layout
-            self._x = np.empty((rows, layout.inputs), np.float32)
-            self._scratch = np.empty((2, rows, max(layout.sizes)), np.float32)
-            self._out = np.empty((rows, layout.outputs), np.float32)
-        self._observe(obs.reshape(rows, -1))
-        mlp_forward(self._x, self._weights, self._sizes, self._relu, self._scratch, self._out)
-        return self._out
-
-    def _observe(self, flat: NDArray[Any]) -> None:
-        """Fill `_x` with the network's input: scaled bytes, normalised values, or the values as they are."""
-        x = self._x
-        if self._normalized:
-            np.subtract(flat, self._weights[self._obs_mean], out=x, casting="same_kind")
-            x *= self._weights[self._obs_scale]
-            np.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=x)
-        elif self._scale is not None:
-            np.multiply(flat, self._scale, out=x)
-        else:
-            np.copyto(x, flat, casting="same_kind")
+        """Logits or means `[E, layout.outputs]` of `obs` `[E, *obs_shape]`; a fresh array."""
+        return self._network(obs)
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
         """The likeliest action `[E, *act_shape]` of each observation: first best choices, or the mean.
@@ -223,10 +204,10 @@ class StochasticPolicy:
         A squashed Gaussian's is tanh of the mean, scaled to the box (its median, not its mode).
         """
         out, rows = self.outputs(obs), obs.shape[0]
-        if self._squashed:
-            return self._to_box(out)
+        if self._box is not None:
+            return self._box.squash(out)
         if self._gaussian:
-            return out.reshape(rows, *self._shape).copy()
+            return out.reshape(rows, *self._shape)
         ends = np.cumsum(self._choices)
         parts = [out[:, end - n : end].argmax(axis=1) for n, end in zip(self._choices, ends, strict=True)]
         return np.stack(parts, axis=1).reshape(rows, *self._shape)
@@ -249,19 +230,8 @@ class StochasticPolicy:
             )
             return action.reshape(rows, *self._shape), {"log_prob": log_prob}
         draw = rng.standard_normal(out.shape, np.float32)
-        draw_gaussian(out, self._weights[self._log_std], self._std, draw, log_prob)
-        if not self._squashed:
+        draw_gaussian(out, self._network.weights[self._log_std], self._std, draw, log_prob)
+        if self._box is None:
             return draw.reshape(rows, *self._shape), {"log_prob": log_prob}
         add_squashing(draw, log_prob)
-        return self._to_box(draw), {"log_prob": log_prob, "latent": draw}
-
-    def _to_box(self, latent: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`low + (tanh(latent) + 1) / 2 * (high - low)` in float32, never outside of the box."""
-        share = (np.tanh(latent) + np.float32(1)) * np.float32(0.5)
-        action: NDArray[np.float32] = self._low * (1 - share) + self._high * share
-        np.clip(action, self._low, self._high, out=action)
-        return action.reshape(latent.shape[0], *self._shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("_x", "_scratch", "_out")
-        return {name: value[:0] if name in names else value for name, value in self.__dict__.items()}
+        return self._box.squash(draw), {"log_prob": log_prob, "latent": draw}

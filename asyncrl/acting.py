@@ -1,0 +1,129 @@
+"""A perceptron that acts, and how its numbers get into a box: what the policies share. NumPy and numba, never torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.stochastic_kernels import mlp_forward
+
+
+class ActingLayout(Protocol):
+    """Where the numbers of a policy lie in its flat float32 block; the network's stand first."""
+
+    @property
+    def inputs(self) -> int:
+        """Values of one flattened observation."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths from the input to the head."""
+        ...
+
+    @property
+    def weight_count(self) -> int:
+        """Length of the flat block."""
+        ...
+
+
+class ActingNetwork:
+    """The perceptron of one policy copy: its block of weights and the buffers that observations pass through.
+
+    It is used from one thread. It pickles with its weights; buffers are made anew on the other side.
+
+    Args:
+        spec: the environment; uint8 observations are scaled to 0..1.
+        layout: blocks as `policies.mlp_blocks` shapes them.
+        relu: ReLU between the layers, else tanh.
+
+    Attributes:
+        weights: `[layout.weight_count]` float32, zero at first; to be read only.
+
+    Raises:
+        ValueError: `layout` was made for other observations.
+    """
+
+    def __init__(self, spec: EnvSpec, layout: ActingLayout, relu: bool = True) -> None:
+        inputs = math.prod(spec.observation_shape)
+        if layout.inputs != inputs:
+            raise ValueError(
+                f"layout.inputs must be {inputs}, the values of one observation, got {layout.inputs}"
+            )
+        self.weights = np.zeros(layout.weight_count, np.float32)
+        self._inputs, self._outputs, self._widest = inputs, layout.sizes[-1], max(layout.sizes)
+        self._sizes = np.array(layout.sizes, np.int64)
+        self._relu = relu
+        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+        self._allocate(0)
+
+    def _allocate(self, rows: int) -> None:
+        self._x = np.empty((rows, self._inputs), np.float32)
+        self._scratch = np.empty((2, rows, self._widest), np.float32)
+
+    def load(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` `[weight_count]` in.
+
+        Raises:
+            ValueError: if the length is another.
+        """
+        if weights.shape != self.weights.shape:
+            raise ValueError(f"weights must have shape {self.weights.shape}, got {weights.shape}")
+        np.copyto(self.weights, weights)
+
+    def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """The head's values `[E, sizes[-1]]` for `obs` `[E, *obs_shape]`, which may be strided; a fresh array."""
+        rows = obs.shape[0]
+        if self._x.shape[0] != rows:
+            self._allocate(rows)
+        self._observe(obs.reshape(rows, self._inputs), self._x)
+        out = np.empty((rows, self._outputs), np.float32)
+        mlp_forward(self._x, self.weights, self._sizes, self._relu, self._scratch, out)
+        return out
+
+    def _observe(self, flat: NDArray[Any], x: NDArray[np.float32]) -> None:
+        """Fill the network's input `x` `[E, inputs]`: bytes scaled, other values as they are."""
+        if self._scale is None:
+            x[...] = flat  # half the time of np.copyto, which acting in a fast environment notices
+        else:
+            np.multiply(flat, self._scale, out=x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_x": self._x[:0], "_scratch": self._scratch[:, :0]}
+
+
+class ActionBox:
+    """From shares of a box's sides to its actions, float32, never outside of the float32 bounds.
+
+    Args:
+        action: d values, all bounds finite.
+    """
+
+    def __init__(self, action: BoxAction) -> None:
+        self._low, self._high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+        self._shape = action.shape
+
+    def at(self, share: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions `[E, *act_shape]` at `share` `[E, d]` of the way from low (0) to high (1); a fresh array.
+
+        Both bounds are hit exactly, what lies beyond is cut to them, and a range that float32 does not hold is none
+        the worse for it.
+        """
+        action: NDArray[np.float32] = self._low * (1 - share) + self._high * share
+        np.minimum(np.maximum(action, self._low, out=action), self._high, out=action)
+        return action.reshape(share.shape[0], *self._shape)
+
+    def scale(self, unit: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions `[E, *act_shape]`, `low + (unit + 1) / 2 * (high - low)`, for `unit` `[E, d]`.
+
+        From -1 (low) to 1 (high); what lies beyond is cut to the box.
+        """
+        return self.at((unit + np.float32(1)) * np.float32(0.5))
+
+    def squash(self, latent: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions `[E, *act_shape]` for real numbers `latent` `[E, d]`: their tanh, scaled to the box."""
+        return self.scale(np.tanh(latent))

@@ -1,0 +1,231 @@
+"""How DDPG, TD3 and SAC act in a box: NumPy and numba, never torch, so that actors stay light.
+
+`BoxLayout` says where every weight lies in the flat block that travels through the weight mailbox; the learner's
+actor is laid out by the same record. Inside of a policy and of a learner actions are in units of half the action
+range around the middle of the box (`scaling`), from -1 to 1; outside, rings included, in the environment's units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting import ActingNetwork, ActionBox
+from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.noise import GaussianNoise
+from asyncrl.policies import mlp_blocks
+
+LOG_STD_MIN = -20.0
+"""A Gaussian's log standard deviations are cut to this from below (as in the code of Haarnoja et al. 2018)."""
+LOG_STD_MAX = 2.0
+"""And to this from above."""
+
+
+@dataclass(frozen=True)
+class BoxLayout:
+    """Shape of an actor for a box of finite bounds, and the order of its weights in a flat float32 block.
+
+    ReLU stands between the layers; blocks are those of `policies.mlp_blocks`, one after the other without gaps. The
+    head's d outputs become an action by tanh. With `gaussian` it has 2d outputs: d means, then d log standard
+    deviations, of what goes through tanh.
+
+    Attributes:
+        inputs: values of one flattened observation.
+        hidden: widths of the hidden layers.
+        action: what is acted with.
+        gaussian: actions are drawn (SAC), or one for each observation (DDPG, TD3).
+
+    Raises:
+        ValueError: a bound is not finite in float32.
+    """
+
+    inputs: int
+    hidden: tuple[int, ...]
+    action: BoxAction
+    gaussian: bool = False
+
+    def __post_init__(self) -> None:
+        largest = float(np.finfo(np.float32).max)
+        if not all(abs(bound) <= largest for bound in (*self.action.low, *self.action.high)):
+            raise ValueError(
+                f"action must have finite bounds, got low {self.action.low} and high {self.action.high}; wrap the"
+                " environment in gymnasium.wrappers.TransformAction with an action space that has them"
+            )
+
+    @property
+    def action_values(self) -> int:
+        """d, real numbers of one action."""
+        return math.prod(self.action.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths from the input to the head."""
+        return (self.inputs, *self.hidden, self.action_values * (2 if self.gaussian else 1))
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Shape of each layer's block."""
+        return mlp_blocks(self.sizes)
+
+    @property
+    def weight_count(self) -> int:
+        """Length of the flat block."""
+        return sum(rows * columns for rows, columns in self.blocks)
+
+
+def scaling(action: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Middle and half of the range of every value of an action, `[d]` float32 each, in environment units.
+
+    An action a of the environment is `(a - centre) / half_range` in the units of the policies here.
+    """
+    low, high = (np.array(bounds, np.float32).astype(np.float64) for bounds in (action.low, action.high))
+    return ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+
+
+class BoxPolicy:
+    """What both policies share: the network, the box, and uniformly random actions at the start of a run.
+
+    One copy is used from one thread. It pickles with its weights; buffers are made anew on the other side.
+
+    Args:
+        spec: the environment.
+        layout: shape of the network, made for this environment.
+        random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
+
+    Raises:
+        ValueError: `layout` was made for other observations, other actions or the other policy.
+    """
+
+    _gaussian: bool
+
+    def __init__(self, spec: EnvSpec, layout: BoxLayout, random_steps: int = 0) -> None:
+        if layout.gaussian != self._gaussian:
+            raise ValueError(
+                f"layout.gaussian must be {self._gaussian} for {type(self).__name__}, got {layout.gaussian}"
+            )
+        if layout.action != spec.action:
+            raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
+        if random_steps < 0:
+            raise ValueError(f"random_steps must be at least 0, got {random_steps}")
+        self._network, self._box = ActingNetwork(spec, layout), ActionBox(layout.action)
+        self._values = layout.action_values
+        self._exploration = 1.0
+        self.layout, self.random_steps, self.weight_count = layout, random_steps, layout.weight_count
+
+    @property
+    def exploration_rate(self) -> float:
+        """Mean standard deviation at the last `act`, in units of half the action range; 1 while actions are uniform.
+
+        That of the noise, or that of the Gaussian before its tanh.
+        """
+        return self._exploration
+
+    def load_weights(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` `[weight_count]` in. Raises ValueError if the length is another."""
+        self._network.load(weights)
+
+    def greedy(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """The action without noise, or at the Gaussian's mean, `[E, *act_shape]` float32; a fresh array."""
+        return self._box.squash(self._network(obs)[:, : self._values])
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[Any]]]:
+        """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`."""
+        if total_steps >= self.random_steps:
+            return self._explore(obs, rng), {}
+        self._exploration = 1.0
+        return self._box.at(rng.random((obs.shape[0], self._values), np.float32)), {}
+
+    def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+
+class DeterministicPolicy(BoxPolicy):
+    """The actor of DDPG and TD3: tanh of the network plus noise, cut to the box. Implements `asyncrl.core.Policy`.
+
+    The noise goes on without regard to the ends of episodes, of which a policy is not told.
+
+    Args:
+        spec: the environment.
+        layout: shape of the network, made for this environment, not `gaussian`.
+        noise: the streams' noise, in units of half the action range.
+        random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
+
+    Raises:
+        ValueError: `layout` was made for other observations, other actions or the other policy.
+    """
+
+    _gaussian = False
+
+    def __init__(self, spec: EnvSpec, layout: BoxLayout, noise: GaussianNoise, random_steps: int = 0) -> None:
+        super().__init__(spec, layout, random_steps)
+        self.noise = noise
+        self.assign_streams(0, 1, 1)
+
+    def assign_streams(self, first: int, count: int, total: int) -> None:
+        """Act for `first .. first + count - 1` of `total` streams, with noise that begins anew.
+
+        Raises:
+            ValueError: if these are not streams of `total`.
+        """
+        self._process = self.noise.process(first, count, total, self._values)
+        self._exploration = 1.0 if self.random_steps > 0 else self._process.mean_scale
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[Any]]]:
+        """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`.
+
+        Raises:
+            ValueError: if there are not as many rows as streams were assigned.
+        """
+        if obs.shape[0] != self._process.count:
+            raise ValueError(
+                f"obs must have {self._process.count} rows, one per assigned stream, got {obs.shape[0]}"
+            )
+        return super().act(obs, rng, total_steps)
+
+    def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        self._exploration = self._process.mean_scale
+        out = self._network(obs)
+        np.tanh(out, out=out)
+        out += self._process.draw(rng)
+        return self._box.scale(out)
+
+
+class SquashedGaussianPolicy(BoxPolicy):
+    """The actor of SAC: tanh of a draw whose mean and standard deviation the network gives for each observation.
+
+    All streams act alike, so any number of rows may be asked for. Implements `asyncrl.core.Policy`. See Haarnoja et
+    al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
+
+    Args:
+        spec: the environment.
+        layout: shape of the network, made for this environment, `gaussian`.
+        random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
+
+    Raises:
+        ValueError: `layout` was made for other observations, other actions or the other policy.
+    """
+
+    _gaussian = True
+
+    def assign_streams(self, first: int, count: int, total: int) -> None:
+        """Nothing to do: all streams act alike."""
+
+    def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        out = self._network(obs)
+        mean, std = out[:, : self._values], out[:, self._values :]
+        np.minimum(np.maximum(std, LOG_STD_MIN, out=std), LOG_STD_MAX, out=std)
+        np.exp(std, out=std)
+        self._exploration = float(std.mean())
+        draw = rng.standard_normal(mean.shape, np.float32)
+        draw *= std
+        draw += mean
+        return self._box.squash(draw)

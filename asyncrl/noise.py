@@ -1,0 +1,115 @@
+"""Noise on the actions of a deterministic policy: how strong on which stream, and how it is drawn. NumPy only.
+
+Scales are standard deviations in units of half the action range, so that they mean the same in every box.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NoiseProcess:
+    """The noise of one policy copy's streams: a first-order autoregression of standard deviation `scales`.
+
+    `x_0 = s N_0` and `x_t = keep x_(t-1) + s sqrt(1 - keep^2) N_t`, so that x has standard deviation s from its first
+    draw on and two draws k apart correlate by `keep^k`. It is not restarted at an episode's end, of which a policy is
+    not told. It pickles with its state.
+
+    Args:
+        scales: `[count]` float32, s of each stream.
+        size: d, values of one draw.
+        keep: 0 for independent draws, below 1.
+    """
+
+    def __init__(self, scales: NDArray[np.float32], size: int, keep: float = 0.0) -> None:
+        self.mean_scale = float(scales.mean())
+        self._scales = scales[:, None]
+        self._shape = (len(scales), size)
+        self._keep, self._drive = np.float32(keep), np.float32(math.sqrt(1.0 - keep * keep))
+        self._state: NDArray[np.float32] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many streams it draws for."""
+        return self._shape[0]
+
+    def draw(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        """The next noise `[count, size]`; a fresh array."""
+        normal = rng.standard_normal(self._shape, np.float32)
+        if self._keep:
+            if self._state is not None:
+                normal *= self._drive
+                normal += self._keep * self._state
+            self._state = normal
+        return normal * self._scales
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Independent draws from a normal distribution, as TD3 explores (Fujimoto et al. 2018, section 6.1: 0.1).
+
+    Attributes:
+        scale: standard deviation on the first stream, in units of half the action range, at least 0.
+        scale_last: that on the last stream of all actors, with those in between evenly spaced in logarithm; None for
+            the same on all.
+    """
+
+    scale: float
+    scale_last: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.scale < math.inf:
+            raise ValueError(f"scale must be finite and at least 0, got {self.scale}")
+        if self.scale_last is None:
+            return
+        if not 0.0 < self.scale_last < math.inf:
+            raise ValueError(f"scale_last must be finite and above 0, or None, got {self.scale_last}")
+        if self.scale == 0.0:
+            raise ValueError(
+                "scale must be above 0 where scale_last is given, for a ladder in logarithm, got 0"
+            )
+
+    def scales(self, first: int, count: int, total: int) -> NDArray[np.float32]:
+        """Scales `[count]` of streams `first .. first + count - 1` of `total`; `scale` for a single stream.
+
+        Raises:
+            ValueError: if these are not streams of `total`.
+        """
+        if first < 0 or count < 1 or first + count > total:
+            raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
+        if self.scale_last is None:
+            return np.full(count, self.scale, np.float32)
+        place = np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
+        return (self.scale ** (1.0 - place) * self.scale_last**place).astype(np.float32)
+
+    def process(self, first: int, count: int, total: int, size: int) -> NoiseProcess:
+        """A process of its own for these streams, `size` values per draw. Raises ValueError as `scales` does."""
+        return NoiseProcess(self.scales(first, count, total), size)
+
+
+@dataclass(frozen=True)
+class OrnsteinUhlenbeckNoise(GaussianNoise):
+    """Draws that drift, as DDPG explores (Lillicrap et al. 2016, section 7): each keeps `1 - theta` of the last.
+
+    `scale` is the standard deviation that the noise really has, and not the paper's sigma, which drives it: sigma =
+    `scale sqrt(2 theta - theta^2)`. Their sigma 0.2 at theta 0.15 is a scale of 0.38. So noises of both kinds with
+    one scale are equally strong; and the noise begins as strong as it stays, where the paper's begins at zero.
+
+    Attributes:
+        theta: share of the noise that is forgotten per step, above 0, at most 1 (independent draws).
+    """
+
+    theta: float = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.theta <= 1.0:
+            raise ValueError(f"theta must be above 0 and at most 1, got {self.theta}")
+
+    def process(self, first: int, count: int, total: int, size: int) -> NoiseProcess:
+        """A process of its own for these streams, `size` values per draw. Raises ValueError as `scales` does."""
+        return NoiseProcess(self.scales(first, count, total), size, 1.0 - self.theta)
