@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C
+    from asyncrl.algorithms.c51 import C51
+    from asyncrl.algorithms.ddpg import DDPG
     from asyncrl.algorithms.dqn import DQN
     from asyncrl.algorithms.impala import IMPALA
     from asyncrl.algorithms.ppo import PPO
+    from asyncrl.algorithms.qrdqn import QRDQN
+    from asyncrl.algorithms.rainbow import Rainbow
+    from asyncrl.algorithms.sac import SAC
+    from asyncrl.algorithms.td3 import TD3
     from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.metrics import EvaluationResult, Snapshot
@@ -29,11 +35,17 @@ _HOMES = {
     "A2C": "asyncrl.algorithms.a2c",
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
+    "C51": "asyncrl.algorithms.c51",
+    "DDPG": "asyncrl.algorithms.ddpg",
     "DQN": "asyncrl.algorithms.dqn",
     "EvaluationResult": "asyncrl.metrics",
     "IMPALA": "asyncrl.algorithms.impala",
     "PPO": "asyncrl.algorithms.ppo",
+    "QRDQN": "asyncrl.algorithms.qrdqn",
+    "Rainbow": "asyncrl.algorithms.rainbow",
+    "SAC": "asyncrl.algorithms.sac",
     "Snapshot": "asyncrl.metrics",
+    "TD3": "asyncrl.algorithms.td3",
     "TrainResult": "asyncrl.trainer_options",
     "Trainer": "asyncrl.trainer",
     "TrainerConfig": "asyncrl.config",
@@ -43,12 +55,18 @@ _HOMES = {
 
 __all__ = [
     "A2C",
+    "C51",
+    "DDPG",
     "DQN",
     "IMPALA",
     "PPO",
+    "QRDQN",
+    "SAC",
+    "TD3",
     "AsyncRLError",
     "AsyncRLWarning",
     "EvaluationResult",
+    "Rainbow",
     "Snapshot",
     "TrainResult",
     "Trainer",

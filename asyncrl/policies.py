@@ -1,4 +1,4 @@
-"""How a value-based algorithm acts: NumPy and one numba kernel, never torch, so that actors stay light.
+"""How a value-based algorithm acts: NumPy and numba, never torch, so that actors stay light.
 
 `QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the
 learner's network (`networks.py`) is laid out by the same record, so that publishing weights is one copy.
@@ -7,7 +7,6 @@ learner's network (`networks.py`) is laid out by the same record, so that publis
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting import ActingNetwork
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
+from asyncrl.noisy_acting import NoisyActingNetwork
 from asyncrl.schedules import EpsilonSchedule
-from asyncrl.stochastic_kernels import mlp_forward
 
 
 def mlp_blocks(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -43,24 +43,36 @@ class QLayout:
     stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the head's
     cross blocks are zero.
 
+    With N `atoms` (a distribution of the return) the head gives N values where it would give one, those of an
+    action side by side.
+
+    With `noisy` (Fortunato et al. 2018) every layer but the first has a standard deviation for each of its
+    weights: blocks of the same shapes, which follow the blocks of the means. The first layer stays without noise
+    because noise there would be noise on what the observation means to all layers behind it; the networks of the
+    papers likewise keep their convolutions free of it. A network of one hidden layer has a noisy head.
+
     Attributes:
         inputs: values of one flattened observation.
         hidden: widths of the hidden layers, at least one.
         num_actions: n, how many action values.
         dueling: two streams, or one.
+        atoms: N, what the network says of one action; 1 for its value.
+        noisy: whether weights have standard deviations.
     """
 
     inputs: int
     hidden: tuple[int, ...]
     num_actions: int
     dueling: bool = False
+    atoms: int = 1
+    noisy: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Widths from the input to the head."""
         if not self.dueling:
-            return (self.inputs, *self.hidden, self.num_actions)
-        return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], 1 + self.num_actions)
+            return (self.inputs, *self.hidden, self.num_actions * self.atoms)
+        return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], (1 + self.num_actions) * self.atoms)
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
@@ -68,9 +80,14 @@ class QLayout:
         return mlp_blocks(self.sizes)
 
     @property
+    def noisy_blocks(self) -> tuple[tuple[int, int], ...]:
+        """Shapes of the blocks of standard deviations: those of every layer but the first, or none."""
+        return self.blocks[1:] if self.noisy else ()
+
+    @property
     def weight_count(self) -> int:
         """Length of the flat block."""
-        return sum(rows * columns for rows, columns in self.blocks)
+        return sum(rows * columns for rows, columns in (*self.blocks, *self.noisy_blocks))
 
 
 class QPolicy:
@@ -82,25 +99,26 @@ class QPolicy:
     Args:
         spec: an environment with discrete actions.
         layout: shape of the network; `layout.inputs` is the number of values of one observation.
-        epsilon: exploration rates.
+        epsilon: exploration rates. A noisy network explores beside: `act` draws noise for every stream and
+            step, while `greedy` and `q_values` go by the means of the weights.
+        support: returns `[layout.atoms]` that the atoms stand for: the network gives the logits of their
+            probabilities. None: it gives returns of equal probability.
     """
 
-    def __init__(self, spec: EnvSpec, layout: QLayout, epsilon: EpsilonSchedule | None = None) -> None:
-        inputs = math.prod(spec.observation_shape)
-        if layout.inputs != inputs:
-            raise ValueError(
-                f"layout.inputs must be {inputs}, the values of one observation, got {layout.inputs}"
-            )
+    def __init__(
+        self,
+        spec: EnvSpec,
+        layout: QLayout,
+        epsilon: EpsilonSchedule | None = None,
+        support: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._network = NoisyActingNetwork(spec, layout) if layout.noisy else ActingNetwork(spec, layout)
         self.layout = layout
+        self._support = support
         self.epsilon = epsilon or EpsilonSchedule()
         self.weight_count = layout.weight_count
-        self._weights = np.zeros(self.weight_count, np.float32)
-        self._sizes = np.array(layout.sizes, np.int64)
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._base = self.epsilon.initial
         self.assign_streams(0, 1, 1)
-        self._x = np.zeros((0, inputs), np.float32)
-        self._scratch = np.zeros((2, 0, 1), np.float32)
 
     @property
     def exploration_rate(self) -> float:
@@ -120,28 +138,30 @@ class QPolicy:
         Raises:
             ValueError: if the length is another.
         """
-        if weights.shape != (self.weight_count,):
-            raise ValueError(f"weights must have shape ({self.weight_count},), got {weights.shape}")
-        np.copyto(self._weights, weights)
+        self._network.load(weights)
 
     def q_values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`; a fresh array."""
-        rows = obs.shape[0]
-        if self._x.shape[0] != rows:
-            self._x = np.empty((rows, self.layout.inputs), np.float32)
-            self._scratch = np.empty((2, rows, max(self.layout.sizes)), np.float32)
-        flat = obs.reshape(rows, self.layout.inputs)
-        if self._scale is None:
-            np.copyto(self._x, flat, casting="same_kind")
-        else:
-            np.multiply(flat, self._scale, out=self._x)
-        out = np.empty((rows, self.layout.sizes[-1]), np.float32)
-        mlp_forward(self._x, self._weights, self._sizes, True, self._scratch, out)
-        if not self.layout.dueling:
+        return self._values(self._network(obs))
+
+    def _values(self, out: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Action values `[E, num_actions]` of the head's values `[E, sizes[-1]]`."""
+        layout = self.layout
+        if layout.dueling:
+            value, advantage = out[:, : layout.atoms], out[:, layout.atoms :]
+            if layout.atoms > 1:
+                advantage = advantage.reshape(-1, layout.num_actions, layout.atoms)
+                value = value[:, None]
+            out = value + advantage - advantage.mean(axis=1, keepdims=True)
+        if layout.atoms == 1:
             return out
-        advantage = out[:, 1:]
-        values: NDArray[np.float32] = out[:, :1] + advantage - advantage.mean(axis=1, keepdims=True)
-        return values
+        atoms = out.reshape(-1, layout.num_actions, layout.atoms)
+        if self._support is None:
+            mean: NDArray[np.float32] = atoms.mean(axis=2)
+            return mean
+        weights = np.exp(atoms - atoms.max(axis=2, keepdims=True))
+        expected: NDArray[np.float32] = (weights @ self._support) / weights.sum(axis=2)
+        return expected
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """The first best action `[E]` int64, counted from 0, for each observation `[E, *obs_shape]`."""
@@ -159,7 +179,9 @@ class QPolicy:
         base = self.epsilon.base(total_steps)
         if base != self._base:
             self._base, self._rates = base, base**self._exponents
-        action = self.greedy(obs)
+        network = self._network
+        out = network.perturbed(obs, rng) if isinstance(network, NoisyActingNetwork) else network(obs)
+        action = self._values(out).argmax(axis=1)
         begins, choice = rng.random((2, rows))
         begins, choice = begins < self._rates, choice * self.layout.num_actions
         if self.epsilon.repeat == 1:
@@ -172,12 +194,6 @@ class QPolicy:
         np.copyto(action, self._held, where=self._left > 0)
         np.maximum(self._left - 1, 0, out=self._left)
         return action, {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state["_x"] = np.zeros((0, self.layout.inputs), np.float32)
-        state["_scratch"] = np.zeros((2, 0, 1), np.float32)
-        return state
 
 
 def _float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -90,6 +90,89 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
 
 
 @njit(
+    ["void(float32[::1], float32[:, ::1], float32[::1])"],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract"},
+)
+def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
+    """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`, `x` may be longer than `inputs`."""
+    n_in = w.shape[0] - 1
+    y[:] = w[n_in]
+    k = 0
+    while k + 4 <= n_in:
+        a, b, c, d = x[k], x[k + 1], x[k + 2], x[k + 3]
+        for j in range(w.shape[1]):
+            y[j] += a * w[k, j] + b * w[k + 1, j] + c * w[k + 2, j] + d * w[k + 3, j]
+        k += 4
+    while k < n_in:
+        for j in range(w.shape[1]):
+            y[j] += x[k] * w[k, j]
+        k += 1
+
+
+@njit(
+    [
+        "void(float32[:, ::1], float32[::1], int64[::1], int64, "
+        "float32[:, ::1], float32[:, ::1], float32[:, ::1])"
+    ],
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract"},
+)
+def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type: ignore[no-untyped-def]
+    """Outputs `[R, sizes[-1]]` of rows `x` with noise of its own in the weights of every row (ReLU in between).
+
+    Factorised Gaussian noise (Fortunato et al. 2018, eq. 10 and 11): every layer but the first adds
+    `(([x, 1] * [f(e), 1]) @ sigma) * f(e')` with f(e) = sign(e) sqrt|e|.
+
+    Args:
+        x: `[R, sizes[0]]`.
+        flat: the layers' means, as `mlp_forward` takes them, and from `mean_count` on their standard deviations.
+        sizes: widths from the input to the head.
+        mean_count: numbers in the blocks of all means.
+        noise: `[R, sum of inputs and outputs of the noisy layers]` standard normal; changed to f of it.
+        scratch: `[4, widest]`.
+        out: `[R, sizes[-1]]`, filled.
+    """
+    last = sizes.shape[0] - 2
+    for r in range(x.shape[0]):
+        for k in range(noise.shape[1]):
+            root = math.sqrt(abs(noise[r, k]))
+            noise[r, k] = root if noise[r, k] > 0 else -root
+        layer_forward(
+            x[r], flat[: (sizes[0] + 1) * sizes[1]].reshape((sizes[0] + 1, sizes[1])), scratch[0, : sizes[1]]
+        )
+        start, sigma_start, drawn = (sizes[0] + 1) * sizes[1], mean_count, 0
+        for layer in range(1, last + 1):
+            n_in, n_out = sizes[layer], sizes[layer + 1]
+            count = (n_in + 1) * n_out
+            mean, sigma = flat[start : start + count], flat[sigma_start : sigma_start + count]
+            source, shaken = scratch[(layer - 1) % 2], scratch[2]
+            for k in range(n_in):
+                source[k] = max(source[k], np.float32(0.0))
+                shaken[k] = source[k] * noise[r, drawn + k]
+            factor = noise[r, drawn + n_in : drawn + n_in + n_out]
+            if layer < last:
+                y, z = scratch[layer % 2, :n_out], scratch[3, :n_out]
+                layer_forward(source, mean.reshape((n_in + 1, n_out)), y)
+                layer_forward(shaken, sigma.reshape((n_in + 1, n_out)), z)
+                for j in range(n_out):
+                    y[j] += z[j] * factor[j]
+            else:
+                w, s = mean.reshape((n_out, n_in + 1)), sigma.reshape((n_out, n_in + 1))
+                for j in range(n_out):
+                    total, added = w[j, n_in], s[j, n_in]
+                    for k in range(n_in):
+                        total += source[k] * w[j, k]
+                        added += shaken[k] * s[j, k]
+                    out[r, j] = total + added * factor[j]
+            start, sigma_start, drawn = start + count, sigma_start + count, drawn + n_in + n_out
+
+
+@njit(
     ["float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])"],
     cache=True,
     nogil=True,

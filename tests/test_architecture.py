@@ -23,6 +23,7 @@ LAYERS = (
             "ensembles",
             "matmul_precision",
             "acting",
+            "noisy_acting",
             "noise",
             "continuous",
             "policies",

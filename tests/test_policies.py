@@ -11,6 +11,7 @@ from asyncrl.schedules import EpsilonSchedule, ramp
 from asyncrl.stochastic_kernels import mlp_forward
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
+SPEC2 = EnvSpec("two", (4,), "float32", DiscreteAction(2))
 WIDE = EnvSpec("wide", (4,), "float32", DiscreteAction(1000))
 LAYOUT = QLayout(4, (7, 6), 3)
 
@@ -237,3 +238,30 @@ def test_acting_never_imports_torch() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_atoms_are_read_as_quantiles_or_as_logits_over_a_support() -> None:
+    layout = QLayout(4, (6,), 2, atoms=3)
+    weights = np.zeros(layout.weight_count, np.float32)
+    head = weights[5 * 6 :].reshape(6, 7)  # a view: biases only
+    head[:, -1] = np.log([0.5, 0.25, 0.25, 0.1, 0.1, 0.8])
+    support = np.array([-1.0, 0.0, 2.0], np.float32)
+    obs = np.ones((2, 4), np.float32)
+    logits, quantiles = QPolicy(SPEC2, layout, support=support), QPolicy(SPEC2, layout)
+    for made in (logits, quantiles):
+        made.load_weights(weights)
+    np.testing.assert_allclose(logits.q_values(obs), [[-0.5 + 0.5, -0.1 + 1.6]] * 2, rtol=1e-5, atol=1e-6)
+    means = head[:, -1].reshape(2, 3).mean(axis=1)
+    np.testing.assert_allclose(quantiles.q_values(obs), [means] * 2, rtol=1e-5)
+    head[:, -1] *= 1000  # logits may be large
+    assert np.isfinite(logits.load_weights(weights) or logits.q_values(obs)).all()
+
+
+def test_dueling_atoms_are_combined_before_they_are_read() -> None:
+    layout = QLayout(4, (1,), 2, dueling=True, atoms=2)
+    weights = np.zeros(layout.weight_count, np.float32)
+    weights[5 * 2 :].reshape(6, 3)[:, -1] = [1.0, 2.0, 3.0, 5.0, 1.0, 1.0]  # V, A(0), A(1), an atom each
+    made = QPolicy(SPEC2, layout)
+    made.load_weights(weights)
+    # atom 0: 1 + (3, 1) - 2 = (2, 0); atom 1: 2 + (5, 1) - 3 = (4, 0)
+    np.testing.assert_allclose(made.q_values(np.ones((1, 4), np.float32)), [[3.0, 0.0]])

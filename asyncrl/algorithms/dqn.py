@@ -46,5 +46,6 @@ class DQN(QLearning):
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> DQNCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.dqn_core import DQNCore
+        from asyncrl.algorithms.q_heads import ValueHead
 
-        return DQNCore(self, spec, device, seed)
+        return DQNCore(self, ValueHead(self), spec, device, seed)

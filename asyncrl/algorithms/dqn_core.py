@@ -1,70 +1,92 @@
-"""The learner's half of DQN: network, loss and optimiser, without autograd (see `networks.py` for why)."""
+"""The learner's half of the DQN family: network and optimiser, without autograd (see `networks.py` for why).
+
+What an output means and how it is trained is a head's business (`q_heads.py`), and noise in the weights that of
+`noisy_network.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algorithms.noisy_network import NoiseSource, NoisyMLP, initial_sigma
+from asyncrl.algorithms.q_heads import QHead
+from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.core import Batch, EnvSpec, UpdateResult
-from asyncrl.losses.td import bootstrap, dqn_loss, dqn_loss_gradient, dueling, dueling_gradient, td_error
+from asyncrl.matmul_precision import MatmulPrecision
 from asyncrl.networks import FlatMLP, MLPPass, initial_weights
 from asyncrl.optimizer import FlatAdam
 
-if TYPE_CHECKING:
-    from asyncrl.algorithms.dqn import DQN
-
 
 class DQNCore:
-    """Online and target network of one DQN learner. Implements `asyncrl.core.LearnerCore`.
+    """Online and target network of one learner of action values. Implements `asyncrl.core.LearnerCore`.
 
     Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after
     that runs on `device` without a look at a value, and the only wait is for the new priorities.
 
     Args:
         config: hyper-parameters.
+        head: what the outputs mean and how they are trained.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of the initial weights, which are the same on every device.
+        seed: of the initial weights and of the noise in them, which are the same on every device.
     """
 
-    def __init__(self, config: DQN, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(
+        self, config: QLearning, head: QHead, spec: EnvSpec, device: str = "cpu", seed: int = 0
+    ) -> None:
         self.config = config
         self.layout = config.layout(spec)
-        self.weight_count = self.layout.weight_count
-        self._spec = spec
+        self._acting = config.acting_layout(spec)
+        self.weight_count = self._acting.weight_count
+        self._head, self._spec = head, spec
         self._device = torch.device(device)
+        self._precision = MatmulPrecision(config.matmul_precision, self._device)
         with torch.inference_mode():
             self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
         config, layout = self.config, self.layout
-        generator = torch.Generator().manual_seed(seed)
-        start = initial_weights(layout.blocks, generator)
-        self._online = FlatMLP(layout.blocks, start.to(self._device, copy=True))
-        self._mask = _head_mask(self._online.head, config.hidden_sizes[-1]) if config.dueling else None
+        start = initial_weights(layout.blocks, torch.Generator().manual_seed(seed))
+        self._mask: Tensor | None = None
+        if config.dueling:
+            self._mask = _head_mask(layout.blocks[-1], config.hidden_sizes[-1], layout.atoms)
+            FlatMLP(layout.blocks, start).head.mul_(self._mask)
+        if layout.noisy:
+            sigma = initial_sigma(layout.blocks, config.noisy_sigma)
+            if self._mask is not None:
+                FlatMLP(layout.noisy_blocks, sigma).head.mul_(self._mask)
+            start = torch.cat((start, sigma))
+        flat = start.to(self._device, copy=True)
         if self._mask is not None:
-            self._online.head.mul_(self._mask)
-        self._target = FlatMLP(layout.blocks, self._online.flat.clone())
-        self._gradient = FlatMLP(layout.blocks, torch.zeros_like(self._online.flat))
-        self._adam = FlatAdam(
-            self._online.flat,
-            self._gradient.flat,
-            eps=config.adam_eps,
-            max_grad_norm=config.max_grad_norm,
-        )
+            self._mask = self._mask.to(self._device)
+        self._online, self._target = self._network(flat), self._network(flat.clone())
+        gradient = torch.zeros_like(flat)
+        self._gradient = FlatMLP(layout.blocks, gradient[: sum(r * c for r, c in layout.blocks)])
+        self._adam = FlatAdam(flat, gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+        self._noise = self._noise_source(seed) if layout.noisy else None
         self._updates = 0
         self._work: _Work | None = None
 
+    def _network(self, flat: Tensor) -> FlatMLP | NoisyMLP:
+        blocks = self.layout.blocks
+        return NoisyMLP(blocks, flat) if self.layout.noisy else FlatMLP(blocks, flat)
+
+    def _noise_source(self, seed: int) -> NoiseSource:
+        """Noise for online and target network, independent of the initial weights."""
+        (own,) = np.random.SeedSequence(seed).spawn(1)
+        return NoiseSource(2, self.layout.blocks, self._device, int(own.generate_state(1)[0]))
+
     @torch.inference_mode()
     def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step; priorities are |TD error| where `prioritized`, else None.
+        """One gradient step; priorities are the head's where `prioritized`, else None.
 
         Nothing of `batch` is kept. A loss that is not finite is not looked for here; it shows in the
         priorities and in `metrics`.
@@ -73,70 +95,95 @@ class DQNCore:
         if work is None or work.batch.size != batch.size:
             work = self._work = _Work(batch.size, self)
         work.batch.stage(batch)
-        self._compute(work)
+        with self._precision:
+            self._compute(work)
         self._updates += 1
         if self.config.target_update == "hard" and self._updates % self.config.target_update_interval == 0:
             self._target.flat.copy_(self._online.flat)
-        return UpdateResult(work.priorities() if self.config.prioritized else None)
+        if not self.config.prioritized:
+            return UpdateResult(None)
+        return UpdateResult(work.batch.on_host(self._head.priorities()))
 
     def _compute(self, work: _Work) -> None:
         """Everything of an update that happens on the device; the same operations for every batch."""
-        config = self.config
-        q, next_q_online = self._action_values(work)
-        next_q = self._heads(work.target.forward())
-        work.q = q
-        next_value = bootstrap(next_q, next_q_online if config.double else None)
-        batch = work.batch
-        work.td = td_error(q, batch.action, batch.reward, batch.discount, next_value)
-        grad = dqn_loss_gradient(work.td, batch.action, batch.weight, q.shape[1], config.huber_delta)
-        work.online.backward(dueling_gradient(grad) if config.dueling else grad)
+        if self._noise is not None:
+            self._draw(self._noise.draw())
+        out, next_out = work.online.forward(), work.target.forward()
+        work.online.backward(self._head.gradient(out, next_out, work.batch))
         if self._mask is not None:
             self._gradient.head.mul_(self._mask)
-        self._adam.step(config.learning_rate_at(self._updates))
-        if config.target_update == "soft":
-            self._target.flat.lerp_(self._online.flat, config.tau)
+        if isinstance(self._online, NoisyMLP):
+            self._online.spread_gradient(self._gradient.flat)
+        self._adam.step(self.config.learning_rate_at(self._updates))
+        if self.config.target_update == "soft":
+            self._target.flat.lerp_(self._online.flat, self.config.tau)
 
-    def _action_values(self, work: _Work) -> tuple[Tensor, Tensor | None]:
-        """Online action values `[B, A]` of obs, and of next_obs where double Q-learning asks for them."""
-        out = self._heads(work.online.forward())
-        return out[: work.batch.size], out[work.batch.size :] if self.config.double else None
+    def _draw(self, factors: Tensor) -> None:
+        """Noise of this update, the same for all rows, for obs and next_obs, apart for online and target.
 
-    def _heads(self, out: Tensor) -> Tensor:
-        return dueling(out[:, :1], out[:, 1:]) if self.config.dueling else out
+        Fortunato et al. 2018, section 3.1; there the network that chooses the next action for double Q-learning has
+        a third draw, for which another pass over the weights would be needed.
+        """
+        for network, own in zip((self._online, self._target), factors, strict=True):
+            assert isinstance(network, NoisyMLP)
+            network.draw(own)
 
+    @torch.inference_mode()
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy the online network into `out` `[weight_count]`, in the order of `QLayout`."""
-        torch.from_numpy(out).copy_(self._online.flat)
+        """Copy the online network into `out` `[weight_count]`, in the order of the acting layout.
+
+        Where actors need only the mean of the outputs of an action, the head goes out as that mean.
+        """
+        if self._acting == self.layout:
+            torch.from_numpy(out).copy_(self._online.flat)
+            return
+        online, acting = _weights(self._online), FlatMLP(self._acting.blocks, torch.from_numpy(out))
+        count = online.flat.numel() - online.head.numel()
+        acting.flat[:count].copy_(online.flat[:count])
+        acting.head.copy_(online.head.unflatten(0, (-1, self.layout.atoms)).mean(dim=1))
+
+    @torch.inference_mode()
+    def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Action values `[R, A]` of `obs` `[R, inputs]` without noise in the weights; for tests and diagnosis."""
+        rows = torch.ones(obs.shape[0], self.layout.inputs + 1, device=self._device)
+        rows[:, :-1] = torch.from_numpy(obs)
+        out = MLPPass(_weights(self._online), rows).forward()
+        values: NDArray[np.float32] = self._head.values(out).cpu().numpy().copy()
+        return values
 
     @torch.inference_mode()
     def metrics(self) -> Mapping[str, float]:
         """Loss, learning rate, mean action value and gradient norm (before clipping) of the last update.
 
-        Waits for the device. Before the first update there is only the learning rate.
+        Where the network is noisy, `train/noise` is the mean size of its standard deviations. Waits for the device.
+        Before the first update there is only the learning rate.
         """
         values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
-        work = self._work
-        if work is None or work.td is None or work.q is None:
+        work, norm = self._work, self._adam.grad_norm
+        if work is None or norm is None:
             return values
-        values["train/loss"] = float(dqn_loss(work.td, work.batch.weight, self.config.huber_delta))
-        values["train/q_mean"] = float(work.q.mean())
-        norm = self._adam.grad_norm
-        if norm is not None:
-            values["train/grad_norm"] = float(norm)
+        values["train/loss"] = float(self._head.loss(work.batch.weight))
+        values["train/q_mean"] = float(self._head.q_mean())
+        values["train/grad_norm"] = float(norm)
+        if isinstance(self._online, NoisyMLP):
+            values["train/noise"] = float(self._online.sigma_mean())
         return values
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Both networks by layer name, Adam's moments and the number of updates, as copies on the host."""
-        return {
+        """Both networks by layer name, Adam's moments, updates and the noise's state, as copies on the host."""
+        state = {
             "online": self._online.named(),
             "target": self._target.named(),
             "optimizer": self._adam.state_dict(),
             "updates": self._updates,
         }
+        return state if self._noise is None else state | {"noise": self._noise.state()}
 
     @torch.inference_mode()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, to the same numbers on the same device.
+
+        But for rounding where C51 runs on a GPU (see `losses.distributional.project`).
 
         Raises:
             ValueError: a part is missing or has another shape; nothing has been written then.
@@ -146,6 +193,8 @@ class DQNCore:
         self._target.load(state["target"])
         self._adam.load_state_dict(state["optimizer"])
         self._updates = int(state["updates"])
+        if self._noise is not None:
+            self._noise.load(state["noise"])
 
 
 class _Work:
@@ -155,26 +204,26 @@ class _Work:
         batch: on the device.
         online: pass over `[obs, next_obs]` (only obs without double Q-learning), with gradient for obs.
         target: pass over next_obs.
-        td, q: of the last update.
     """
 
     def __init__(self, size: int, core: DQNCore) -> None:
         self.batch = StagedBatch(size, core._spec, core._device)
-        self.td: Tensor | None = None
-        self.q: Tensor | None = None
-        rows = self.batch.rows
-        self.online = MLPPass(core._online, rows if core.config.double else rows[:size], core._gradient, size)
-        self.target = MLPPass(core._target, rows[size:])
-
-    def priorities(self) -> NDArray[np.float32]:
-        """|TD error| `[B]` on the host; the same array every time."""
-        assert self.td is not None
-        return self.batch.on_host(self.td)
+        online, target = (
+            net.drawn if isinstance(net, NoisyMLP) else net for net in (core._online, core._target)
+        )
+        rows = self.batch.rows if core.config.double else self.batch.rows[:size]
+        self.online = MLPPass(online, rows, core._gradient, size)
+        self.target = MLPPass(target, self.batch.rows[size:])
 
 
-def _head_mask(head: Tensor, stream: int) -> Tensor:
+def _weights(network: FlatMLP | NoisyMLP) -> FlatMLP:
+    """The means of a noisy network, or all there is of another."""
+    return network.mean if isinstance(network, NoisyMLP) else network
+
+
+def _head_mask(shape: tuple[int, int], stream: int, atoms: int) -> Tensor:
     """Ones where a dueling head has weights: value by first stream, advantages by second, biases."""
-    mask = torch.ones_like(head)
-    mask[0, stream:-1] = 0.0
-    mask[1:, :stream] = 0.0
+    mask = torch.ones(shape)
+    mask[:atoms, stream:-1] = 0.0
+    mask[atoms:, :stream] = 0.0
     return mask

@@ -1,7 +1,7 @@
 """What the records of the DQN family share: how action values are learned, and how they are acted on.
 
 van Hasselt et al. 2016 (double), Wang et al. 2016 (dueling), Schaul et al. 2016 (prioritized replay),
-Horgan et al. 2018 (Ape-X: n-step, a ladder of exploration rates over the streams)
+Horgan et al. 2018 (Ape-X: n-step, a ladder of exploration rates over the streams), Fortunato et al. 2018 (noisy)
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import fitting
 from asyncrl.core import DiscreteAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.options import require_at_least, require_fraction
+from asyncrl.options import require_at_least, require_fraction, require_positive
 from asyncrl.policies import QLayout, QPolicy
 from asyncrl.schedules import EpsilonSchedule
 
@@ -40,6 +43,12 @@ class QLearning(OffPolicy):
     dueling: bool = False
     """Have a value and an advantage stream, each `hidden_sizes[-1]` wide, as last layer (Wang 2016)."""
 
+    noisy: bool = False
+    """Explore by learned noise in the weights of all layers but the first (Fortunato 2018), beside epsilon."""
+
+    noisy_sigma: float = 0.5
+    """Standard deviation of a noisy weight at the start, times the root of its layer's inputs; above 0."""
+
     target_update: Literal["soft", "hard"] = "soft"
     """How the target follows: by `tau` at every update, or by a copy every `target_update_interval`."""
 
@@ -63,6 +72,7 @@ class QLearning(OffPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_positive("noisy_sigma", self.noisy_sigma)
         require_at_least("target_update_interval", self.target_update_interval, 1)
         for name in ("exploration_initial", "exploration_final"):
             require_fraction(name, getattr(self, name))
@@ -89,10 +99,23 @@ class QLearning(OffPolicy):
             self.exploration_ladder,
             self.exploration_repeat,
         )
-        return QPolicy(spec, self.layout(spec), epsilon)
+        return QPolicy(spec, self.acting_layout(spec), epsilon, self.support())
 
     def layout(self, spec: EnvSpec) -> QLayout:
-        """The network's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
+        """The learner's network: its shape and weight order. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
-        return QLayout(math.prod(spec.observation_shape), self.hidden_sizes, spec.action.n, self.dueling)
+        inputs, actions = math.prod(spec.observation_shape), spec.action.n
+        return QLayout(inputs, self.hidden_sizes, actions, self.dueling, self.atoms(), self.noisy)
+
+    def acting_layout(self, spec: EnvSpec) -> QLayout:
+        """The actors' network, whose weights are published: the learner's, unless a smaller one acts alike."""
+        return self.layout(spec)
+
+    def atoms(self) -> int:
+        """Outputs of the network for one action."""
+        return 1
+
+    def support(self) -> NDArray[np.float32] | None:
+        """Returns `[atoms]` whose probabilities the outputs are, as logits; None where they are returns."""
+        return None

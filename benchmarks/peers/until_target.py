@@ -1,16 +1,17 @@
 """The two clocks of the peers' runs, as a callback of Stable-Baselines3; both stand still during evaluations.
 
-At most every `every` steps, between two updates, the present policy plays 10 greedy episodes; if their mean reaches the
-target, 100 fresh ones decide. The training clock reads Stable-Baselines3's own window of the last 100 episodes. The run
-ends when all clocks that it was given have reached the target.
+At most every `every` steps, between two updates, the present policy plays a few greedy episodes (the hint); if their
+mean reaches the target, fresh ones decide, a hundred unless told otherwise. The training clock reads
+Stable-Baselines3's own window of the last 100 episodes. The run ends when all clocks that it was given have reached the
+target, or when training has taken its seconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 
-import gymnasium
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -19,20 +20,43 @@ HINT_EPISODES, EPISODES = 10, 100
 
 
 class UntilTarget(BaseCallback):
-    """Stops when every clock has its target; `seconds` says when each had, None where it had not."""
+    """Stops when every clock has its target; `seconds` says when each had, None where it had not.
+
+    Args:
+        env: id of the environment, played in vectors of as many as there are episodes.
+        target: mean return.
+        seed: of the run; episodes have another.
+        every: steps between two evaluations.
+        clocks: out of "greedy" and "training".
+        starts: steps before which nothing is evaluated.
+        hint_episodes, episodes: of the first look, and of those that decide.
+        max_seconds: of training, after which the run ends without its target; None for no limit.
+    """
 
     def __init__(
-        self, env: str, target: float, seed: int, every: int, clocks: Sequence[str] = ("greedy", "training")
+        self,
+        env: str,
+        target: float,
+        seed: int,
+        every: int,
+        clocks: Sequence[str] = ("greedy", "training"),
+        *,
+        starts: int = 0,
+        hint_episodes: int = HINT_EPISODES,
+        episodes: int = EPISODES,
+        max_seconds: float | None = None,
     ) -> None:
         super().__init__()
-        self._envs = {n: make_vec_env(env, n_envs=n, seed=seed + 10_000) for n in (HINT_EPISODES, EPISODES)}
+        self._envs = {n: make_vec_env(env, n_envs=n, seed=seed + 10_000) for n in (hint_episodes, episodes)}
+        self._hint_episodes, self._episodes = hint_episodes, episodes
         self._target = target
         self._every = every
-        self._due = every
+        self._due = starts + every
+        self._max_seconds = float("inf") if max_seconds is None else max_seconds
         self._resumed = 0.0
         self.train_seconds = 0.0
         self.seconds: dict[str, float | None] = dict.fromkeys(clocks)
-        self.return_mean = 0.0
+        self.return_mean: float | None = None
 
     def _on_training_start(self) -> None:
         self._resumed = time.perf_counter()
@@ -40,12 +64,7 @@ class UntilTarget(BaseCallback):
     def _on_rollout_start(self) -> None:
         """Between two updates: stop the clock and look."""
         self._pause()
-        window = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        if (
-            self.seconds.get("training", 0.0) is None
-            and len(window) == 100
-            and sum(window) / 100 >= self._target
-        ):
+        if self.seconds.get("training", 0.0) is None and self._window_has_target():
             self.seconds["training"] = self.train_seconds
         if self.seconds.get("greedy", 0.0) is None and self.num_timesteps >= self._due:
             self._due = self.num_timesteps + self._every
@@ -53,7 +72,7 @@ class UntilTarget(BaseCallback):
         self._resumed = time.perf_counter()
 
     def _on_step(self) -> bool:
-        return None in self.seconds.values()
+        return None in self.seconds.values() and self.train_seconds < self._max_seconds
 
     def _on_training_end(self) -> None:
         self._pause()
@@ -61,10 +80,14 @@ class UntilTarget(BaseCallback):
     def _pause(self) -> None:
         self.train_seconds += time.perf_counter() - self._resumed
 
+    def _window_has_target(self) -> bool:
+        window = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        return len(window) == 100 and sum(window) / 100 >= self._target
+
     def _evaluate(self) -> None:
-        self.return_mean = self._play(HINT_EPISODES)
+        self.return_mean = self._play(self._hint_episodes)
         if self.return_mean >= self._target:
-            self.return_mean = self._play(EPISODES)
+            self.return_mean = self._play(self._episodes)
             if self.return_mean >= self._target:
                 self.seconds["greedy"] = self.train_seconds
 
@@ -73,10 +96,6 @@ class UntilTarget(BaseCallback):
         return float(mean)
 
 
-def versions() -> dict[str, str]:
+def versions(*more: str) -> dict[str, str]:
     """What the peer ran with; it may be another environment than ours."""
-    import stable_baselines3
-    import torch
-
-    packages = {"stable-baselines3": stable_baselines3, "torch": torch, "gymnasium": gymnasium}
-    return {name: str(package.__version__) for name, package in packages.items()}
+    return {name: version(name) for name in ("stable-baselines3", "torch", "gymnasium", *more)}

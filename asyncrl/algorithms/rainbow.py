@@ -1,0 +1,38 @@
+"""Rainbow: C51 with every extension of the DQN family at once; the hyper-parameters.
+
+Hessel et al. 2018   Rainbow: combining improvements in deep reinforcement learning
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.c51 import C51
+from asyncrl.algorithms.distributional_presets import RAINBOW_PRESETS
+from asyncrl.algorithms.presets import Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rainbow(C51):
+    """Hyper-parameters of Rainbow: those of C51 with other defaults, no random actions among them.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    name: ClassVar[str] = "rainbow"
+
+    n_step: int = 3
+    alpha: float = 0.5
+    double: bool = True
+    dueling: bool = True
+    prioritized: bool = True
+    noisy: bool = True
+    exploration_initial: float = 0.0
+    exploration_final: float = 0.0
+
+    @classmethod
+    def _presets(cls) -> Mapping[str, Preset]:
+        return RAINBOW_PRESETS

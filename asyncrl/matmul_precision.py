@@ -1,0 +1,70 @@
+"""How exactly matrices are multiplied, for as long as an update lasts."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+Precision = Literal["highest", "medium"]
+
+
+class MatmulPrecision:
+    """Context in which float32 products run as `precision` says; afterwards all is as it was before.
+
+    `highest` is float32 and changes nothing. `medium` rounds the factors and adds up in float32: to bfloat16 (8 bits of
+    mantissa) on a CPU with AMX, where a product of two 256x256 matrices then takes 55 instead of 211 microseconds, and
+    to TF32 (10 bits) on a GPU. On any other CPU `medium` is the same as `highest`, because converting would cost more
+    than it saves. So it does on any CPU where a side of the matrices is below 128: keep such products outside.
+
+    The setting is the process's, not the thread's, so products of another thread in the meantime run in it too. A
+    context may be entered as often as wanted, but not within itself. Entering and leaving take half a microsecond.
+
+    Args:
+        precision: `"highest"` or `"medium"`.
+        device: on which the products run.
+    """
+
+    def __init__(self, precision: Precision, device: str | torch.device = "cpu") -> None:
+        if precision not in ("highest", "medium"):
+            raise ValueError(f"matmul_precision must be one of highest, medium, got {precision!r}")
+        self._setting: Any = None
+        self._value = self._before = ""
+        if precision == "medium":
+            self._setting, self._value = _reduced(torch.device(device))
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the context changes anything on this device."""
+        return self._setting is not None
+
+    def __enter__(self) -> None:
+        """Set it."""
+        if self._setting is not None:
+            self._before = self._setting.fp32_precision
+            self._setting.fp32_precision = self._value
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Set it back, also after an exception, which goes on."""
+        if self._setting is not None:
+            self._setting.fp32_precision = self._before
+
+
+def _reduced(device: torch.device) -> tuple[Any, str]:
+    """Whose `fp32_precision` decides on this device, and what it is set to; None where there is nothing to gain."""
+    backend: Any = None
+    value = ""
+    if device.type == "cuda":
+        backend, value = torch.backends.cuda.matmul, "tf32"
+    elif device.type == "cpu" and _has_amx():
+        backend, value = getattr(torch.backends.mkldnn, "matmul", None), "bf16"
+    # PyTorch before 2.9 has no such attribute, and none that could be set back exactly.
+    return (backend, value) if hasattr(backend, "fp32_precision") else (None, "")
+
+
+def _has_amx() -> bool:
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_bf16", False))

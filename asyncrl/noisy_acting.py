@@ -1,0 +1,62 @@
+"""A perceptron that explores by noise in its weights (Fortunato et al. 2018). NumPy and numba, never torch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting import ActingLayout, ActingNetwork
+from asyncrl.core import EnvSpec
+from asyncrl.stochastic_kernels import noisy_mlp_forward
+
+
+class NoisyLayout(ActingLayout, Protocol):
+    """Where means and standard deviations lie in the flat block: all means first."""
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Shapes of the blocks of means, one for each layer."""
+        ...
+
+
+class NoisyActingNetwork(ActingNetwork):
+    """An `ActingNetwork` with standard deviations behind the means; called, it goes by the means alone.
+
+    Args:
+        spec: the environment; uint8 observations are scaled to 0..1.
+        layout: its flat block is the means of all layers, then the standard deviations of all but the first.
+    """
+
+    def __init__(self, spec: EnvSpec, layout: NoisyLayout) -> None:
+        self._noise_count = sum(a + b for a, b in itertools.pairwise(layout.sizes[1:]))
+        self._mean_count = sum(rows * columns for rows, columns in layout.blocks)
+        super().__init__(spec, layout)
+
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
+        self._noise = np.empty((rows, self._noise_count), np.float32)
+        self._row_scratch = np.empty((4, self._widest), np.float32)
+
+    def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        """The head's values `[E, sizes[-1]]` with fresh noise for every row of `obs` `[E, *obs_shape]`.
+
+        Every stream has noise of its own, so that streams explore apart, and every step, as in Rainbow (Hessel et
+        al. 2018). It is factorised: inputs + outputs numbers for each layer. Drawing them is most of the extra cost
+        of a small network.
+        """
+        rows = obs.shape[0]
+        if self._x.shape[0] != rows:
+            self._allocate(rows)
+        self._observe(obs.reshape(rows, self._inputs), self._x)
+        rng.standard_normal(dtype=np.float32, out=self._noise)
+        out = np.empty((rows, self._outputs), np.float32)
+        noisy_mlp_forward(
+            self._x, self.weights, self._sizes, self._mean_count, self._noise, self._row_scratch, out
+        )
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_noise": self._noise[:0]}

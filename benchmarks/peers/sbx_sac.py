@@ -1,0 +1,74 @@
+"""SBX's SAC (Stable-Baselines3 in JAX) at the same settings and in the same two modes as `sb3_sac.py`.
+
+`train_seconds` of a run include what was compiled while its clock ran; `compile_seconds` say how much that was, and
+`train_seconds_without_compilation` is the rest. What acts is compiled before the clock starts. Updates/s are measured
+after compilation. One thread on one core: XLA has no other way to be held to one.
+
+    python benchmarks/peers/sbx_sac.py HalfCheetah-v5 --mode updates
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+import json
+import time
+from statistics import median
+from typing import Any
+
+import torch
+from sb3_sac import flags, settings, until, updates
+from sbx import SAC
+from until_target import versions
+
+KEPT = 100
+
+
+def timed_train(model: Any) -> list[float]:
+    """Seconds of the first `KEPT` calls of `model.train` from now on, each of which waits for its result."""
+    seconds: list[float] = []
+    train = model.train
+
+    def timed(gradient_steps: int, batch_size: int) -> None:
+        started = time.perf_counter()
+        train(gradient_steps, batch_size)
+        if len(seconds) < KEPT:
+            seconds.append(time.perf_counter() - started)
+
+    model.train = timed
+    return seconds
+
+
+def compile_acting(model: Any) -> float:
+    """Compile what acts, exploring and greedily, for one observation; returns the seconds."""
+    started = time.perf_counter()
+    for deterministic in (False, True):
+        model.predict(model.env.reset(), deterministic=deterministic)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure once."""
+    arguments = flags(__doc__)
+    torch.set_num_threads(1)
+    started = time.process_time()
+    model = SAC("MlpPolicy", arguments.env, **settings(arguments))
+    calls = timed_train(model)
+    acting = compile_acting(model)
+    result = (until if arguments.mode == "until" else updates)(model, arguments)
+    compiled = max(0.0, calls[0] - median(calls[1:])) if len(calls) > 1 else 0.0
+    result |= {"compile_seconds": compiled, "acting_compile_seconds": acting}
+    if arguments.mode == "until":
+        result["train_seconds_without_compilation"] = result["train_seconds"] - compiled
+    result |= {"cpu_seconds": time.process_time() - started, "versions": versions("sbx-rl", "jax", "jaxlib")}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""C51, QR-DQN, Rainbow and noisy layers: the core against autograd, a known distribution and the policy."""
+
+import dataclasses
+import itertools
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
+from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
+from asyncrl.algorithms.dqn_core import DQNCore
+from asyncrl.algorithms.noisy_network import NoiseSource, NoisyMLP, initial_sigma, noise_count
+from asyncrl.config import TrainerConfig
+from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss
+
+SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
+SMALL: dict[str, dict[str, Any]] = {
+    "dqn": {},
+    "c51": {"num_atoms": 7, "v_min": -4.0, "v_max": 5.0},
+    "qrdqn": {"num_quantiles": 6},
+}
+
+
+def filled_batch(size: int = 20, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    batch = Batch.allocate(size, SPEC)
+    batch.obs[:], batch.next_obs[:] = rng.normal(size=(2, *batch.obs.shape))
+    batch.action[:] = rng.integers(0, 3, size)
+    batch.reward[:] = rng.normal(0, 2, size)
+    batch.discount[:] = np.where(rng.random(size) < 0.3, 0.0, 0.9)
+    batch.weight[:] = rng.random(size)
+    return batch
+
+
+def make(name: str, **options: Any) -> Any:
+    return ALGORITHMS[name](**{"hidden_sizes": (9, 8), **SMALL[name], **options})
+
+
+def written(core: DQNCore) -> np.ndarray:
+    out = np.empty(core.weight_count, np.float32)
+    core.write_weights(out)
+    return out
+
+
+def head_outputs(core: DQNCore, obs: np.ndarray) -> np.ndarray:
+    """Outputs `[R, sizes[-1]]` of the online network's means, from its named tensors."""
+    named = core.state_dict()["online"]
+    layers, x = core.layout.hidden, torch.from_numpy(obs)
+    for i in range(len(layers)):
+        x = F.relu(F.linear(x, named[f"{i}.weight"], named[f"{i}.bias"]))
+    i = len(layers)
+    return F.linear(x, named[f"{i}.weight"], named[f"{i}.bias"]).numpy()
+
+
+# --- a chain whose distribution of returns is known ---
+
+CHAIN = EnvSpec("chain", (2,), "float32", DiscreteAction(2))
+
+
+def chain_batch() -> Batch:
+    """State 0 pays 1 and leads to state 1, which pays 1 in one of four cases, else -1; action 1 ends with -2."""
+    rows = [(0, 0, 1.0, 0.5)] * 4 + [(1, 0, 1.0, 0.0)] + [(1, 0, -1.0, 0.0)] * 3
+    rows += [(0, 1, -2.0, 0.0)] * 2 + [(1, 1, -2.0, 0.0)] * 2
+    batch = Batch.allocate(len(rows), CHAIN)
+    for i, (state, action, reward, discount) in enumerate(rows):
+        batch.obs[i], batch.next_obs[i] = np.eye(2)[state], np.eye(2)[1]
+        batch.action[i], batch.reward[i], batch.discount[i], batch.weight[i] = action, reward, discount, 1.0
+    return batch
+
+
+def learned(core: DQNCore) -> DQNCore:
+    batch = chain_batch()
+    for _ in range(1500):
+        core.update(batch)
+    return core
+
+
+FALLING = {
+    "learning_rate": 1e-2,
+    "learning_rate_schedule": "linear",
+    "learning_rate_final": 1e-5,
+    "learning_rate_updates": 1500,
+    "hidden_sizes": (32,),
+}
+
+
+@pytest.mark.parametrize("is_dueling", [False, True])
+def test_c51_learns_the_distribution_of_returns(is_dueling: bool) -> None:
+    config = C51(num_atoms=13, v_min=-3.0, v_max=3.0, dueling=is_dueling, **FALLING)
+    core = learned(config.make_core(CHAIN, "cpu", 0))
+    out = torch.from_numpy(head_outputs(core, np.eye(2, dtype=np.float32))).unflatten(1, (-1, 13))
+    logits = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if is_dueling else out
+    prob, expected = torch.softmax(logits, 2), torch.zeros(2, 2, 13)
+    atom = {float(z): i for i, z in enumerate(config.support())}
+    expected[0, 0, atom[1.5]], expected[0, 0, atom[0.5]] = 0.25, 0.75  # 1 + 0.5 * (1 or -1)
+    expected[1, 0, atom[1.0]], expected[1, 0, atom[-1.0]] = 0.25, 0.75
+    expected[:, 1, atom[-2.0]] = 1.0
+    torch.testing.assert_close(prob, expected, rtol=0, atol=0.02)
+    np.testing.assert_allclose(
+        core.action_values(np.eye(2, dtype=np.float32)), [[0.75, -2.0], [-0.5, -2.0]], atol=0.05
+    )
+    assert core.metrics()["train/loss"] == pytest.approx(loss_of_chain(), abs=0.01)
+
+
+def loss_of_chain() -> float:
+    """Mean divergence where the distributions are right: state 1's targets are single outcomes."""
+    return (1 * -np.log(0.25) + 3 * -np.log(0.75)) / 12
+
+
+@pytest.mark.parametrize("is_dueling", [False, True])
+def test_qrdqn_learns_the_quantiles_of_returns(is_dueling: bool) -> None:
+    config = QRDQN(num_quantiles=8, huber_delta=None, dueling=is_dueling, **FALLING)
+    core = learned(config.make_core(CHAIN, "cpu", 0))
+    out = torch.from_numpy(head_outputs(core, np.eye(2, dtype=np.float32))).unflatten(1, (-1, 8))
+    theta = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if is_dueling else out
+    expected = torch.full((2, 2, 8), -2.0)
+    expected[0, 0] = torch.tensor([0.5] * 6 + [1.5] * 2)  # midpoints below and above 0.75
+    expected[1, 0] = torch.tensor([-1.0] * 6 + [1.0] * 2)
+    torch.testing.assert_close(theta.sort(2).values, expected, rtol=0, atol=0.05)
+
+
+# --- the manual path against autograd ---
+
+
+class Reference:
+    """The same update with autograd and torch's own Adam and clipping, on copies of the core's flat vectors."""
+
+    def __init__(self, core: DQNCore) -> None:
+        self.core, self.config, self.layout = core, core.config, core.layout
+        self.online = core._online.flat.clone().requires_grad_()
+        self.target = core._target.flat.clone()
+        self.adam = torch.optim.Adam([self.online], lr=self.config.learning_rate, eps=self.config.adam_eps)
+        self.noise = None
+        if self.layout.noisy:
+            self.noise = NoiseSource(2, self.layout.blocks, torch.device("cpu"), 0)
+            self.noise.load(core.state_dict()["noise"])
+
+    def outputs(self, flat: torch.Tensor, x: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        """`[R, A, N]`, layer by layer as the paper has it: y = mu x + b + (sigma * f(e') f(e)^T) x + sigma_b f(e')."""
+        blocks, start, drawn = self.layout.blocks, 0, 0
+        sigma_start = sum(r * c for r, c in blocks)
+        for layer, (rows, columns) in enumerate(blocks):
+            last = layer == len(blocks) - 1
+            w = flat[start : start + rows * columns].view(rows, columns)
+            start += rows * columns
+            w = w if last else w.t()
+            if factors is not None and layer > 0:
+                s = flat[sigma_start : sigma_start + rows * columns].view(rows, columns)
+                sigma_start += rows * columns
+                left, right = factors[drawn : drawn + rows], factors[drawn + rows : drawn + rows + columns]
+                drawn += rows + columns
+                f_in, f_out = (right, left) if last else (left, right)
+                assert f_in[-1] == 1, "the bias has no noise of an input"
+                w = w + (s if last else s.t()) * torch.outer(f_out, f_in)
+            x = x @ w[:, :-1].t() + w[:, -1]
+            x = x if last else F.relu(x)
+        atoms = x.unflatten(1, (-1, self.layout.atoms))
+        if not self.config.dueling:
+            return atoms
+        return atoms[:, :1] + atoms[:, 1:] - atoms[:, 1:].mean(1, keepdim=True)
+
+    def means(self, atoms: torch.Tensor) -> torch.Tensor:
+        support = self.config.support()
+        return atoms.mean(2) if support is None else torch.softmax(atoms, 2) @ torch.from_numpy(support)
+
+    def update(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        config, rows = self.config, torch.arange(batch.size)
+        obs, next_obs, action = map(torch.from_numpy, (batch.obs, batch.next_obs, batch.action))
+        reward, discount, weight = (
+            torch.from_numpy(x).unsqueeze(1) for x in (batch.reward, batch.discount, batch.weight)
+        )
+        own, other = (None, None) if self.noise is None else self.noise.draw().clone()
+        with torch.no_grad():
+            next_atoms = self.outputs(self.target, next_obs, other)
+            chooser = self.outputs(self.online, next_obs, own) if config.double else next_atoms
+            following = next_atoms[rows, self.means(chooser).argmax(1)]
+        chosen = self.outputs(self.online, obs, own)[rows, action]
+        if isinstance(config, C51):
+            support = torch.from_numpy(config.support())
+            m = project(torch.softmax(following, 1), reward, discount, support)
+            log_prob = torch.log_softmax(chosen, 1)
+            loss, priority = cross_entropy(log_prob, m), divergence(log_prob, m)
+        else:
+            target = reward + discount * following
+            loss = quantile_loss(chosen, target, config.huber_delta)
+            priority = (chosen.mean(1) - target.mean(1)).abs().unsqueeze(1)
+            if config.name == "dqn":
+                loss = 2 * loss
+        self.adam.zero_grad()
+        (weight * loss).mean().backward()
+        self._mask()
+        if config.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([self.online], config.max_grad_norm)
+        self.adam.step()
+        self.target.lerp_(self.online.detach(), config.tau)
+        return priority.detach()[:, 0], loss.detach()
+
+    def _mask(self) -> None:
+        """Weights between the streams of a dueling head do not exist."""
+        if self.core._mask is None:
+            return
+        assert self.online.grad is not None
+        grad, size = self.online.grad, self.core._mask.numel()
+        end = sum(r * c for r, c in self.layout.blocks)
+        for stop in {end, len(grad)}:
+            grad[stop - size : stop] *= self.core._mask.flatten()
+
+
+@pytest.mark.parametrize(
+    ("name", "double", "is_dueling", "noisy"),
+    list(itertools.product(SMALL, (False, True), (False, True), (False, True))),
+)
+def test_updates_are_those_of_autograd(name: str, double: bool, is_dueling: bool, noisy: bool) -> None:
+    options = {"max_grad_norm": 0.5, "adam_eps": 1e-4, "tau": 0.1, "huber_delta": 0.7}
+    if name == "c51":
+        del options["huber_delta"]
+    config = make(name, double=double, dueling=is_dueling, noisy=noisy, **options)
+    core = config.make_core(SPEC, "cpu", 3)
+    reference = Reference(core)
+    for seed in range(8):
+        batch = filled_batch(seed=seed)
+        expected, _ = reference.update(batch)
+        priorities = core.update(batch).priorities
+        torch.testing.assert_close(torch.from_numpy(priorities), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(core._online.flat.clone(), reference.online.detach(), rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(core._target.flat.clone(), reference.target, rtol=1e-3, atol=2e-5)
+
+
+def test_one_quantile_is_half_of_dqn() -> None:
+    """tau-hat is a half on both sides: the same gradient but for the factor, which Adam does not see."""
+    one, dqn = (
+        make(name, adam_eps=1e-12, max_grad_norm=None, **o).make_core(SPEC, "cpu", 0)
+        for name, o in (("qrdqn", {"num_quantiles": 1}), ("dqn", {}))
+    )
+    for seed in range(5):
+        ours, theirs = (core.update(filled_batch(seed=seed)).priorities for core in (one, dqn))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert one.metrics()["train/loss"] == pytest.approx(dqn.metrics()["train/loss"] / 2, rel=1e-4)
+
+
+# --- noisy layers ---
+
+BLOCKS = ((5, 9), (10, 8), (6, 9))
+
+
+def test_noise_is_factorised_and_spares_the_first_layer() -> None:
+    count = sum(r * c for r, c in BLOCKS)
+    flat = torch.cat((torch.randn(count), initial_sigma(BLOCKS, 0.5)))
+    net, source = NoisyMLP(BLOCKS, flat), NoiseSource(2, BLOCKS, torch.device("cpu"), 7)
+    factors = source.draw()
+    assert factors.shape == (2, noise_count(BLOCKS)) == (2, 10 + 8 + 6 + 9)
+    assert not torch.equal(factors[0], factors[1]), "online and target network have noise of their own"
+    net.draw(factors[0])
+    assert torch.equal(net.drawn.hidden[0], net.mean.hidden[0])
+    e_in, e_out = factors[0][:9], factors[0][10:18]
+    sigma = 0.5 / 9**0.5
+    torch.testing.assert_close(
+        net.drawn.hidden[1][:-1], net.mean.hidden[1][:-1] + sigma * torch.outer(e_in, e_out)
+    )
+    torch.testing.assert_close(net.drawn.hidden[1][-1], net.mean.hidden[1][-1] + sigma * e_out)
+    e_out, e_in = factors[0][18:24], factors[0][24:32]
+    sigma = 0.5 / 8**0.5
+    torch.testing.assert_close(
+        net.drawn.head[:, :-1], net.mean.head[:, :-1] + sigma * torch.outer(e_out, e_in)
+    )
+    torch.testing.assert_close(net.drawn.head[:, -1], net.mean.head[:, -1] + sigma * e_out)
+    before = net.drawn.flat.clone()
+    net.draw(source.draw()[0])
+    assert not torch.equal(before, net.drawn.flat), "every draw is another"
+
+
+def test_factors_are_signed_roots_of_normal_numbers() -> None:
+    source = NoiseSource(1, ((2, 2), (50_000, 1), (1, 2)), torch.device("cpu"), 0)
+    factors = source.draw()[0, :49_999]
+    normal = factors.sign() * factors.square()
+    assert abs(normal.mean().item()) < 0.02 and abs(normal.std().item() - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", ["dqn", "c51", "qrdqn"])
+def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
+    core = make(name, noisy=True).make_core(SPEC, "cpu", 0)
+    start = core.state_dict()
+    core.update(filled_batch())
+    state = core.state_dict()
+    assert not torch.equal(start["noise"], state["noise"])
+    for part in ("sigma.1.weight", "sigma.1.bias", "sigma.2.weight", "sigma.2.bias"):
+        assert (state["online"][part] != start["online"][part]).any(), part
+    assert "sigma.0.weight" not in state["online"]
+    again = make(name, noisy=True).make_core(SPEC, "cpu", 5)
+    again.load_state_dict(state)
+    assert (
+        core.update(filled_batch(seed=1)).priorities == again.update(filled_batch(seed=1)).priorities
+    ).all()
+    assert (written(core) == written(again)).all()
+    with pytest.raises(ValueError, match="noise"):
+        core.load_state_dict({key: value for key, value in state.items() if key != "noise"})
+
+
+def test_dueling_streams_never_mix() -> None:
+    core = make("c51", dueling=True, noisy=True).make_core(SPEC, "cpu", 0)
+    for seed in range(5):
+        core.update(filled_batch(seed=seed))
+    for network, part in itertools.product(("online", "target"), ("2.weight", "sigma.2.weight")):
+        head = core.state_dict()[network][part]
+        assert head.shape == ((1 + 3) * 7, 8 + 8)
+        assert (head[:7, 8:] == 0).all() and (head[7:, :8] == 0).all()
+        assert (head[:7, :8] != 0).all() and (head[7:, 8:] != 0).all()
+
+
+# --- what actors see ---
+
+
+@pytest.mark.parametrize(
+    ("name", "is_dueling", "noisy", "hidden"),
+    list(itertools.product(SMALL, (False, True), (False, True), ((9, 8), (6,)))),
+)
+def test_policy_and_core_agree_on_the_same_weights(
+    name: str, is_dueling: bool, noisy: bool, hidden: tuple[int, ...]
+) -> None:
+    algorithm = make(name, dueling=is_dueling, noisy=noisy, hidden_sizes=hidden)
+    core, policy = algorithm.make_core(SPEC, "cpu", 1), algorithm.make_policy(SPEC)
+    for seed in range(3):
+        core.update(filled_batch(seed=seed))
+    policy.load_weights(written(core))
+    obs = np.random.default_rng(4).normal(size=(16, 4)).astype(np.float32)
+    expected = core.action_values(obs)
+    assert expected.shape == (16, 3)
+    np.testing.assert_allclose(policy.q_values(obs), expected, rtol=1e-4, atol=1e-5)
+    assert (policy.greedy(obs) == expected.argmax(1)).mean() > 0.9  # but for ties
+
+
+def test_quantiles_are_averaged_before_they_are_published() -> None:
+    plain = make("dqn").make_core(SPEC, "cpu", 0).weight_count
+    assert make("qrdqn").make_core(SPEC, "cpu", 0).weight_count == plain
+    assert make("qrdqn", noisy=True).make_core(SPEC, "cpu", 0).weight_count > 6 * plain / 2
+
+
+# --- records ---
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "text"),
+    [
+        (C51, {"num_atoms": 1}, "num_atoms must be at least 2, got 1"),
+        (C51, {"v_min": 2.0, "v_max": 2.0}, "v_min must be less than v_max (2.0), got 2.0"),
+        (C51, {"v_min": 3.0, "v_max": 2.0}, "v_min must be less than v_max (2.0), got 3.0"),
+        (C51, {"v_max": float("inf")}, "v_max must be finite, got inf"),
+        (C51, {"noisy_sigma": 0.0}, "noisy_sigma must be greater than 0, got 0.0"),
+        (Rainbow, {"num_atoms": 0}, "num_atoms must be at least 2, got 0"),
+        (Rainbow, {"exploration_initial": 1.5}, "exploration_initial must be from 0 to 1, got 1.5"),
+        (QRDQN, {"num_quantiles": 0}, "num_quantiles must be at least 1, got 0"),
+        (QRDQN, {"huber_delta": 0.0}, "huber_delta must be greater than 0, got 0.0"),
+    ],
+)
+def test_values_out_of_range(record: type, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        record(**options)
+
+
+def test_rainbow_is_c51_with_everything() -> None:
+    made = Rainbow()
+    assert made.double and made.dueling and made.prioritized and made.noisy and made.n_step == 3
+    assert made.exploration_initial == made.exploration_final == 0.0
+    shared = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    assert C51(**shared).layout(SPEC) == made.layout(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("record", "presets"), [(C51, C51_PRESETS), (QRDQN, QRDQN_PRESETS), (Rainbow, RAINBOW_PRESETS)]
+)
+def test_presets_are_valid(record: Any, presets: Any) -> None:
+    assert {"CartPole-v1", "LunarLander-v3"} <= set(presets)
+    for env, preset in presets.items():
+        made = record.preset(env)
+        assert all(getattr(made, name) == value for name, value in preset.algorithm.items())
+        assert record.preset_options(env) == preset.trainer
+        TrainerConfig(env=env, algo=record.name, **preset.trainer)
+
+
+@pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow"])
+def test_update_never_looks_at_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
+    monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
+    core = ALGORITHMS[name](hidden_sizes=(8, 8), prioritized=False).make_core(SPEC, "meta", 0)
+    for _ in range(2):
+        core.update(filled_batch())
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        core.metrics()  # does look
+
+
+def test_making_a_record_does_not_import_torch() -> None:
+    code = (
+        "import sys, numpy as np; from asyncrl.algorithms import Rainbow, QRDQN;"
+        "from asyncrl.core import DiscreteAction, EnvSpec; spec = EnvSpec('t', (4,), 'float32', DiscreteAction(3));"
+        "[r().make_policy(spec).greedy(np.zeros((2, 4), np.float32)) for r in (Rainbow, QRDQN)];"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,167 @@
+"""The fastest test that something learns at all: the action must equal the observation.
+
+An actor, a ring, the replay and a core as a trainer joins them, in one process and one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.streams import PlainStreams
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.core import Batch
+from asyncrl.env_checks import spec_of
+from asyncrl.options import option_help
+from asyncrl.replay import PrioritizedReplay
+from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
+
+LOW, HIGH = np.array([-1.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
+ENVS, ROWS_PER_UPDATE, LENGTH = 8, 2, 10
+
+
+class Echo(gymnasium.Env[np.ndarray, Any]):
+    """Episodes of `LENGTH` steps, each rewarded with 1 for the observation, less the squared error in a box."""
+
+    def __init__(self, box: bool) -> None:
+        self._box = box
+        self.observation_space = spaces.Box(-1.0, 3.0, (2,) if box else (4,), np.float32)
+        self.action_space = spaces.Box(LOW, HIGH) if box else spaces.Discrete(4, start=2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = LENGTH
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = float(rewards(self._obs[None], np.asarray(action)[None], self._box, start=2)[0])
+        self._left -= 1
+        return self._observe(), reward, self._left == 0, False, {}
+
+    def _observe(self) -> np.ndarray:
+        rng = self.np_random
+        if self._box:
+            self._obs = rng.uniform(LOW, HIGH).astype(np.float32)
+        else:
+            self._obs = np.eye(4, dtype=np.float32)[rng.integers(4)]
+        return self._obs
+
+
+def rewards(obs: np.ndarray, action: np.ndarray, box: bool, start: int = 0) -> np.ndarray:
+    """What each action earns; errors in units of half the range."""
+    if box:
+        return 1.0 - np.square(2.0 * (action - obs) / (HIGH - LOW)).sum(axis=1)
+    return (action - start == obs.argmax(axis=1)).astype(np.float64)
+
+
+class Loop:
+    """An actor that acts, and a core that learns from its ring, in turns."""
+
+    def __init__(self, algorithm: Any, envs: list[Echo], segment: Segment, mailbox: WeightMailbox) -> None:
+        spec = spec_of("echo", envs[0])
+        layout = RingLayout(ENVS, 512, spec)
+        self.core = algorithm.make_core(spec, "cpu", 0)
+        self.policy = algorithm.make_policy(spec)
+        self.mailbox = mailbox
+        self.actor = Actor(
+            *(PlainStreams(envs, spec), self.policy, RingWriter(segment, layout), mailbox),
+            index=0,
+            num_actors=1,
+            seed=1,
+        )
+        self.replay = PrioritizedReplay(
+            [RingReader(segment, layout)],
+            n_step=algorithm.n_step,
+            gamma=algorithm.gamma,
+            alpha=algorithm.alpha,
+            uniform=not algorithm.prioritized,
+            rng=np.random.default_rng(2),
+        )
+        self.batch = Batch.allocate(algorithm.batch_size, spec)
+        self._weights = np.empty(self.core.weight_count, np.float32)
+        self.publish()
+        self.actor.begin()
+
+    def publish(self) -> None:
+        self.core.write_weights(self._weights)
+        self.mailbox.publish(self._weights)
+
+    def turn(self, starts: int) -> None:
+        """Some rows, and an update once there is enough."""
+        written = 0
+        while written < ROWS_PER_UPDATE:
+            self.replay.grant(0, int(self.replay.published_rows()[0]) + 4)
+            written += self.actor.step()
+            self.replay.ingest()
+        if self.replay.statistics().inserted < starts:
+            return
+        self.replay.sample(self.batch, 0.4)
+        priorities = self.core.update(self.batch).priorities
+        if priorities is not None:
+            self.replay.update_priorities(self.batch.ids, priorities)
+        self.publish()
+
+    def greedy_reward(self, box: bool) -> float:
+        """Mean reward of the greedy actions in 500 fresh observations."""
+        rng = np.random.default_rng(11)
+        obs = rng.uniform(LOW, HIGH, (500, 2)) if box else np.eye(4)[rng.integers(0, 4, 500)]
+        obs = obs.astype(np.float32)
+        self.policy.load_weights(self._weights)
+        return float(rewards(obs, self.policy.greedy(obs), box).mean())
+
+
+@contextmanager
+def loop_of(algorithm: Any, box: bool) -> Iterator[Loop]:
+    envs = [Echo(box) for _ in range(ENVS)]
+    spec = spec_of("echo", envs[0])
+    count = algorithm.make_policy(spec).weight_count
+    with (
+        closing(Segment.create("ring", RingLayout(ENVS, 512, spec).arrays())) as segment,
+        closing(WeightMailbox.create(count)) as mailbox,
+    ):
+        yield Loop(algorithm, envs, segment, mailbox)
+
+
+def small(name: str, **overrides: Any) -> Any:
+    """The algorithm at a size for seconds; options that it does not have are left out."""
+    known = option_help(ALGORITHMS[name])
+    options: dict[str, Any] = {
+        "hidden_sizes": (32, 32),
+        "learning_rate": 3e-3,
+        "batch_size": 64,
+        "gamma": 0.5,
+        "tau": 0.05,
+        "learning_starts": 200,
+        "exploration_steps": 1_000,
+        "exploration_scale": 0.3,
+        "v_min": 0.0,
+        "v_max": 2.0,
+        **overrides,
+    }
+    return ALGORITHMS[name](**{key: value for key, value in options.items() if key in known})
+
+
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
+
+
+@pytest.mark.parametrize("options", [{"prioritized": False}, {"prioritized": True, "n_step": 2}], ids=str)
+@pytest.mark.parametrize("name", REPLAY)
+def test_identity_is_learned(name: str, options: dict[str, Any]) -> None:
+    box = ALGORITHMS[name].needs_bounds
+    algorithm = small(name, **options)
+    wanted, reached = 0.97 if box else 0.99, -np.inf
+    with loop_of(algorithm, box) as loop:
+        for turn in range(4_000):
+            loop.turn(algorithm.learning_starts)
+            if turn % 100 == 99:
+                reached = loop.greedy_reward(box)
+                if reached >= wanted:
+                    break
+    assert reached >= wanted
