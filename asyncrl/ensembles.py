@@ -4,7 +4,8 @@ How it differs from `networks.py`, and why (one thread of a CPU with AVX-512): t
 `bmm` of the same speed and half the calls, which counts where networks are small. Biases stand apart from the weights,
 because every matrix is then aligned to a cache line: with the ones' column a product in bfloat16 takes 86 instead of
 55 microseconds. The head gives one value, for which a matrix-vector product takes a quarter of a `bmm`'s time. The
-gradient of the weights is a product for each critic, because a `bmm` of a slice of rows first copies it.
+gradient of the weights is a product for each critic: a `bmm` of slices of rows takes 336 instead of 131 microseconds in
+bfloat16, and as long in float32.
 """
 
 from __future__ import annotations

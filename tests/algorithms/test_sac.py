@@ -189,11 +189,10 @@ def test_uniform_replay_has_no_priorities() -> None:
 
 def test_state_round_trips_to_the_same_bits_with_the_noise() -> None:
     core = core_of(policy_delay=2)
-    for seed in range(5):
+    for seed in range(4):  # the other stands elsewhere in the delay, and the actor's turn is not next
         core.update(filled_batch(seed=seed))
     other = core_of(seed=99, policy_delay=2)
-    for _ in range(2):  # an even number: the delay's place must be restored too
-        other.update(filled_batch())
+    other.update(filled_batch())
     other.load_state_dict(core.state_dict())
     for seed in range(6):
         batch = filled_batch(seed=seed)
