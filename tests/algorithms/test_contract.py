@@ -145,7 +145,8 @@ def test_published_weights_are_a_copy(name: str, kind: str) -> None:
     core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
     published = weights_of(core)
     kept = published.copy()
-    core.update(batch)
+    for _ in range(2):  # an actor may be moved at every other update
+        core.update(batch)
     assert (published == kept).all() and (weights_of(core) != kept).any()
     now = weights_of(core)
     weights_of(core)[:] = 0
@@ -202,9 +203,13 @@ def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> N
 
 
 def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
-    algorithm, spec = record(name), SPECS[kind]
+    """Where targets are drawn, noise belongs to a place in the batch: it is taken out."""
+    algorithm, spec = record(name, prioritized=True), SPECS[kind]
     batch, order = filled_batch(algorithm, spec), np.random.default_rng(5).permutation(SIZE)
     core, other = algorithm.make_core(spec, "cpu", 0), algorithm.make_core(spec, "cpu", 0)
+    for made in (core, other):
+        if hasattr(made, "draw"):
+            made.draw = lambda noise: noise.zero_()
     for seed in range(1, 4):
         core.update(filled_batch(algorithm, spec, seed))
         other.update(filled_batch(algorithm, spec, seed))
