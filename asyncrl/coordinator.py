@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool, probe
 from asyncrl.building import Blueprint, build, single_error
@@ -40,7 +41,6 @@ from asyncrl.errors import AsyncRLError, SamplesTooStale
 from asyncrl.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.learner import Learner, LearnerReport
 from asyncrl.metrics import EvaluationResult, Snapshot
-from asyncrl.policies import TrainedPolicy
 from asyncrl.report import Reporter, summarize
 from asyncrl.run_directory import RunDirectory, describe_run
 from asyncrl.saving import CheckpointSaver

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.config import TrainerConfig
 from asyncrl.core import Algorithm
 from asyncrl.errors import ConfigurationError
 from asyncrl.metrics import EvaluationResult
 from asyncrl.options import near_miss, option_help
-from asyncrl.policies import TrainedPolicy
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from asyncrl.core import Batch, BoxAction, EnvSpec
-from asyncrl.matmul_precision import MatmulPrecision
+from asyncrl.networks.matmul_precision import MatmulPrecision
 
 ITEMS = ("bare", "run", "peers", "profile")
 WAYS = ("plain", "highest", "medium")

@@ -1,7 +1,7 @@
 """That the continuous algorithms learn what they should, through real actors and rings.
 
-    discount, n-step sum or bootstrapped value wrong    Loan, in one of its two cases
-    all of it, at the length of a real task             Pendulum-v1
+discount, n-step sum or bootstrapped value wrong    Loan, in one of its two cases
+all of it, at the length of a real task             Pendulum-v1
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 class Loan(gymnasium.Env[np.ndarray, np.ndarray]):
     """Five steps. The first action a earns (1 - a) / 4 at once, and (1 + a) / 2 at the last step, four steps later.
 
-    The return is 0.25 (1 - a) + gamma^4 (1 + a) / 2, linear in a: with gamma 0.8 (0.41 against 0.5) the best first action
-    is -1, with gamma 0.95 (0.81) it is 1. Later actions do not matter.
+    The return is 0.25 (1 - a) + gamma^4 (1 + a) / 2, linear in a: with gamma 0.8 (0.41 against 0.5) the best first
+    action is -1, with gamma 0.95 (0.81) it is 1. Later actions do not matter.
     """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float32)

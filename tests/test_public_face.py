@@ -68,7 +68,7 @@ def test_what_an_actor_imports_is_free_of_torch() -> None:
     names = [
         *LIGHT,
         "asyncrl.envs",
-        "asyncrl.policies",
+        "asyncrl.acting.policies",
         "asyncrl.algorithms",
         "asyncrl.core",
         "asyncrl.errors",

@@ -54,8 +54,6 @@ def _preload() -> None:
     import gymnasium.wrappers  # noqa: F401
     import numpy as np
 
-    import asyncrl.actors.worker
-    import asyncrl.policies  # noqa: F401
     from asyncrl.shm import WeightMailbox
 
     mailbox = WeightMailbox.create(1)

@@ -3,7 +3,7 @@
 What acts (the policy's weights, the Gaussian's log standard deviations) stands at the front of the vector in the
 order of `ActorLayout`, so that publishing is one copy, and Adam, the norm and the clipping are one operation each.
 Policy and value share no layer: a shared trunk has to be weighed between both losses, and what it saves is small where
-a network acts in a few microseconds. There is no autograd (why: `networks.py`).
+a network acts in a few microseconds. There is no autograd (why: `networks/mlp.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.policies import mlp_blocks
+from asyncrl.acting.stochastic import OBSERVATION_CLIP, ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.networks import FlatMLP, MLPPass, orthogonal_weights
-from asyncrl.optimizer import FlatAdam
-from asyncrl.policies import mlp_blocks
-from asyncrl.stochastic import OBSERVATION_CLIP, ActorLayout
+from asyncrl.networks.mlp import FlatMLP, MLPPass, orthogonal_weights
+from asyncrl.networks.optimizer import FlatAdam
 
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
 

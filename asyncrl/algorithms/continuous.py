@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from asyncrl.acting.box import BoxLayout
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import fitting, unbounded
-from asyncrl.continuous import BoxLayout
 from asyncrl.core import BoxAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import require_at_least, require_positive, require_widths

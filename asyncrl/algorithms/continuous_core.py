@@ -3,7 +3,7 @@
 Actor, temperature and critics lie one after the other in one flat vector, so that Adam is one call where nothing asks
 for two. All three algorithms take the gradients of actor and critics from the same weights, those before the update;
 the papers' code updates the critics first and lets the actor see the new ones. The difference is one step of Adam, and
-one pass of the critics then does for both. There is no autograd (why: `networks.py`).
+one pass of the critics then does for both. There is no autograd (why: `networks/mlp.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.box import scaling
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
-from asyncrl.continuous import scaling
 from asyncrl.core import Batch, EnvSpec, UpdateResult
-from asyncrl.ensembles import FlatEnsemble, parameter_count
 from asyncrl.losses.soft import critic_loss
-from asyncrl.matmul_precision import MatmulPrecision
-from asyncrl.networks import FlatMLP, initial_weights
-from asyncrl.optimizer import FlatAdam
+from asyncrl.networks.ensembles import FlatEnsemble, parameter_count
+from asyncrl.networks.matmul_precision import MatmulPrecision
+from asyncrl.networks.mlp import FlatMLP, initial_weights
+from asyncrl.networks.optimizer import FlatAdam
 
 _ALIGNED = 16
 """Float32 values in a cache line; critics begin at a multiple."""

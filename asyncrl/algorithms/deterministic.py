@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from asyncrl.acting.box import DeterministicPolicy
+from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms.continuous import ContinuousControl
-from asyncrl.continuous import DeterministicPolicy
 from asyncrl.core import EnvSpec
-from asyncrl.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 

@@ -1,7 +1,7 @@
-"""The learner's half of the DQN family: network and optimiser, without autograd (see `networks.py` for why).
+"""The learner's half of the DQN family: network and optimiser, without autograd (see `networks/mlp.py` for why).
 
 What an output means and how it is trained is a head's business (`q_heads.py`), and noise in the weights that of
-`noisy_network.py`.
+`networks/noisy.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.noisy_network import NoiseSource, NoisyMLP, initial_sigma
 from asyncrl.algorithms.q_heads import QHead
 from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.core import Batch, EnvSpec, UpdateResult
-from asyncrl.matmul_precision import MatmulPrecision
-from asyncrl.networks import FlatMLP, MLPPass, initial_weights
-from asyncrl.optimizer import FlatAdam
+from asyncrl.networks.matmul_precision import MatmulPrecision
+from asyncrl.networks.mlp import FlatMLP, MLPPass, initial_weights
+from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma
+from asyncrl.networks.optimizer import FlatAdam
 
 
 class DQNCore:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.continuous import LOG_STD_MAX, LOG_STD_MIN
+from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.losses.soft import squashed_gaussian, squashed_gaussian_gradient
 from asyncrl.losses.soft_kernels import draw_gradient, draw_squashed
 

@@ -1,4 +1,4 @@
-"""The learner's half of IMPALA and A2C: streams of an iteration over segments, without autograd (see `networks.py`)."""
+"""The learner's half of IMPALA and A2C: streams of an iteration, without autograd (see `networks/mlp.py`)."""
 
 from __future__ import annotations
 

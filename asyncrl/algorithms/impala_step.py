@@ -12,7 +12,6 @@ from torch import Tensor
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.rollout import Rollout
 from asyncrl.core import RESET
-from asyncrl.distributions import distribution
 from asyncrl.losses.policy_gradient import (
     approximate_kl,
     policy_gradient_loss,
@@ -21,6 +20,7 @@ from asyncrl.losses.policy_gradient import (
     value_loss_gradient,
 )
 from asyncrl.losses.vtrace import vtrace
+from asyncrl.networks.distributions import distribution
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.impala import IMPALA

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.algorithms.presets import WithPresets
 from asyncrl.algorithms.registry import fitting, unbounded
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
@@ -18,7 +19,6 @@ from asyncrl.options import (
     require_positive,
     require_widths,
 )
-from asyncrl.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Staleness that a segment has at least, once training goes on."""

@@ -1,4 +1,4 @@
-"""The learner's half of PPO: minibatches of an iteration, without autograd (see `networks.py` for why)."""
+"""The learner's half of PPO: minibatches of an iteration, without autograd (see `networks/mlp.py` for why)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncrl.algorithms.on_policy_core import OnPolicyCore
 from asyncrl.algorithms.ppo_minibatch import Minibatch
 from asyncrl.algorithms.rollout import Rollout
 from asyncrl.core import EnvSpec
-from asyncrl.distributions import distribution
 from asyncrl.losses.advantages import gae
 from asyncrl.losses.policy_gradient import truncated_importance
+from asyncrl.networks.distributions import distribution
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.ppo import PPO

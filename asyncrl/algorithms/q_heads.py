@@ -16,10 +16,10 @@ from asyncrl.losses import distributional as dist
 from asyncrl.losses.td import bootstrap, dqn_loss, dqn_loss_gradient, dueling, dueling_gradient, td_error
 
 if TYPE_CHECKING:
+    from asyncrl.acting.policies import QLayout
     from asyncrl.algorithms.c51 import C51
     from asyncrl.algorithms.dqn import DQN
     from asyncrl.algorithms.qrdqn import QRDQN
-    from asyncrl.policies import QLayout
 
 
 class QHead(Protocol):

@@ -13,12 +13,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import fitting
 from asyncrl.core import DiscreteAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.options import require_at_least, require_fraction, require_positive
-from asyncrl.policies import QLayout, QPolicy
 from asyncrl.schedules import EpsilonSchedule
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.distributional_presets import QRDQN_PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.core import EnvSpec
 from asyncrl.options import require_at_least, require_positive
-from asyncrl.policies import QLayout
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.dqn_core import DQNCore

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.acting.stochastic import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.core import RESET, Segment
-from asyncrl.distributions import Distribution
-from asyncrl.stochastic import OBSERVATION_CLIP
+from asyncrl.networks.distributions import Distribution
 
 NUMBERS = ("log_prob", "advantage", "target", "value", "policy_weight", "value_weight", "entropy_weight")
 """Rows of `Rollout.numbers`: the log-probability that the ratio is taken of, ..., weights of the terms of the loss."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.acting.box import SquashedGaussianPolicy
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.continuous_presets import SAC_PRESETS
 from asyncrl.algorithms.presets import Preset
-from asyncrl.continuous import SquashedGaussianPolicy
 from asyncrl.core import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 

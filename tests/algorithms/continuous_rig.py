@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asyncrl.continuous import LOG_STD_MAX, LOG_STD_MIN
+from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.core import Batch, BoxAction, EnvSpec
 
 SPEC = EnvSpec("box", (4,), "float32", BoxAction((-1.0, -1.0), (1.0, 1.0), (2,)))

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
 from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
 from asyncrl.algorithms.dqn_core import DQNCore
-from asyncrl.algorithms.noisy_network import NoiseSource, NoisyMLP, initial_sigma, noise_count
 from asyncrl.config import TrainerConfig
 from asyncrl.core import Batch, DiscreteAction, EnvSpec
 from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss
+from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma, noise_count
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SMALL: dict[str, dict[str, Any]] = {

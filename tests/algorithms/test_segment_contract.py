@@ -30,7 +30,7 @@ from asyncrl.core import (
     Policy,
     Segment,
 )
-from asyncrl.distributions import distribution
+from asyncrl.networks.distributions import distribution
 from asyncrl.options import option_help
 
 NAMES = sorted(name for name, made in ALGORITHMS.items() if made.consumption == "segments")

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from asyncrl.acting.kernels import mlp_forward
+from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.core import DiscreteAction, EnvSpec, Policy
-from asyncrl.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.schedules import EpsilonSchedule, ramp
-from asyncrl.stochastic_kernels import mlp_forward
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SPEC2 = EnvSpec("two", (4,), "float32", DiscreteAction(2))

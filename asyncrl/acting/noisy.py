@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting import ActingLayout, ActingNetwork
+from asyncrl.acting.kernels import noisy_mlp_forward
+from asyncrl.acting.network import ActingLayout, ActingNetwork
 from asyncrl.core import EnvSpec
-from asyncrl.stochastic_kernels import noisy_mlp_forward
 
 
 class NoisyLayout(ActingLayout, Protocol):

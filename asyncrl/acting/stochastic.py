@@ -2,8 +2,8 @@
 
 `ActorLayout` says where every number lies in the flat block that travels through the weight mailbox: the policy's
 network, the log standard deviations of a Gaussian and the statistics that observations are normalised with. The
-learner's half (`algorithms/actor_critic.py`, `distributions.py`) reads the same record. `StochasticPolicy` draws
-actions and stamps every row with the log probability under which it was drawn.
+learner's half (`algorithms/actor_critic.py`, `networks/distributions.py`) reads the same record. `StochasticPolicy`
+draws actions and stamps every row with the log probability under which it was drawn.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting import ActingNetwork, ActionBox
+from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
+from asyncrl.acting.network import ActingNetwork, ActionBox
+from asyncrl.acting.policies import mlp_blocks
 from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-from asyncrl.policies import mlp_blocks
-from asyncrl.stochastic_kernels import add_squashing, draw_choices, draw_gaussian
 
 OBSERVATION_CLIP = 10.0
 """Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""

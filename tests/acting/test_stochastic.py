@@ -12,6 +12,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from asyncrl.acting.kernels import (
+    add_squashing,
+    draw_choices,
+    draw_gaussian,
+    mlp_forward,
+    tanh_in_place,
+)
+from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.acting.stochastic import OBSERVATION_CLIP, ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.core import (
     ActionSpec,
     BoxAction,
@@ -20,15 +29,6 @@ from asyncrl.core import (
     FieldSpec,
     MultiDiscreteAction,
     Policy,
-)
-from asyncrl.policies import TrainedPolicy
-from asyncrl.stochastic import OBSERVATION_CLIP, ActorLayout, StochasticPolicy, extra_fields_of
-from asyncrl.stochastic_kernels import (
-    add_squashing,
-    draw_choices,
-    draw_gaussian,
-    mlp_forward,
-    tanh_in_place,
 )
 
 DISCRETE = DiscreteAction(3)
@@ -421,7 +421,7 @@ def test_acting_never_imports_torch() -> None:
     code = (
         "import sys, numpy as np\n"
         "from asyncrl.core import DiscreteAction, EnvSpec\n"
-        "from asyncrl.stochastic import ActorLayout, StochasticPolicy\n"
+        "from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy\n"
         "action = DiscreteAction(2)\n"
         "policy = StochasticPolicy(EnvSpec('x', (4,), 'float32', action), ActorLayout(4, (8,), action))\n"
         "policy.act(np.zeros((1, 4), np.float32), np.random.default_rng(0), 0)\n"

@@ -2,7 +2,7 @@
 
 A draw makes effective weights `mu + sigma * outer(f(e), f(e'))` once for all rows of a batch, with which a pass runs as
 with any others; the gradient for sigma is that for the weights times the same product. The forward and backward pass
-(`networks.MLPPass`) know nothing of it.
+(`mlp.MLPPass`) know nothing of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.networks import FlatMLP
+from asyncrl.networks.mlp import FlatMLP
 
 
 class NoisyMLP:

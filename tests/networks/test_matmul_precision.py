@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl import matmul_precision
-from asyncrl.matmul_precision import MatmulPrecision
+from asyncrl.networks import matmul_precision
+from asyncrl.networks.matmul_precision import MatmulPrecision
 
 
 def setting() -> str:

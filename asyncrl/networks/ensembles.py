@@ -1,11 +1,11 @@
 """Several perceptrons of one shape as batched products: the critics of TD3 and SAC, on one flat parameter vector.
 
-How it differs from `networks.py`, and why (one thread of a CPU with AVX-512): two products of 256x256 matrices are one
-`bmm` of the same speed and half the calls, which counts where networks are small. Biases stand apart from the weights,
-because every matrix is then aligned to a cache line: with the ones' column a product in bfloat16 takes 86 instead of
-55 microseconds. The head gives one value, for which a matrix-vector product takes a quarter of a `bmm`'s time. The
-gradient of the weights is a product for each critic: a `bmm` of slices of rows takes 336 instead of 131 microseconds in
-bfloat16, and as long in float32.
+How it differs from `networks/mlp.py`, and why (one thread of a CPU with AVX-512): two products of 256x256 matrices are
+one `bmm` of the same speed and half the calls, which counts where networks are small. Biases stand apart from the
+weights, because every matrix is then aligned to a cache line: with the ones' column a product in bfloat16 takes 86
+instead of 55 microseconds. The head gives one value, for which a matrix-vector product takes a quarter of a `bmm`'s
+time. The gradient of the weights is a product for each critic: a `bmm` of slices of rows takes 336 instead of 131
+microseconds in bfloat16, and as long in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from asyncrl.hidden_layers import hidden_layer
-from asyncrl.networks import split
+from asyncrl.networks.hidden_layers import hidden_layer
+from asyncrl.networks.mlp import split
 
 NARROW = 128
 

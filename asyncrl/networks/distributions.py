@@ -1,6 +1,6 @@
 """Action distributions of the learner: log-probability, entropy, and their gradients written out.
 
-The other half is `stochastic.py`, which draws actions without torch. B is the batch; `out` is what the policy
+The other half is `acting/stochastic.py`, which draws actions without torch. B is the batch; `out` is what the policy
 network gives, `[B, outputs]`. A distribution keeps what `gradient` needs of its last `evaluate`; the tensors it was
 given must not change in between. Nothing waits for the device.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from asyncrl.core import BoxAction, MultiDiscreteAction
 
 if TYPE_CHECKING:
-    from asyncrl.stochastic import ActorLayout
+    from asyncrl.acting.stochastic import ActorLayout
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting import ActingNetwork, ActionBox
+from asyncrl.acting.network import ActingNetwork, ActionBox
+from asyncrl.acting.noise import GaussianNoise
+from asyncrl.acting.policies import mlp_blocks
 from asyncrl.core import BoxAction, EnvSpec
-from asyncrl.noise import GaussianNoise
-from asyncrl.policies import mlp_blocks
 
 LOG_STD_MIN = -20.0
 """A Gaussian's log standard deviations are cut to this from below (as in the code of Haarnoja et al. 2018)."""

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from asyncrl.aligned_pass import AlignedPass
-from asyncrl.networks import FlatMLP, MLPPass, initial_weights
-from asyncrl.policies import mlp_blocks
+from asyncrl.acting.policies import mlp_blocks
+from asyncrl.networks.aligned_pass import AlignedPass
+from asyncrl.networks.mlp import FlatMLP, MLPPass, initial_weights
 
 SIZES = [(4, 8, 6, 3), (1, 5, 2), (7, 9, 8, 5, 1)]
 

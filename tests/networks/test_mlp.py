@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl.networks import FlatMLP, MLPPass, initial_weights, orthogonal_weights, split
-from asyncrl.policies import QLayout
+from asyncrl.acting.policies import QLayout
+from asyncrl.networks.mlp import FlatMLP, MLPPass, initial_weights, orthogonal_weights, split
 
 
 def module_of(net: FlatMLP, activation: str = "relu") -> nn.Sequential:

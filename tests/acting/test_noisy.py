@@ -3,11 +3,11 @@ import pickle
 import numpy as np
 import pytest
 
+from asyncrl.acting.kernels import layer_forward, noisy_mlp_forward
+from asyncrl.acting.noisy import NoisyActingNetwork
+from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.core import DiscreteAction, EnvSpec
-from asyncrl.noisy_acting import NoisyActingNetwork
-from asyncrl.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.schedules import EpsilonSchedule
-from asyncrl.stochastic_kernels import layer_forward, noisy_mlp_forward
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 LAYOUTS = [

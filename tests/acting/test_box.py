@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from asyncrl.acting import ActionBox
-from asyncrl.continuous import (
+from asyncrl.acting.box import (
     LOG_STD_MAX,
     LOG_STD_MIN,
     BoxLayout,
@@ -23,9 +22,10 @@ from asyncrl.continuous import (
     SquashedGaussianPolicy,
     scaling,
 )
+from asyncrl.acting.network import ActionBox
+from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
-from asyncrl.noise import GaussianNoise, OrnsteinUhlenbeckNoise
-from asyncrl.policies import TrainedPolicy
 
 ODD = BoxAction((-1.0, -2.0, 0.0, 10.0, 7.0, -0.1), (3.0, 2.0, 0.3, 11.0, 7.0, 1 / 3), (2, 3))
 """Off centre, degenerate, and with bounds that float32 does not hold."""
@@ -396,8 +396,8 @@ def test_acting_never_imports_torch() -> None:
     code = (
         "import sys, numpy as np\n"
         "from asyncrl.core import BoxAction, EnvSpec\n"
-        "from asyncrl.continuous import BoxLayout, DeterministicPolicy, SquashedGaussianPolicy\n"
-        "from asyncrl.noise import GaussianNoise\n"
+        "from asyncrl.acting.box import BoxLayout, DeterministicPolicy, SquashedGaussianPolicy\n"
+        "from asyncrl.acting.noise import GaussianNoise\n"
         "action = BoxAction((-1.0,), (1.0,), (1,))\n"
         "spec = EnvSpec('x', (4,), 'float32', action)\n"
         "one = DeterministicPolicy(spec, BoxLayout(4, (8,), action), GaussianNoise(0.1))\n"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl.ensembles import EnsemblePass, FlatEnsemble, parameter_count
-from asyncrl.relu_kernels import add_bias_relu, head_gradient, relu_gradient
+from asyncrl.networks.ensembles import EnsemblePass, FlatEnsemble, parameter_count
+from asyncrl.networks.relu_kernels import add_bias_relu, head_gradient, relu_gradient
 
 
 def ensemble(count: int, sizes: tuple[int, ...], seed: int = 0) -> FlatEnsemble:

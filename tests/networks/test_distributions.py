@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.distributions import Categorical, DiagonalGaussian, SquashedGaussian, distribution
-from asyncrl.stochastic import ActorLayout, StochasticPolicy
+from asyncrl.networks.distributions import Categorical, DiagonalGaussian, SquashedGaussian, distribution
 
 B = 50
 BOX = BoxAction((-2.0, 0.0, -1.0), (2.0, 3.0, 1.0), (3,))

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.kernels import mlp_forward
 from asyncrl.core import BoxAction, EnvSpec
-from asyncrl.stochastic_kernels import mlp_forward
 
 
 class ActingLayout(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 
 
 class Scripted:

@@ -1,7 +1,7 @@
 """How a value-based algorithm acts: NumPy and numba, never torch, so that actors stay light.
 
 `QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the
-learner's network (`networks.py`) is laid out by the same record, so that publishing weights is one copy.
+learner's network (`networks/mlp.py`) is laid out by the same record, so that publishing weights is one copy.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting import ActingNetwork
+from asyncrl.acting.network import ActingNetwork
+from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
-from asyncrl.noisy_acting import NoisyActingNetwork
 from asyncrl.schedules import EpsilonSchedule
 
 
@@ -24,7 +24,7 @@ def mlp_blocks(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Shape of each layer's block of a perceptron with these widths, from the input to the head.
 
     A hidden layer is `[inputs + 1, outputs]`, its last row the bias, the head `[outputs, inputs + 1]`, its last column
-    the bias (why: `networks.FlatMLP`).
+    the bias (why: `mlp.FlatMLP`).
     """
     hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
     return (*hidden, (sizes[-1], sizes[-2] + 1))
@@ -37,7 +37,7 @@ class QLayout:
     Layer l maps `sizes[l]` to `sizes[l + 1]` values, with ReLU between the layers. A hidden layer is a
     row-major block `[sizes[l] + 1, sizes[l + 1]]`, its last row the bias, so that `[x, 1] @ block` is the
     whole layer; the head is a block `[sizes[-1], sizes[-2] + 1]`, its last column the bias (why:
-    `networks.FlatMLP`). Blocks follow one another in layer order without gaps.
+    `mlp.FlatMLP`). Blocks follow one another in layer order without gaps.
 
     With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first half is the value
     stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the head's

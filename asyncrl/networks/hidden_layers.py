@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.relu_kernels import add_bias_relu, head_gradient, relu_gradient
+from asyncrl.networks.relu_kernels import add_bias_relu, head_gradient, relu_gradient
 
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
