@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from asyncrl import DQN, Trainer
+from asyncrl import C51, DQN, QRDQN, Trainer
 
 pytestmark = pytest.mark.slow
 GAMMA = 0.8
@@ -76,15 +76,15 @@ class Fork(gymnasium.Env):
         return np.eye(5, dtype=np.float32)[min(self.at, 4)]
 
 
-def learned_values(env, observations, **changes):
+def learned_values(env, observations, algorithm=DQN, **changes):
     fields = {
         "gamma": GAMMA, "learning_rate": 1e-3, "hidden_sizes": (32, 32), "learning_starts": 200,
         "replay_capacity": 8_000, "samples_per_insert": 32.0, "exploration_final": 0.5, "exploration_steps": 1_000,
         "n_step": 3, "prioritized": True,
     }  # fmt: skip
-    algorithm = DQN(**{**fields, **changes})
+    made = algorithm(**{**fields, **changes})
     options = {"num_actors": 2, "envs_per_actor": 4, "http": "off", "target_eval_episodes": 2}
-    result = Trainer(env, algorithm, seed=3, **options).learn(total_steps=5_000)
+    result = Trainer(env, made, seed=3, **options).learn(total_steps=5_000)
     return result.policy.policy.q_values(np.asarray(observations, np.float32))
 
 
@@ -93,6 +93,15 @@ def test_values_count_down_to_a_terminal_state(prioritized):
     values = learned_values(Countdown, np.eye(6)[1:], prioritized=prioritized)
     expected = [sum(GAMMA**k for k in range(left)) for left in range(1, 6)]  # 1, 1.8, 2.44, 2.952, 3.3616
     assert values == pytest.approx(np.array([expected, expected]).T, abs=0.1)
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [(C51, {"v_min": -1.0, "v_max": 7.0}), (QRDQN, {})])
+def test_the_mean_of_a_learned_distribution_is_the_value(algorithm, options):
+    values = learned_values(Countdown, np.eye(6)[1:], algorithm, learning_rate=2e-3, **options)
+    expected = [sum(GAMMA**k for k in range(left)) for left in range(1, 6)]
+    assert values == pytest.approx(np.array([expected, expected]).T, abs=0.15)
+    first, *_ = learned_values(Fork, np.eye(5), algorithm, learning_rate=2e-3, **options)
+    assert first == pytest.approx([0.5, GAMMA**4], abs=0.05)
 
 
 def test_values_go_on_behind_a_time_limit():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,13 +33,17 @@ class DeterministicActor(ContinuousControl):
     """That of the last stream, those in between evenly spaced in logarithm, above 0; none treats all alike."""
 
     exploration_theta: float = 0.15
-    """Share of the Ornstein-Uhlenbeck noise that is forgotten at every step, from 0 to 1."""
+    """Share of the Ornstein-Uhlenbeck noise that is forgotten at every step, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("exploration_scale", self.exploration_scale, 0)
         require_positive("exploration_scale_last", self.exploration_scale_last)
         require_fraction("exploration_theta", self.exploration_theta)
+        require_positive("exploration_theta", self.exploration_theta)
+        for name in ("exploration_scale", "exploration_scale_last"):
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite, got inf")
         if self.exploration_scale_last is not None:
             require_positive("exploration_scale", self.exploration_scale)
 

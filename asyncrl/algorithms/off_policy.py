@@ -98,7 +98,7 @@ class OffPolicy(WithPresets):
     """Length to which a longer gradient is shortened, above 0; none leaves gradients alone."""
 
     matmul_precision: Literal["highest", "medium"] = "highest"
-    """Float32 products, or, where the processor has units for it, bfloat16 ones that are summed in float32."""
+    """Float32 products, or ones of rounded factors (bfloat16 on a CPU with AMX, TF32 on a GPU) summed in float32."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(type(self)).items():

@@ -5,9 +5,12 @@ import pytest
 import torch
 from continuous_rig import SIZE, SPEC, SPECS, TD3Twin, filled_batch, permuted, written
 
+from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.ddpg import DDPG
 from asyncrl.algorithms.td3 import TD3
 from asyncrl.algorithms.td3_core import TD3Core, TD3Work
+from asyncrl.core import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.errors import SpacesDoNotFit
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "prioritized": True}
 SPEEDY: dict[str, Any] = {"learning_rate": 3e-3, "tau": 0.1}
@@ -213,3 +216,50 @@ def test_update_never_looks_at_a_value(record: type, monkeypatch: pytest.MonkeyP
         core.update(filled_batch())
     with pytest.raises(RuntimeError, match="meta"):
         core.metrics()  # does look
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"exploration_theta": 0.0}, "exploration_theta must be greater than 0, got 0.0"),
+        ({"exploration_theta": 1.5}, "exploration_theta must be from 0 to 1, got 1.5"),
+        ({"exploration_scale": float("inf")}, "exploration_scale must be finite, got inf"),
+        ({"exploration_scale": -0.1}, "exploration_scale must be at least 0, got -0.1"),
+        (
+            {"exploration_scale": 0.0, "exploration_scale_last": 0.1},
+            "exploration_scale must be greater than 0, got 0.0",
+        ),
+        ({"num_critics": 0}, "num_critics must be at least 1, got 0"),
+        ({"target_noise": -1.0}, "target_noise must be at least 0, got -1.0"),
+        ({"policy_delay": 0}, "policy_delay must be at least 1, got 0"),
+        ({"actor_learning_rate": 0.0}, "actor_learning_rate must be greater than 0, got 0.0"),
+        ({"critic_hidden_sizes": ()}, "critic_hidden_sizes must name at least one width"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        TD3(**options)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (DiscreteAction(3), "needs a Box action space, and env has DiscreteAction"),
+        (
+            BoxAction((-1.0, -np.inf), (1.0, 1.0), (2,)),
+            r"needs finite bounds, and value 1 of env's actions lies in \[-inf, 1.0\]",
+        ),
+        (BoxAction((0.0,), (1e300,), (1,)), r"value 0 of env's actions lies in \[0.0, 1e\+300\]"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(name: str, action: Any, text: str) -> None:
+    spec = EnvSpec("env", (2,), "float32", action)
+    with pytest.raises(SpacesDoNotFit, match=text) as caught:
+        ALGORITHMS[name]().check(spec)
+    fits = (
+        "a2c, c51, dqn, impala, ppo, qrdqn, rainbow"
+        if isinstance(action, DiscreteAction)
+        else "a2c, impala, ppo"
+    )
+    assert caught.value.facts["algorithms that fit"] == fits
