@@ -54,6 +54,10 @@ def _preload() -> None:
     import gymnasium.wrappers  # noqa: F401
     import numpy as np
 
+    import asyncrl.acting.box
+    import asyncrl.acting.policies
+    import asyncrl.acting.stochastic
+    import asyncrl.actors.worker  # noqa: F401
     from asyncrl.shm import WeightMailbox
 
     mailbox = WeightMailbox.create(1)

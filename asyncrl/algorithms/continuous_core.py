@@ -51,7 +51,9 @@ class ContinuousWork(ABC):
     def __init__(self, size: int, core: ContinuousCore) -> None:
         self.size = size
         assert core.layout.action == core.spec.action
-        self.staged = StagedBatch(size, core.spec, core.device, scaling(core.layout.action))
+        self.staged = StagedBatch(
+            size, core.spec, core.device, scaling(core.layout.action), core.config.reward_scale
+        )
         inputs, values = core.layout.inputs, core.layout.action_values
         self.x = torch.zeros(3 * size, inputs + values, device=core.device)
         self.actions = self.x[:, inputs:]
@@ -129,7 +131,12 @@ class ContinuousCore(ABC):
         self._start = -(-(self.weight_count + 1) // _ALIGNED) * _ALIGNED
         flat = torch.zeros(self._start + parameter_count(*self._critics))
         flat[: self.weight_count] = initial_weights(self.layout.blocks, generator)
-        FlatEnsemble(*self._critics, flat[self._start :]).initialise(generator)
+        critics = FlatEnsemble(*self._critics, flat[self._start :])
+        critics.initialise(generator)
+        # A value of an empty range is staged as 0, so that these weights would never be trained; but the actor does
+        # say something of it. They get no gradient and stay zero.
+        stuck = torch.from_numpy(scaling(self.layout.action)[1] == 0)
+        critics.weights[0][:, self.layout.inputs :][:, stuck] = 0.0
         self._flat = flat.to(self.device, copy=True)
         self._gradient = torch.zeros_like(self._flat)
         self.policy, self.critics, self.log_alpha = self._parts(self._flat)
@@ -218,12 +225,17 @@ class ContinuousCore(ABC):
             return values
         if not math.isnan(actor_loss := self._actor_loss()):
             values["train/actor_loss"] = actor_loss
-        gradient = self._gradient if self._acting else self.critics_gradient.flat
         return values | {
             "train/loss": float(critic_loss(work.td, work.staged.weight)),
             "train/q_mean": float(work.q.mean()),
-            "train/grad_norm": float(torch.linalg.vector_norm(gradient)),
+            "train/grad_norm": self._grad_norm(),
         }
+
+    def _grad_norm(self) -> float:
+        """Of all gradients that moved something in the last update, which the optimisers have shortened since."""
+        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
+        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
+        return math.hypot(*(float(norm) for norm in norms if norm is not None))
 
     def _actor_loss(self) -> float:
         """Of the actor's last update, also where that was before the state was saved."""

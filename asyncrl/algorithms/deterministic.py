@@ -23,6 +23,9 @@ class DeterministicActor(ContinuousControl):
 
     _gaussian: ClassVar[bool] = False
 
+    policy_delay: int = 1
+    """Updates of the critics for each of the actor and of all targets, at least 1."""
+
     exploration_noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise on the actor's actions: each step on its own, or drifting (Ornstein-Uhlenbeck)."""
 

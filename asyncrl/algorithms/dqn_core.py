@@ -95,8 +95,7 @@ class DQNCore:
         if work is None or work.batch.size != batch.size:
             work = self._work = _Work(batch.size, self)
         work.batch.stage(batch)
-        with self._precision:
-            self._compute(work)
+        self._compute(work)
         self._updates += 1
         if self.config.target_update == "hard" and self._updates % self.config.target_update_interval == 0:
             self._target.flat.copy_(self._online.flat)
@@ -105,11 +104,17 @@ class DQNCore:
         return UpdateResult(work.batch.on_host(self._head.priorities()))
 
     def _compute(self, work: _Work) -> None:
-        """Everything of an update that happens on the device; the same operations for every batch."""
+        """Everything of an update that happens on the device; the same operations for every batch.
+
+        What a head multiplies stays exact: there actors choose their actions by the same numbers.
+        """
         if self._noise is not None:
             self._draw(self._noise.draw())
-        out, next_out = work.online.forward(), work.target.forward()
-        work.online.backward(self._head.gradient(out, next_out, work.batch))
+        with self._precision:
+            out, next_out = work.online.forward(), work.target.forward()
+        gradient = self._head.gradient(out, next_out, work.batch)
+        with self._precision:
+            work.online.backward(gradient)
         if self._mask is not None:
             self._gradient.head.mul_(self._mask)
         if isinstance(self._online, NoisyMLP):
@@ -207,7 +212,7 @@ class _Work:
     """
 
     def __init__(self, size: int, core: DQNCore) -> None:
-        self.batch = StagedBatch(size, core._spec, core._device)
+        self.batch = StagedBatch(size, core._spec, core._device, reward_scale=core.config.reward_scale)
         online, target = (
             net.drawn if isinstance(net, NoisyMLP) else net for net in (core._online, core._target)
         )

@@ -49,6 +49,9 @@ class OffPolicy(WithPresets):
     gamma: float = 0.99
     """Discount per environment step, from 0 to 1."""
 
+    reward_scale: float = 1.0
+    """Factor on the rewards that are learned from, above 0; values, supports and entropies are in its units."""
+
     n_step: int = 1
     """Rewards that are summed before the value of the next state is bootstrapped, in steps, at least 1."""
 
@@ -105,7 +108,7 @@ class OffPolicy(WithPresets):
             object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
         for name in ("batch_size", "n_step", "replay_capacity", "learning_starts", "learning_rate_updates"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "adam_eps", "tau", "max_grad_norm"):
+        for name in ("learning_rate", "adam_eps", "tau", "max_grad_norm", "reward_scale"):
             require_positive(name, getattr(self, name))
         for name in ("samples_per_insert", "samples_per_insert_error"):
             require_positive(name, getattr(self, name))

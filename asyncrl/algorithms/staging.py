@@ -24,6 +24,7 @@ class StagedBatch:
         device: where the tensors are.
         scaling: for real-valued actions, centre and half range `[d]` each: they are staged as
             (action - centre) / half range, and as 0 where the range is empty.
+        reward_scale: factor on the rewards.
 
     Attributes:
         size: B.
@@ -38,6 +39,7 @@ class StagedBatch:
         spec: EnvSpec,
         device: torch.device,
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+        reward_scale: float = 1.0,
     ) -> None:
         self.size = size
         width, pinned = math.prod(spec.observation_shape) + 1, device.type == "cuda"
@@ -53,6 +55,7 @@ class StagedBatch:
         self.rows, (self.reward, self.discount, self.weight), self.action = _fields(self._block, *shape)
         rows[:, -1] = 1.0
         self.rows[:, -1] = 1.0
+        self._reward_scale = np.float32(reward_scale)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
@@ -70,7 +73,7 @@ class StagedBatch:
             np.multiply(batch.obs.reshape(shape), self._scale, out=self._obs)
             np.multiply(batch.next_obs.reshape(shape), self._scale, out=self._next_obs)
         reward, discount, weight = self._numbers
-        np.copyto(reward, batch.reward)
+        np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)
         np.divide(batch.weight, self.size, out=weight)
         action = batch.action.reshape(self._action.shape)

@@ -18,7 +18,7 @@ class FlatAdam:
 
     Args:
         parameters: flat `[P]` float32, changed in place; may be a view into a longer vector.
-        gradient: `[P]`, read at every step and left as it is.
+        gradient: `[P]`, read at every step, which leaves it shortened where there is a limit.
         eps: term added to the denominator.
         max_grad_norm: length to which a longer gradient is shortened, or None.
 

@@ -102,6 +102,18 @@ def test_every_stream_and_every_step_has_noise_of_its_own() -> None:
     assert (again == first).all(), "the generator decides it"
 
 
+def test_bytes_are_scaled_with_and_without_noise() -> None:
+    layout = LAYOUTS[1]
+    spec = EnvSpec("bytes", (2, 2), "uint8", DiscreteAction(3))
+    made, twin = NoisyActingNetwork(spec, layout), network(layout)
+    made.load(twin.weights)
+    frames = np.random.default_rng(2).integers(0, 256, (5, 2, 2), dtype=np.uint8)
+    rows = (frames.reshape(5, 4) / 255).astype(np.float32)
+    np.testing.assert_allclose(made(frames), twin(rows), rtol=1e-4, atol=1e-4)
+    ours, theirs = (net.perturbed(x, np.random.default_rng(0)) for net, x in ((made, frames), (twin, rows)))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_noise_of_one_layer_has_the_deviations_of_the_weights() -> None:
     layout = QLayout(4, (6,), 2, noisy=True)
     made, obs = network(layout, sigma=0.3), np.repeat(observations(1), 20_000, axis=0)

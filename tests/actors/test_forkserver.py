@@ -222,6 +222,16 @@ def test_surroundings_of_the_main_process_are_mirrored(
         asyncio.run(probe(server, EnvSource.from_user(ShowsSurroundings)))
 
 
+def test_what_actors_import_is_there_before_the_fork() -> None:
+    code = (
+        "import sys; from asyncrl.actors.forking import _preload; _preload();"
+        "names = ['actors.worker', *('acting.' + n for n in ('policies', 'box', 'stochastic', 'noisy', 'kernels'))];"
+        "missing = [n for n in names if 'asyncrl.' + n not in sys.modules]; assert not missing, missing;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_server_has_no_torch_and_one_thread(server: ForkServer) -> None:
     with pytest.raises(UnknownEnvironment):
         asyncio.run(probe(server, EnvSource.from_user("Nothing-v9")))

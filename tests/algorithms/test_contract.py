@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.core import Algorithm, Batch, BoxAction, DiscreteAction, EnvSpec, LearnerCore, Policy
+from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.options import option_help
 
 SIZE = 32
@@ -217,6 +218,20 @@ def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
     assert ours is not None and theirs is not None
     assert ours.shape == (SIZE,) and ours.dtype == np.float32 and (ours >= 0).all()
     np.testing.assert_allclose(theirs, ours[order], rtol=1e-5, atol=1e-6)
+
+
+def test_wide_products_run_in_the_precision_asked_for(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[MatmulPrecision] = []
+    monkeypatch.setattr(MatmulPrecision, "__enter__", lambda context: entered.append(context))
+    monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: None)
+    spec, sizes = SPECS[kind], {"hidden_sizes": (128, 128), "batch_size": 128}
+    algorithm = record(name, matmul_precision="medium", **sizes)
+    core = algorithm.make_core(spec, "cpu", 0)
+    core.update(filled_batch(algorithm, spec, size=128))
+    expected = MatmulPrecision("medium").reduced
+    assert entered and all(context.reduced == expected for context in entered)
 
 
 def test_batch_size_may_change(name: str, kind: str) -> None:

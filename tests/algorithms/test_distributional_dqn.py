@@ -18,7 +18,9 @@ from asyncrl.algorithms.dqn_core import DQNCore
 from asyncrl.config import TrainerConfig
 from asyncrl.core import Batch, DiscreteAction, EnvSpec
 from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss
+from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma, noise_count
+from asyncrl.schedules import EpsilonSchedule
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SMALL: dict[str, dict[str, Any]] = {
@@ -303,6 +305,13 @@ def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
         core.load_state_dict({key: value for key, value in state.items() if key != "noise"})
 
 
+def test_deviations_begin_as_asked_for() -> None:
+    state = make("c51", noisy=True, noisy_sigma=0.2).make_core(SPEC, "cpu", 0).state_dict()
+    for network, layer, kind in itertools.product(("online", "target"), (1, 2), ("weight", "bias")):
+        sigma, inputs = state[network][f"sigma.{layer}.{kind}"], 10 - layer
+        torch.testing.assert_close(sigma, torch.full_like(sigma, 0.2 / inputs**0.5))
+
+
 def test_dueling_streams_never_mix() -> None:
     core = make("c51", dueling=True, noisy=True).make_core(SPEC, "cpu", 0)
     for seed in range(5):
@@ -340,6 +349,21 @@ def test_quantiles_are_averaged_before_they_are_published() -> None:
     plain = make("dqn").make_core(SPEC, "cpu", 0).weight_count
     assert make("qrdqn").make_core(SPEC, "cpu", 0).weight_count == plain
     assert make("qrdqn", noisy=True).make_core(SPEC, "cpu", 0).weight_count > 6 * plain / 2
+
+
+@pytest.mark.parametrize(("name", "is_dueling"), list(itertools.product(SMALL, (False, True))))
+def test_mean_of_the_values_is_reported(name: str, is_dueling: bool) -> None:
+    core, batch = make(name, dueling=is_dueling).make_core(SPEC, "cpu", 0), filled_batch()
+    expected = core.action_values(batch.obs).mean()
+    core.update(batch)
+    assert core.metrics()["train/q_mean"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_options_of_exploration_reach_the_policy(name: str) -> None:
+    options = {"initial": 0.5, "final": 0.4, "steps": 9, "ladder": 7.0, "repeat": 3}
+    policy = make(name, **{f"exploration_{key}": value for key, value in options.items()}).make_policy(SPEC)
+    assert policy.epsilon == EpsilonSchedule(**options)
 
 
 # --- records ---
@@ -382,6 +406,19 @@ def test_presets_are_valid(record: Any, presets: Any) -> None:
         assert all(getattr(made, name) == value for name, value in preset.algorithm.items())
         assert record.preset_options(env) == preset.trainer
         TrainerConfig(env=env, algo=record.name, **preset.trainer)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 a mean return of atoms from -200 to 200 is off by 0.4, and actors choose by the exact one."""
+    core = make(name, matmul_precision="medium").make_core(SPEC, "cpu", 0)
+    inside: list[bool] = []
+    monkeypatch.setattr(MatmulPrecision, "__enter__", lambda _: inside.append(True))
+    monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: inside.append(False))
+    gradient, seen = core._head.gradient, []
+    monkeypatch.setattr(core._head, "gradient", lambda *args: (seen.append(inside[-1]), gradient(*args))[1])
+    core.update(filled_batch())
+    assert inside == [True, False, True, False] and seen == [False]
 
 
 @pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow"])

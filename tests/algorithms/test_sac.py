@@ -10,6 +10,7 @@ from continuous_rig import (
     SPEC,
     SPECS,
     SACTwin,
+    critics_of,
     filled_batch,
     permuted,
     written,
@@ -17,6 +18,7 @@ from continuous_rig import (
 
 from asyncrl.algorithms.sac import SAC
 from asyncrl.algorithms.sac_core import SACCore, SACWork
+from asyncrl.core import BoxAction, EnvSpec
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "prioritized": True}
 SPEEDY: dict[str, Any] = {"learning_rate": 3e-3, "tau": 0.1}
@@ -84,6 +86,21 @@ def test_every_box_and_bytes(kind: str) -> None:
         core.update(batch)
         twin.update(batch, noise_of(core), True)
     twin.assert_same(core, rtol=1e-4, atol=1e-5)
+
+
+def test_critics_are_deaf_to_a_value_that_cannot_move() -> None:
+    """It is staged as 0; what an actor says of it would count in the targets alone."""
+    spec = EnvSpec("stuck", (4,), "float32", BoxAction((-1.0, 7.0, 0.0), (1.0, 7.0, 3.0), (3,)))
+    core = core_of(spec)
+    for seed in range(5):
+        core.update(filled_batch(seed=seed, spec=spec))
+    here = torch.randn(10, 4 + 3)
+    there = here.clone()
+    there[:, 5] += 1
+    for part in ("critics", "target_critics"):
+        for critic in critics_of(core.state_dict()[part]):
+            assert torch.equal(critic(here), critic(there))
+            assert not torch.equal(critic(here), critic(here.roll(1, dims=1)))
 
 
 @pytest.mark.parametrize("kind", sorted(SPECS))
@@ -256,6 +273,20 @@ def test_learning_rate_falls_for_both_networks() -> None:
     assert core.metrics()["train/learning_rate"] == 0.0
 
 
+@pytest.mark.parametrize("options", [{}, {"policy_delay": 2}], ids=str)
+def test_gradient_norm_is_that_before_clipping(options: dict[str, Any]) -> None:
+    """Of the first update after none: both cores still have the same weights."""
+    free = core_of(policy_delay=1, actor_learning_rate=1e-3)
+    core = core_of(max_grad_norm=1e-3, **options)
+    for each in (free, core):
+        each.update(filled_batch())
+    gradient = free._gradient if not options else free.critics_gradient.flat
+    norm = core.metrics()["train/grad_norm"]
+    assert norm == pytest.approx(float(torch.linalg.vector_norm(gradient)), rel=1e-5) and norm > 0.1
+    if not options:
+        assert norm == pytest.approx(free.metrics()["train/grad_norm"], rel=1e-5)
+
+
 def test_bad_numbers_show() -> None:
     core, batch = core_of(), filled_batch()
     batch.reward[3] = np.nan
@@ -284,5 +315,6 @@ def test_medium_precision_is_near_and_set_back() -> None:
             core.update(filled_batch(128, seed=seed))
     assert torch.backends.mkldnn.matmul.fp32_precision == before
     np.testing.assert_allclose(written(rough), written(exact), atol=0.01)
+    assert (written(rough) != written(exact)).any() == rough.precision.reduced
     for name in ("train/loss", "train/q_mean"):
         assert rough.metrics()[name] == pytest.approx(exact.metrics()[name], rel=0.05, abs=0.01)

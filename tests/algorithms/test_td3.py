@@ -5,6 +5,7 @@ import pytest
 import torch
 from continuous_rig import SIZE, SPEC, SPECS, TD3Twin, filled_batch, permuted, written
 
+from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.ddpg import DDPG
 from asyncrl.algorithms.td3 import TD3
@@ -119,6 +120,27 @@ def test_target_noise_moves_the_target() -> None:
     assert ours is not None and theirs is not None
     ends = filled_batch().discount == 0
     assert (ours[ends] == theirs[ends]).all() and (ours[~ends] != theirs[~ends]).any()
+
+
+@both
+def test_options_of_exploration_reach_the_policy(record: type) -> None:
+    options = {"exploration_scale": 0.4, "exploration_scale_last": 0.1, "exploration_theta": 0.3}
+    assert record(exploration_noise="ou", **options).make_policy(SPEC).noise == OrnsteinUhlenbeckNoise(
+        0.4, 0.1, 0.3
+    )
+    assert record(**options).make_policy(SPEC).noise == GaussianNoise(0.4, 0.1)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
+def test_options_of_size_and_of_random_steps_are_heard(name: str) -> None:
+    made = ALGORITHMS[name](hidden_sizes=(9, 8), critic_hidden_sizes=(7,), learning_starts=77)
+    core: Any = made.make_core(SPEC, "cpu", 0)
+    assert core.critics.sizes == core.target_critics.sizes == (4 + 2, 7, 1)
+    assert core.layout.hidden == (9, 8)
+    policies: Any = [
+        ALGORITHMS[name](learning_starts=77, **o).make_policy(SPEC) for o in ({}, {"random_steps": 5})
+    ]
+    assert [policy.random_steps for policy in policies] == [77, 5]
 
 
 # --- what every core must do ---
