@@ -49,6 +49,13 @@ class C51(QLearning):
                 raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
         if not self.v_min < self.v_max:
             raise ValueError(f"v_min must be less than v_max ({self.v_max}), got {self.v_min}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = np.diff(self.support())
+        if not (np.isfinite(apart) & (apart > 0)).all():
+            raise ValueError(
+                f"v_min and v_max must leave {self.num_atoms} atoms that float32 tells apart, got {self.v_min} and "
+                f"{self.v_max}"
+            )
 
     @classmethod
     def _presets(cls) -> Mapping[str, Preset]:

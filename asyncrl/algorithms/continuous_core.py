@@ -122,7 +122,8 @@ class ContinuousCore(ABC):
             self._initialise(torch.Generator().manual_seed(seed))
             self._optimizers = self._make_optimizers()
         where = "cuda" if self.device.type == "cuda" else "cpu"
-        self.generator = torch.Generator(where).manual_seed(seed + 1)
+        (own,) = np.random.SeedSequence(seed).spawn(1)
+        self.generator = torch.Generator(where).manual_seed(int(own.generate_state(1)[0]))
         self._updates, self._acting, self._acted = 0, False, False
         self._saved_actor_loss = math.nan
         self._work: ContinuousWork | None = None

@@ -53,7 +53,7 @@ C51_PRESETS: Mapping[str, Preset] = {
 }
 
 QRDQN_PRESETS: Mapping[str, Preset] = {
-    "CartPole-v1": Preset({**_CART_POLE_PLAIN, "reward_scale": 0.1}, _CART_POLE_TRAINER),
+    "CartPole-v1": Preset({**_CART_POLE_PLAIN, "reward_scale": 0.03}, _CART_POLE_TRAINER),
     "LunarLander-v3": Preset({**_LUNAR_LANDER_PLAIN, "reward_scale": 0.05}, _TRAINER),
 }
 

@@ -11,19 +11,19 @@ microseconds in bfloat16, and as long in float32.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from asyncrl.networks.hidden_layers import hidden_layer
-from asyncrl.networks.mlp import split
+from asyncrl.networks.mlp import NamedTensors, split
 
 NARROW = 128
 
 
-class FlatEnsemble:
+class FlatEnsemble(NamedTensors):
     """Parameters of C perceptrons in one flat float32 tensor; each ends in one value.
 
     Attributes:
@@ -52,25 +52,6 @@ class FlatEnsemble:
             bound = inputs**-0.5
             for view in layer:
                 view.copy_(torch.empty(view.shape).uniform_(-bound, bound, generator=generator))
-
-    def named(self) -> dict[str, Tensor]:
-        """Copies on the host: `<critic>.<layer>.weight` `[outputs, inputs]` and `<critic>.<layer>.bias` `[outputs]`."""
-        return {name: view.cpu().clone() for name, view in self._views().items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned.
-
-        Raises:
-            ValueError: if a name or a shape is another; nothing has been written then.
-        """
-        views = self._views()
-        if set(views) != set(tensors):
-            raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
-        for name, view in views.items():
-            if view.shape != tensors[name].shape:
-                raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
-        for name, view in views.items():
-            view.copy_(tensors[name])
 
     def _views(self) -> dict[str, Tensor]:
         layers = [*zip(self.weights, self.biases, strict=True), (self.head.transpose(1, 2), self.head_bias)]

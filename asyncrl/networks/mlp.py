@@ -56,26 +56,14 @@ def split(flat: Tensor, blocks: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [part.view(shape) for part, shape in zip(flat.split(sizes), blocks, strict=True)]
 
 
-class FlatMLP:
-    """Parameters of a perceptron in one flat float32 tensor; what stands between the layers, `MLPPass` says.
+class NamedTensors:
+    """Parameters that can be saved and loaded by name; a network says which views have which."""
 
-    Attributes:
-        blocks: a hidden layer's is `(inputs + 1, outputs)`, its last row the bias; the head's, which is the
-            last, is `(outputs, inputs + 1)`, its last column the bias. A product with a short last axis is
-            two to four times slower than its transpose, and a head has few outputs where a first layer has
-            few inputs.
-        flat: `[sum of blocks]`; whatever is written into it is the network's at once.
-        hidden: one view `[inputs + 1, outputs]` into `flat` per hidden layer.
-        head: view `[outputs, inputs + 1]` into `flat`.
-    """
-
-    def __init__(self, blocks: Sequence[tuple[int, int]], flat: Tensor) -> None:
-        self.blocks = tuple(blocks)
-        self.flat = flat
-        *self.hidden, self.head = split(flat, self.blocks)
+    def _views(self) -> dict[str, Tensor]:
+        raise NotImplementedError
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`."""
+        """Copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]` (of `<critic>.`)."""
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -92,6 +80,25 @@ class FlatMLP:
                 raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
         for name, view in views.items():
             view.copy_(tensors[name])
+
+
+class FlatMLP(NamedTensors):
+    """Parameters of a perceptron in one flat float32 tensor; what stands between the layers, `MLPPass` says.
+
+    Attributes:
+        blocks: a hidden layer's is `(inputs + 1, outputs)`, its last row the bias; the head's, which is the
+            last, is `(outputs, inputs + 1)`, its last column the bias. A product with a short last axis is
+            two to four times slower than its transpose, and a head has few outputs where a first layer has
+            few inputs.
+        flat: `[sum of blocks]`; whatever is written into it is the network's at once.
+        hidden: one view `[inputs + 1, outputs]` into `flat` per hidden layer.
+        head: view `[outputs, inputs + 1]` into `flat`.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[int, int]], flat: Tensor) -> None:
+        self.blocks = tuple(blocks)
+        self.flat = flat
+        *self.hidden, self.head = split(flat, self.blocks)
 
     def _views(self) -> dict[str, Tensor]:
         layers = [w.t() for w in self.hidden] + [self.head]

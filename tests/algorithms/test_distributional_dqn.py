@@ -375,6 +375,16 @@ def test_options_of_exploration_reach_the_policy(name: str) -> None:
         (C51, {"num_atoms": 1}, "num_atoms must be at least 2, got 1"),
         (C51, {"v_min": 2.0, "v_max": 2.0}, "v_min must be less than v_max (2.0), got 2.0"),
         (C51, {"v_min": 3.0, "v_max": 2.0}, "v_min must be less than v_max (2.0), got 3.0"),
+        (
+            C51,
+            {"v_max": 1e39},
+            "v_min and v_max must leave 51 atoms that float32 tells apart, got -10.0 and 1e+39",
+        ),
+        (
+            C51,
+            {"v_min": 1.0, "v_max": 1.0 + 1e-9},
+            "v_min and v_max must leave 51 atoms that float32 tells apart, got 1.0 and 1.000000001",
+        ),
         (C51, {"v_max": float("inf")}, "v_max must be finite, got inf"),
         (C51, {"noisy_sigma": 0.0}, "noisy_sigma must be greater than 0, got 0.0"),
         (Rainbow, {"num_atoms": 0}, "num_atoms must be at least 2, got 0"),
