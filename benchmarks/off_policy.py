@@ -33,11 +33,11 @@ PENDULUM, CHEETAH = "Pendulum-v1", "HalfCheetah-v5"
 TARGETS = {
     PENDULUM: (-200.0, 60.0),
     "MountainCarContinuous-v0": (90.0, 60.0),
-    "LunarLanderContinuous-v3": (200.0, 180.0),
-    "BipedalWalker-v3": (300.0, 300.0),
-    CHEETAH: (3000.0, 300.0),
-    "Hopper-v5": (2000.0, 300.0),
-    "Walker2d-v5": (2000.0, 300.0),
+    "LunarLanderContinuous-v3": (200.0, 90.0),
+    "BipedalWalker-v3": (300.0, 240.0),
+    CHEETAH: (3000.0, 150.0),
+    "Hopper-v5": (2000.0, 150.0),
+    "Walker2d-v5": (2000.0, 150.0),
     "Ant-v5": (2000.0, 300.0),
 }
 """Targets, and limits in seconds of training."""
