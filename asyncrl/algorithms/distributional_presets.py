@@ -11,8 +11,8 @@ _TRAINER = {"num_actors": 1, "envs_per_actor": 16}
 _CART_POLE_TRAINER = {**_TRAINER, "eval_interval_seconds": 0.1}
 
 # A mean of 475 over 100 greedy episodes: 5 of 5 seeds each; medians 5.4 (C51), 8.3 (QR-DQN) and 19 s (Rainbow)
-# (`python benchmarks/distributional.py`). Updates of QR-DQN in one process, by reward_scale: 1 took 12,000 (seed 0), 0.1
-# 3,200 and 13,400 (seeds 0, 1), 0.03 2,000, 1,600, 200 and 4,800 (seeds 1 to 4).
+# (`python benchmarks/distributional.py`). Updates of QR-DQN in one process, by reward_scale: 1 took 12,000 (seed 0),
+# 0.1 3,200 and 13,400 (seeds 0, 1), 0.03 2,000, 1,600, 200 and 4,800 (seeds 1 to 4).
 _CART_POLE: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "hidden_sizes": (128, 128),
@@ -27,8 +27,8 @@ _CART_POLE: Mapping[str, Any] = {
 #     QR-DQN with it, 0.02 to 0.2    5 of 6
 #     C51, n_step 5 to 10            6 of 9     (n_step 3: 0 of 1)
 #     either, noisy for epsilon      0 of 2
-# 16 samples per insert for 32 got three of four there, among them two that had not; single random actions
-# (exploration_repeat 1) mostly leave a lander that hovers until the time limit. Rainbow was not tuned here.
+# 16 samples per insert for 32 got two of three there, which had not with 32; single random actions (exploration_repeat 1)
+# often leave a lander that hovers until the time limit. Rainbow was not tuned here.
 _LUNAR_LANDER: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "learning_rate_schedule": "linear",
