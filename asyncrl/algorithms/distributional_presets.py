@@ -27,8 +27,8 @@ _CART_POLE: Mapping[str, Any] = {
 #     QR-DQN with it, 0.02 to 0.2    5 of 6
 #     C51, n_step 5 to 10            6 of 9     (n_step 3: 0 of 1)
 #     either, noisy for epsilon      0 of 2
-# 16 samples per insert for 32 got two of three there, which had not with 32; single random actions (exploration_repeat 1)
-# often leave a lander that hovers until the time limit. Rainbow was not tuned here.
+# 16 samples per insert for 32 got two of three there, which had not with 32; single random actions
+# (exploration_repeat 1) often leave a lander that hovers until the time limit. Rainbow was not tuned here.
 _LUNAR_LANDER: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "learning_rate_schedule": "linear",
