@@ -11,10 +11,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from small_records import small
 
 from asyncrl import Trainer
-from asyncrl.algorithms import ALGORITHMS
-from asyncrl.options import option_help
 
 pytestmark = pytest.mark.slow
 
@@ -47,26 +46,19 @@ class Loan(gymnasium.Env[np.ndarray, np.ndarray]):
         return np.append(np.eye(5)[min(self.at, 4)], self.lent).astype(np.float32)
 
 
-def small(name: str, **changes: Any) -> Any:
-    known = option_help(ALGORITHMS[name])
-    options: dict[str, Any] = {
-        "hidden_sizes": (32, 32),
-        "learning_rate": 3e-3,
-        "batch_size": 64,
-        "tau": 0.02,
-        "learning_starts": 500,
-        "samples_per_insert": 32.0,
-        "exploration_scale": 0.5,
-        "ent_coef": 0.01,
-        **changes,
-    }
-    return ALGORITHMS[name](**{key: value for key, value in options.items() if key in known})
+OPTIONS: dict[str, Any] = {
+    "tau": 0.02,
+    "learning_starts": 500,
+    "samples_per_insert": 32.0,
+    "exploration_scale": 0.5,
+    "ent_coef": 0.01,
+}
 
 
 @pytest.mark.parametrize(("gamma", "n_step", "best"), [(0.8, 3, -1), (0.95, 1, 1)])
 @pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
 def test_the_discount_decides_the_loan(name: str, gamma: float, n_step: int, best: int) -> None:
-    algorithm = small(name, gamma=gamma, n_step=n_step)
+    algorithm = small(name, gamma=gamma, n_step=n_step, **OPTIONS)
     options: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "http": "off", "target_eval_episodes": 2}
     result = Trainer(Loan, algorithm, seed=1, **options).learn(total_steps=6_000)
     first = np.array([1.0, 0, 0, 0, 0, 0], np.float32)

@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from small_records import small
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.core import Batch
 from asyncrl.env_checks import spec_of
-from asyncrl.options import option_help
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
@@ -129,25 +129,15 @@ def loop_of(algorithm: Any, box: bool) -> Iterator[Loop]:
         yield Loop(algorithm, envs, segment, mailbox)
 
 
-def small(name: str, **overrides: Any) -> Any:
-    """The algorithm at a size for seconds; options that it does not have are left out."""
-    known = option_help(ALGORITHMS[name])
-    options: dict[str, Any] = {
-        "hidden_sizes": (32, 32),
-        "learning_rate": 3e-3,
-        "batch_size": 64,
-        "gamma": 0.5,
-        "tau": 0.05,
-        "learning_starts": 200,
-        "exploration_steps": 1_000,
-        "exploration_scale": 0.3,
-        "v_min": 0.0,
-        "v_max": 2.0,
-        **overrides,
-    }
-    return ALGORITHMS[name](**{key: value for key, value in options.items() if key in known})
-
-
+OPTIONS: dict[str, Any] = {
+    "gamma": 0.5,
+    "tau": 0.05,
+    "learning_starts": 200,
+    "exploration_steps": 1_000,
+    "exploration_scale": 0.3,
+    "v_min": 0.0,
+    "v_max": 2.0,
+}
 REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
 
 
@@ -155,7 +145,7 @@ REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumptio
 @pytest.mark.parametrize("name", REPLAY)
 def test_identity_is_learned(name: str, options: dict[str, Any]) -> None:
     box = ALGORITHMS[name].needs_bounds
-    algorithm = small(name, **options)
+    algorithm = small(name, **{**OPTIONS, **options})
     wanted, reached = 0.97 if box else 0.99, -np.inf
     with loop_of(algorithm, box) as loop:
         for turn in range(4_000):
