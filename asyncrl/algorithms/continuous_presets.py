@@ -24,9 +24,9 @@ _PENDULUM: Mapping[str, Any] = {
 _PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_seconds": 0.2}
 
 # 3,000 over 10 greedy episodes: SAC 5 of 5 seeds, median 18 s (`python benchmarks/off_policy.py --only cheetah`); TD3
-# 18 s (one run, `--only presets`, as all runs of one seed below). SAC on a machine that was busy: 14,290 updates in 31 s;
-# with layers of 256 and a batch of 256, bfloat16 and the same steps for an update 15,817 updates in 69 s. n_step 3 was at
-# 2,700 after 20,000 updates.
+# 18 s (one run, `--only presets`, as all runs of one seed below). SAC on a machine that was busy: 14,290 updates in
+# 31 s; with layers of 256 and a batch of 256, bfloat16 and the same steps for an update 15,817 updates in 69 s. With
+# n_step 3 it was at 2,700 after 20,000 updates.
 _HALF_CHEETAH: Mapping[str, Any] = {
     "hidden_sizes": (128, 128),
     "batch_size": 128,
