@@ -39,8 +39,8 @@ _HALF_CHEETAH: Mapping[str, Any] = {
 _MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_seconds": 2.0, "eval_episodes": 5}
 
 # 200 over 100 greedy episodes: SAC 23 s; TD3 5 of 5 seeds, median 17 s, worst 37 (`asyncrl train`
-# with `--algo td3 --target-return 200`); with Gaussian noise of 0.2 it was at 124 after 90 s (one run). SAC in one process:
-# 6,000 updates; with n_step 1 it hovers until the time limit and is not there after 30,000.
+# with `--algo td3 --target-return 200`); with Gaussian noise of 0.2 it was at 124 after 90 s (one run). SAC in one
+# process: 6,000 updates; with n_step 1 it hovers until the time limit and is not there after 30,000.
 _LUNAR_LANDER: Mapping[str, Any] = {
     "hidden_sizes": (128, 128),
     "batch_size": 128,
