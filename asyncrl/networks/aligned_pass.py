@@ -54,10 +54,19 @@ class AlignedPass:
         ]
         self._output = torch.empty(rows, net.head.shape[0], device=x.device)
         self._head, self._head_bias = (outputs[-1], net.head[:, :-1].t()), net.head[:, -1]
-        if gradient is None:
-            return
-        g = gradient_rows
-        grads = [torch.empty(g, y.shape[1], device=x.device) for y in outputs]
+        if gradient is not None:
+            self._prepare_backward(net, gradient, gradient_rows, inputs, outputs, kernels)
+
+    def _prepare_backward(
+        self,
+        net: FlatMLP,
+        gradient: FlatMLP,
+        g: int,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        kernels: bool | None,
+    ) -> None:
+        grads = [torch.empty(g, y.shape[1], device=y.device) for y in outputs]
         self._head_back = (
             outputs[-1][:g],
             gradient.head[:, :-1],
