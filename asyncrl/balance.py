@@ -201,11 +201,14 @@ class Balance:
             self._forgiven += max(0.0, self.cursor)
 
     def updates_allowed(self) -> int:
-        """How many updates the learner may run now, by (2); a very large number where the pace is free."""
+        """How many updates the learner may run now, by (2); a very large number where the pace is free.
+
+        A free pace ends with the last step: no step pays for updates, so none are left to make.
+        """
         if self._inserted < min(self._start, self._max_steps):
             return 0
         if self._sigma is None:
-            return _UNLIMITED
+            return _UNLIMITED if self._inserted < self._max_steps else 0
         return max(0, math.floor((self.cursor + self._error) / self._batch_size))
 
     def steps_wanted(self, updates: int) -> int:
@@ -224,27 +227,34 @@ class Balance:
         """
         return max(1, int(self._error / (2 * self._batch_size)))
 
+    @property
+    def complete(self) -> bool:
+        """Whether `max_env_steps` are inserted: no further step comes."""
+        return self._inserted >= self._max_steps
+
     def exhausted(self) -> bool:
         """Whether `max_env_steps` are inserted and every update that they pay for has been made.
 
         At the end the band is closed: updates go on while the cursor, not counting the error, covers a batch.
         """
-        if self._inserted < self._max_steps:
+        if not self.complete:
             return False
         return self._sigma is None or self.cursor < self._batch_size
 
-    def grant(self, published: NDArray[np.int64], granted: NDArray[np.int64]) -> bool:
+    def grant(self, published: NDArray[np.int64], granted: NDArray[np.int64], unpaced: bool = False) -> bool:
         """Move `granted` (int64 `[N]`, written in place) as far as (3) allows; never backwards.
 
         Args:
             published: int64 `[N]`, rows published by each ring; must be what `inserted` has been told of.
             granted: int64 `[N]`, rows granted so far.
+            unpaced: nothing could be sampled yet (no row has n successors), so that the learner cannot pay: only
+                M and the limit bound the actors.
 
         Returns:
             Whether any position moved.
         """
         allowed = self._max_steps
-        if self._sigma is not None:
+        if self._sigma is not None and not unpaced:
             paid = self._sampled + self._forgiven + self._error
             allowed = min(allowed, math.floor(paid / self._sigma) + self._start)
         return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))

@@ -29,6 +29,7 @@ from asyncrl.learner_parts import LearnerParts
 from asyncrl.run_directory import RunDirectory
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.weights import WeightMailbox
+from asyncrl.weight_snapshots import WeightSnapshots
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class RunParts:
         pool: the actors, ready and waiting for the first weights.
         learner: ready to run.
         evaluator: not started.
+        snapshots: copies of weights to evaluate; the learner fills it, the evaluation schedule empties it.
         capacity_steps: environment steps that all rings hold.
     """
 
@@ -66,6 +68,7 @@ class RunParts:
     pool: ActorPool
     learner: Learner
     evaluator: RemoteEvaluator
+    snapshots: WeightSnapshots
     capacity_steps: int
 
 
@@ -112,6 +115,7 @@ async def build(
         mailbox=mailbox,
         doorbell=doorbell,
         step_timeout_seconds=config.step_timeout_seconds,
+        ready_timeout_seconds=config.ready_timeout_seconds,
         max_restarts=config.max_restarts,
         log_dir=blueprint.directory.actor_logs,
         on_failure=on_failure,
@@ -120,7 +124,14 @@ async def build(
     stack.push_async_callback(pool.close)
     on_pool(pool)
     evaluator = RemoteEvaluator(
-        blueprint.server, blueprint.source, spec, policy_bytes, seed=int(evaluator_seed)
+        blueprint.server,
+        blueprint.source,
+        spec,
+        policy_bytes,
+        seed=int(evaluator_seed),
+        max_restarts=config.max_restarts,
+        ready_timeout_seconds=config.ready_timeout_seconds,
+        max_episode_steps=config.eval_max_episode_steps,
     )
     stack.push_async_callback(evaluator.close)
     async with asyncio.TaskGroup() as tasks:
@@ -128,12 +139,13 @@ async def build(
         core = tasks.create_task(
             thread.call(lambda: algorithm.make_core(spec, device, int(core_seed))), name="build-network"
         )
+    snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     parts = LearnerParts(
         config, algorithm, spec, device, core.result(), pool.rings, mailbox, doorbell, thread, pool.wake,
-        blueprint.directory.path,
+        blueprint.directory.path, snapshots=snapshots,
     )  # fmt: skip
     capacity = layout.num_slots * layout.num_envs * config.actors
-    return RunParts(policy, pool, parts.learner(), evaluator, capacity)
+    return RunParts(policy, pool, parts.learner(), evaluator, snapshots, capacity)
 
 
 @contextlib.contextmanager

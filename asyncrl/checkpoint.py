@@ -15,6 +15,10 @@ The digest is ours because the payload has none that is checked: `torch.load` re
 numbers for 300 of 300 single flipped bits. A file appears under its name only by rename, after its bytes
 and before its directory entry are synced, so that a kill at any moment leaves the old file or the new one;
 written in place, 136 of 150 files were unreadable after a kill.
+
+A file is read as if an enemy had written it (a digest keeps nobody from writing another): the sizes are compared
+with the file's before anything of that size is read, the header has a schema, the payload may hold nothing compressed
+and no objects, and whatever fails is ASYNC019 in a few words.
 """
 
 from __future__ import annotations
@@ -23,62 +27,35 @@ import hashlib
 import io
 import json
 import os
+import stat
 import struct
+import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.errors import CheckpointError
+from asyncrl.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+from asyncrl.errors import CheckpointError, error_text, printable
 from asyncrl.version import __version__
+
+__all__ = ["CheckpointMeta", "SavedPolicy", "does_not_fit", "load", "read_policy", "save", "sync_directory"]
 
 MAGIC = b"ASYNCRL\0"
 FORMAT_VERSION = 1
+MAX_HEADER_BYTES = 16 << 20
+"""Longest header: the bounds of a box of a hundred thousand actions fit."""
+MAX_STATE_NODES = 100_000
+"""Most dicts, lists, tensors and numbers in a state; a pickle can say so many in a few bytes."""
 
 _PREFIX = struct.Struct("<8s32sIIQ")
 _DIGEST_END = 40
 # Key of a dict that is an array in disguise: `weights_only` lets tensors through but no NumPy array.
 _ARRAY = "asyncrl:ndarray"
-_ACTIONS: dict[str, type[Any]] = {
-    "discrete": DiscreteAction,
-    "multi_discrete": MultiDiscreteAction,
-    "box": BoxAction,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointMeta:
-    """What a checkpoint says of itself in its header.
-
-    Attributes:
-        env: name of the environment (see `EnvSpec.name`).
-        algo: name of the algorithm.
-        spec: the environment as the policy saw it.
-        options: the algorithm's hyper-parameters by name, JSON values only.
-        seed: seed of the run.
-        env_steps, updates, episodes, policy_version: the run's counters.
-        train_seconds: the run's training clock.
-        return_mean: mean return of the evaluation of these weights, or None.
-        asyncrl_version: which asyncrl wrote it.
-    """
-
-    env: str
-    algo: str
-    spec: EnvSpec
-    options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    env_steps: int = 0
-    updates: int = 0
-    episodes: int = 0
-    policy_version: int = 0
-    train_seconds: float = 0.0
-    return_mean: float | None = None
-    asyncrl_version: str = __version__
 
 
 @dataclass(frozen=True)
@@ -105,7 +82,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
     """
     payload = io.BytesIO()
     torch.save(_tensors(state), payload)
-    header = json.dumps(_meta_to_json(meta)).encode()
+    header = json.dumps(meta_to_json(meta)).encode()
     _write_atomically(path, _encode(header, payload.getvalue()))
 
 
@@ -127,9 +104,7 @@ def load(
                 what,
                 f"choose a checkpoint of {expected}",
             )
-    # The digest has vouched for the bytes, so what fails in here is our own bug and keeps its own traceback.
-    state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    return _arrays(state), meta
+    return _read_state(path, payload), meta
 
 
 def read_policy(path: Path) -> SavedPolicy:
@@ -142,7 +117,14 @@ def read_policy(path: Path) -> SavedPolicy:
     weights = state.get("weights")
     if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 1:
         raise _refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
+    if not np.isfinite(weights).all():
+        raise _refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
     return SavedPolicy(meta, weights)
+
+
+def does_not_fit(path: Path, what: str) -> CheckpointError:
+    """ASYNC019 for a checkpoint whose options, environment and weights do not fit each other or this version."""
+    return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
 def _encode(header: bytes, payload: bytes) -> list[bytes]:
@@ -156,14 +138,23 @@ def _encode(header: bytes, payload: bytes) -> list[bytes]:
 def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
     """The header and the payload, after every check that the bytes alone allow, the cheapest first."""
     try:
-        data = memoryview(path.read_bytes())
+        # Without waiting: a pipe under that name has perhaps no writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return _decode_file(path, file)
     except OSError as error:
         raise _refused(
             path, f"the checkpoint cannot be read: {error.strerror}", "open", "check the path"
         ) from error
-    if len(data) < _PREFIX.size:
-        raise _damaged(path, "length", f"{len(data)} bytes are there, a header alone has {_PREFIX.size}")
-    magic, digest, version, header_length, payload_length = _PREFIX.unpack(data[: _PREFIX.size])
+
+
+def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryview]:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "the checkpoint cannot be read: it is not a file", "open", "check the path")
+    size = status.st_size
+    if size < _PREFIX.size:
+        raise _damaged(path, "length", f"{size} bytes are there, a header alone has {_PREFIX.size}")
+    magic, digest, version, header_length, payload_length = _PREFIX.unpack(file.read(_PREFIX.size))
     if magic != MAGIC:
         raise _damaged(path, "magic", f"it begins with {bytes(magic)!r}, a checkpoint with {MAGIC!r}")
     if version != FORMAT_VERSION:
@@ -174,16 +165,80 @@ def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
             "load it with the asyncrl that wrote it",
         )
     expected = _PREFIX.size + header_length + payload_length
-    if len(data) != expected:
-        raise _damaged(path, "length", f"{len(data)} bytes are there, {expected} were written")
-    if hashlib.sha256(data[_DIGEST_END:]).digest() != digest:
+    if size != expected:
+        raise _damaged(path, "length", f"{size} bytes are there, {expected} were written")
+    if header_length > MAX_HEADER_BYTES:
+        raise _damaged(path, "length", f"the header has {header_length} bytes, at most {MAX_HEADER_BYTES}")
+    if _digest_of(file) != digest:
         raise _damaged(path, "SHA-256", "the bytes are not those that were written")
-    header_end = _PREFIX.size + header_length
-    return _meta_from_json(json.loads(bytes(data[_PREFIX.size : header_end]))), data[header_end:]
+    file.seek(_PREFIX.size)
+    meta = _read_header(path, file.read(header_length))
+    return meta, memoryview(file.read(payload_length))
+
+
+def _digest_of(file: IO[bytes]) -> bytes:
+    """SHA-256 of everything after the digest, a megabyte at a time."""
+    file.seek(_DIGEST_END)
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _read_header(path: Path, header: bytes) -> CheckpointMeta:
+    try:
+        return meta_from_json(json.loads(header))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _refused(
+            path,
+            f"the checkpoint's header is not one that asyncrl {__version__} writes: {_short(error)}",
+            "header",
+            "load it with the asyncrl that wrote it",
+        ) from None
+
+
+def _read_state(path: Path, payload: memoryview) -> dict[str, Any]:
+    """The state out of the payload; nothing in it is executed, and nothing is larger than its bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is compressed")
+        state = _arrays(torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True), _Budget())
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}, not a dict")
+        return state
+    except Exception as error:
+        # Of torch's text only the first sentence: it goes on with advice to switch the protection off.
+        raise _refused(
+            path,
+            f"the checkpoint's payload is not one that asyncrl writes: {_short(error)}",
+            "payload",
+            "do not use a file that somebody else may have made; " + _before(path),
+        ) from None
+
+
+def _short(error: Exception) -> str:
+    """The first sentence of what an exception says, at most 200 characters."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    text = " ".join(error_text(error).split())
+    return printable(text.split(". ")[0], 200) or type(error).__name__
+
+
+def _before(path: Path) -> str:
+    """What to do instead of loading `path`: the newest other numbered checkpoint beside it, by name."""
+    try:
+        others = [p for p in path.parent.iterdir() if p.name.isdecimal() and not p.samefile(path)]
+    except OSError:
+        others = []
+    if not others:
+        return "choose another checkpoint of the run"
+    return f"use the one before it, {max(others, key=lambda p: int(p.name))}"
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:
-    return _refused(path, f"the checkpoint is damaged: {how}", check, "choose another checkpoint of the run")
+    return _refused(path, f"the checkpoint is damaged: {how}", check, _before(path))
 
 
 def _refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
@@ -214,23 +269,16 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:
-    kind = next(name for name, cls in _ACTIONS.items() if isinstance(meta.spec.action, cls))
-    record = asdict(meta)
-    record["spec"]["action"]["kind"] = kind
-    return record
+@dataclass
+class _Budget:
+    """How many more nodes of a state are walked."""
 
+    nodes: int = MAX_STATE_NODES
 
-def _meta_from_json(record: dict[str, Any]) -> CheckpointMeta:
-    spec = record.pop("spec")
-    action = {name: _tuples(value) for name, value in spec.pop("action").items()}
-    made: ActionSpec = _ACTIONS[action.pop("kind")](**action)
-    spec = {name: _tuples(value) for name, value in spec.items()}
-    return CheckpointMeta(spec=EnvSpec(action=made, **spec), **record)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    def spend(self) -> None:
+        self.nodes -= 1
+        if self.nodes < 0:
+            raise ValueError(f"it holds more than {MAX_STATE_NODES:,} values")
 
 
 def _tensors(value: Any) -> Any:
@@ -245,11 +293,20 @@ def _tensors(value: Any) -> Any:
     return value
 
 
-def _arrays(value: Any) -> Any:
+def _arrays(value: Any, budget: _Budget) -> Any:
+    budget.spend()
     if isinstance(value, dict):
         if value.keys() == {_ARRAY}:
-            return value[_ARRAY].numpy()
-        return {key: _arrays(item) for key, item in value.items()}
+            return _array(value[_ARRAY])
+        return {key: _arrays(item, budget) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_arrays(item) for item in value)
+        return type(value)(_arrays(item, budget) for item in value)
     return value
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """A tensor as the array it was, which lay dense: one that is larger than its bytes was not written by us."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
+        raise TypeError("an array in it is not a dense tensor")
+    array: NDArray[Any] = tensor.numpy()
+    return array

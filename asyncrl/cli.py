@@ -41,6 +41,7 @@ commands:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Takes the process's own arguments where None is given."""
+    _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(given)
@@ -53,6 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
+
+
+def _open_standard_streams() -> None:
+    """Open descriptors 0 to 2 on the null device where they are closed.
+
+    A file or socket of ours would take their numbers otherwise: libuv aborts at such a one, and an environment's prints
+    would go into it.
+    """
+    while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(lowest_free, True)
+    os.close(lowest_free)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _complain(text: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import pickle
 import sys
 import warnings
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -15,13 +18,13 @@ from numpy.typing import NDArray
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.arguments import EvalOptions, algorithm_of
-from asyncrl.checkpoint import SavedPolicy, read_policy
+from asyncrl.checkpoint import SavedPolicy, does_not_fit, read_policy
 from asyncrl.clock import PROGRAM_START
 from asyncrl.config import TrainerConfig
 from asyncrl.console import RunConsole
 from asyncrl.core import Algorithm
 from asyncrl.envs import EnvSource
-from asyncrl.errors import AsyncRLWarning
+from asyncrl.errors import AsyncRLError, AsyncRLWarning, error_text
 from asyncrl.interrupts import EXIT_CODE, Interrupts
 from asyncrl.metrics import Snapshot
 from asyncrl.trainer import Trainer
@@ -44,10 +47,25 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None
 
         try:
             result = trainer.learn(on_snapshot=show)
+        except Exception:
+            if trainer.result is not None:  # the run failed after it had learned: say what it has left
+                console.close()
+                _say(describe_result(trainer.result))
+            raise
         finally:
             console.close()
-    print(describe_result(result), flush=True)
-    return EXIT_CODE if result.stop_reason == "interrupted" else 0
+    _say(describe_result(result))
+    return EXIT_CODE if interrupts.count else 0
+
+
+def _say(text: str) -> None:
+    """Print; a terminal or a reader that is gone changes nothing of the exit code."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())  # or the interpreter fails on what is left in the buffer
+        os.close(nothing)
 
 
 def describe_result(result: TrainResult) -> str:
@@ -62,10 +80,21 @@ def describe_result(result: TrainResult) -> str:
         f"return       {reached}",
         f"training     {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
+        *_target_line(summary),
         f"start-up     {summary['startup_seconds']:.2f} s",
         f"files        {result.run_dir if result.run_dir is not None else 'none (--run-dir DIR keeps them)'}",
     ]
     return "\n".join(lines)
+
+
+def _target_line(summary: dict[str, Any]) -> list[str]:
+    """When the weights that reached the target were copied; training goes on until they have played."""
+    if summary.get("steps_to_target") is None:
+        return []
+    return [
+        f"target       reached after {summary['time_to_target_seconds']:.2f} s, {summary['steps_to_target']:,} steps, "
+        f"{summary['updates_to_target']:,} updates"
+    ]
 
 
 def _show_warnings_plainly() -> None:
@@ -81,7 +110,8 @@ def _show_warnings_plainly() -> None:
         line: str | None = None,
     ) -> None:
         if issubclass(category, AsyncRLWarning):
-            print(f"warning: {message}", file=file or sys.stderr)
+            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+                print(f"warning: {message}", file=file or sys.stderr, flush=True)
         else:
             before(message, category, filename, lineno, file, line)
 
@@ -90,6 +120,7 @@ def _show_warnings_plainly() -> None:
 
 def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
     """Play greedy episodes with a checkpoint's weights and print the returns; the exit code."""
+    _show_warnings_plainly()
     saved = read_policy(options.path)
     returns, lengths = asyncio.run(_play(saved, options, server or ForkServer()))
     record = _evaluation_record(options, saved, returns, lengths)
@@ -112,14 +143,29 @@ async def _play(
     saved: SavedPolicy, options: EvalOptions, server: ForkServer
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     meta = saved.meta
-    algorithm = algorithm_of(meta.algo, dict(meta.options), options.path)
-    policy = pickle.dumps(algorithm.make_policy(meta.spec))
+    policy = _policy_bytes(saved, options.path)
     source = EnvSource.from_user(meta.env)
     evaluator = RemoteEvaluator(server, source, meta.spec, policy, seed=options.seed)
     try:
         return await evaluator.evaluate(saved.weights, options.episodes)
     finally:
         await evaluator.close()
+
+
+def _policy_bytes(saved: SavedPolicy, path: Path) -> bytes:
+    """The pickled policy of a checkpoint. Raises `CheckpointError` where options and weights do not fit."""
+    meta = saved.meta
+    try:
+        algorithm = algorithm_of(meta.algo, dict(meta.options), path)
+        policy = algorithm.make_policy(meta.spec)
+    except AsyncRLError as error:
+        raise does_not_fit(path, error.what) from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise does_not_fit(path, error_text(error) or type(error).__name__) from None
+    if policy.weight_count != saved.weights.shape[0]:
+        what = f"its options make a policy of {policy.weight_count:,} weights, it holds {saved.weights.shape[0]:,}"
+        raise does_not_fit(path, what)
+    return pickle.dumps(policy)
 
 
 def _evaluation_record(

@@ -49,14 +49,20 @@ class TrainerConfig:
     target_training_return: float | None = None
     """Stop when the mean of the last 100 training episodes over all actors is at least this (100 episodes finished)."""
 
-    eval_interval_seconds: float = 1.0
-    """Seconds between greedy evaluations, which run off the training path; 0 evaluates without a pause."""
+    eval_interval_steps: int | None = 25_000
+    """Environment steps between greedy evaluations; none evaluates only at the end."""
+
+    eval_interval_seconds: float | None = None
+    """Seconds between greedy evaluations in place of steps; results then depend on the machine's speed."""
 
     eval_episodes: int = 10
     """Episodes of each regular evaluation."""
 
     target_eval_episodes: int = 100
     """Episodes of the evaluation that confirms `target_return`; training pauses meanwhile."""
+
+    eval_max_episode_steps: int | None = None
+    """Steps after which an evaluation ends an episode as it stands; none is the environment's own limit, or 27000."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner's network lives; auto takes a GPU where there is one and the network is large."""
@@ -70,14 +76,20 @@ class TrainerConfig:
     step_timeout_seconds: float = 60.0
     """An environment whose step takes longer counts as hung."""
 
+    ready_timeout_seconds: float = 60.0
+    """An actor whose environments take longer to be built and reset for the first time counts as hung."""
+
     max_restarts: int = 3
-    """How often a killed actor is started again before the run ends."""
+    """How often a killed actor is started again within a minute before the run ends."""
 
     run_dir: str | None = None
     """Directory for the run's files; none writes no files."""
 
     report_interval_seconds: float = 1.0
-    """Seconds between snapshots, which are what terminal, page and `metrics.jsonl` show."""
+    """Seconds between reports, which are what terminal, page and `metrics.jsonl` show; an evaluation reports too."""
+
+    report_interval_steps: int | None = 5_000
+    """Environment steps between reports, beside `report_interval_seconds`; none reports by time only."""
 
     checkpoint_interval_seconds: float = 60.0
     """Seconds between checkpoints of the learner, written where there is a run directory."""
@@ -103,11 +115,21 @@ class TrainerConfig:
             require_at_least(name, getattr(self, name), 0)
         for name in ("num_actors", "envs_per_actor", "total_steps", "eval_episodes", "target_eval_episodes"):
             require_at_least(name, getattr(self, name), 1)
-        require_at_least("torch_threads", self.torch_threads, 1)
-        for name in ("max_seconds", "burst_seconds", "step_timeout_seconds"):
+        for name in (
+            "torch_threads",
+            "eval_interval_steps",
+            "report_interval_steps",
+            "eval_max_episode_steps",
+        ):
+            require_at_least(name, getattr(self, name), 1)
+        for name in ("max_seconds", "burst_seconds", "step_timeout_seconds", "ready_timeout_seconds"):
             require_positive(name, getattr(self, name))
         for name in ("report_interval_seconds", "checkpoint_interval_seconds"):
             require_positive(name, getattr(self, name))
+        if self.target_return is not None and self.eval_interval_steps is self.eval_interval_seconds is None:
+            raise ValueError(
+                "target_return must come with eval_interval_steps or eval_interval_seconds, got neither"
+            )
         if isinstance(self.http, int) and not 1 <= self.http <= 65535:
             raise ValueError(f"http must be auto, off or a port from 1 to 65535, got {self.http}")
 

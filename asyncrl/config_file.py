@@ -51,8 +51,9 @@ def _parse(file: Path) -> dict[str, Any]:
     except OSError as error:
         what = f"the configuration file cannot be read: {error.strerror}"
         raise ConfigurationError(what, facts={"file": file}, fix="check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        what = f"{file.name} is not a TOML file: {error}"
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        what = f"{file.name} is not a TOML file: {why}"
         raise ConfigurationError(what, facts={"file": file}, fix="correct the file at that place") from error
 
 
@@ -81,6 +82,10 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
     for name, option in option_help(record).items():
         if option.required and name not in values:
             raise _wrong_value(file, f"{path}.{name}", f"{name} must be given, got nothing")
+    known = [f"{path}.{name}" for name in option_help(record)]
+    for name in values:
+        if name not in option_help(record):
+            raise unknown_key(file, f"{path}.{name}", known)
     try:
         return record(**values)
     except ValueError as error:

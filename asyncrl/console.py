@@ -26,9 +26,14 @@ from asyncrl.readout import Field, Readout, duration, percent, plain, readout
 
 SCREEN_SECONDS = 1.0
 LINE_SECONDS = 10.0
-NARROW_COLUMNS = 96
-LINES_BESIDE_ACTORS = 20
-NARROW_LINES_BESIDE_ACTORS = 32
+THREE_GROUPS_COLUMNS = 108
+"""Width from which the three groups of values stand beside each other."""
+TWO_GROUPS_COLUMNS = 80
+"""Width from which they stand in two columns; below they stand one under the other."""
+ALL_OF_AN_ACTOR_COLUMNS = 96
+"""Width from which an actor's row has all its cells."""
+ROOMY_LINES = 30
+"""Height from which there is an empty line above and below."""
 
 STATE_STYLES = {
     "training": "bold green",
@@ -150,15 +155,23 @@ def _discard_standard_output(stream: TextIO) -> None:
 
 
 def screen(snapshot: Snapshot, *, width: int, height: int, url: str | None = None) -> RenderableType:
-    """The whole view as one rich renderable for `width` columns and about `height` lines. Pure."""
+    """The whole view as one rich renderable for `width` columns and, from 80 columns on, `height` lines of 24 or more.
+
+    Pure. Actors beyond the height are counted, not listed; at least one is listed.
+    """
     words = readout(snapshot)
-    narrow = width < NARROW_COLUMNS
-    parts: list[RenderableType] = [_progress(words), Text(), _groups(words, narrow=narrow)]
-    if snapshot.actors:
-        rows = max(2, height - (NARROW_LINES_BESIDE_ACTORS if narrow else LINES_BESIDE_ACTORS))
-        parts += [Text(), _actors(snapshot.actors, rows, narrow=narrow)]
+    inside = width - 6
+    groups, group_lines = _groups(words, width)
+    parts: list[RenderableType] = [_progress(words), Text(), groups]
+    padding = int(height >= ROOMY_LINES)
+    used = 2 + 2 * padding + _progress_lines(words, inside) + 1 + group_lines
     if words.error:
-        parts += [Text(), Text(words.error, style="bold red")]
+        used += padding - (-len(words.error) // inside)
+    if snapshot.actors:
+        narrow = width < ALL_OF_AN_ACTOR_COLUMNS
+        parts += [Text(), _actors(snapshot.actors, height - used - 2, narrow=narrow)]
+    if words.error:
+        parts += [Text()] * padding + [Text(words.error, style="bold red")]
     title = Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(snapshot.state, "")))
     subtitle = Text(plain(url), style="dim") if url else None
     return Panel(
@@ -167,7 +180,7 @@ def screen(snapshot: Snapshot, *, width: int, height: int, url: str | None = Non
         title_align="left",
         subtitle=subtitle,
         subtitle_align="right",
-        padding=(1, 2),
+        padding=(padding, 2),
     )
 
 
@@ -184,14 +197,31 @@ def _progress(words: Readout) -> RenderableType:
     return grid
 
 
-def _groups(words: Readout, *, narrow: bool) -> RenderableType:
-    named = (("Speed", words.speed), ("Learning", words.learning), ("Async", words.pace))
-    if narrow:
-        return Group(*(_group(name, fields) for name, fields in named))
+def _progress_lines(words: Readout, inside: int) -> int:
+    """Lines that `_progress` takes where `inside` columns are free; the words wrap."""
+    return (words.fraction is not None) + -(-len(words.progress) // inside)
+
+
+def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
+    """The three groups of values in as many columns as `width` has room for, and how many lines that takes."""
+    speed, learning, pace = words.speed, words.learning, words.pace
+    lines = [1 + len(fields) for fields in (speed, learning, pace)]
+    tables = _group("Speed", speed), _group("Learning", learning), _group("Async", pace)
+    if width < TWO_GROUPS_COLUMNS:
+        return Group(*tables), sum(lines)
+    # The last group has the longest values.
+    if width < THREE_GROUPS_COLUMNS:
+        cells = ((30, Group(*tables[:2])), (44, tables[2]))
+        return _beside(*cells), max(sum(lines[:2]), lines[2])
+    return _beside(*zip((27, 26, 44), tables, strict=True)), max(lines)
+
+
+def _beside(*cells: tuple[int, RenderableType]) -> Table:
+    """One row of renderables, each with its share of the width."""
     grid = Table.grid(expand=True, padding=(0, 3))
-    for _ in named:
-        grid.add_column(ratio=1)
-    grid.add_row(*(_group(name, fields) for name, fields in named))
+    for ratio, _ in cells:
+        grid.add_column(ratio=ratio)
+    grid.add_row(*(cell for _, cell in cells))
     return grid
 
 
@@ -206,6 +236,7 @@ def _group(name: str, fields: tuple[Field, ...]) -> Table:
 
 
 def _actors(actors: tuple[ActorStatistics, ...], rows: int, *, narrow: bool) -> RenderableType:
+    """A heading and at most `rows` lines below it: actors, how many are not listed, the last errors."""
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="dim")
     for heading in ("actor", "pid", "state"):
         table.add_column(heading, no_wrap=True)
@@ -213,13 +244,17 @@ def _actors(actors: tuple[ActorStatistics, ...], rows: int, *, narrow: bool) -> 
         ("steps/s", "ring") if narrow else ("steps/s", "waits", "ring", "heard", "restarts", "memory")
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    for actor in actors[:rows]:
+    errors = [f"actor {actor.index}: {plain(actor.last_error)}" for actor in actors if actor.last_error]
+    errors = errors[: max(0, min(2, rows - 2))]
+    listed = rows - len(errors)
+    if len(actors) > listed:
+        listed = max(1, listed - 1)
+    for actor in actors[:listed]:
         table.add_row(*_actor_cells(actor, narrow=narrow))
     parts: list[RenderableType] = [table]
-    if len(actors) > rows:
-        parts.append(Text(f" and {len(actors) - rows} more", style="dim"))
-    errors = [f"actor {actor.index}: {plain(actor.last_error)}" for actor in actors if actor.last_error]
-    parts += [Text(error, style="yellow", no_wrap=True, overflow="ellipsis") for error in errors[:2]]
+    if len(actors) > listed:
+        parts.append(Text(f" and {len(actors) - listed} more", style="dim"))
+    parts += [Text(error, style="yellow", no_wrap=True, overflow="ellipsis") for error in errors]
     return Group(*parts)
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from asyncrl.balance import BalanceStatistics
 from asyncrl.core import Core
 from asyncrl.divergence import Divergence
+from asyncrl.histogram import Histogram
 from asyncrl.publication import Publisher
 from asyncrl.shm.ring import RingReader
 from asyncrl.staleness import StalenessMeter
@@ -23,12 +24,14 @@ class Consumed:
     Attributes:
         balance: the pace.
         staleness: the meter of what was used.
+        policy_lag: the age of the acting weights.
         stored_steps: environment steps that could be trained on now.
         discarded_steps: environment steps that were given up because they were too stale.
     """
 
     balance: BalanceStatistics
     staleness: StalenessMeter
+    policy_lag: Histogram
     stored_steps: int
     discarded_steps: int
 
@@ -51,8 +54,10 @@ class Consumption(Protocol):
     publisher: Publisher
     divergence: Divergence
     polls_while_dense: bool
-    updates: int
     inserted_steps: int
+
+    @property
+    def updates(self) -> int: ...  # noqa: D102
 
     @property
     def core(self) -> Core: ...  # noqa: D102

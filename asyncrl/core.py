@@ -27,6 +27,9 @@ TRUNCATED = 2
 RESET = 4
 """Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset)."""
 
+LONGEST_N_STEP = 255
+"""Most rewards that an n-step transition of the replay sums; the replay keeps n of each row in one byte."""
+
 
 @dataclass(frozen=True)
 class DiscreteAction:
@@ -130,7 +133,8 @@ class Batch:
         weight: `[B]` float32, importance weight times staleness correction; multiplies the item's loss.
         ids: `[B]` int64, names the row for `update_priorities`; never reused during a run.
         version: `[B]` int64, policy version that acted at step t.
-        staleness: `[B]` int64, learner's version minus `version`, filled by the learner when the batch is used.
+        policy_updates: `[B]` int64, updates that the learner had made when it published that version.
+        staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
         extras: what the algorithm added to a row, each `[B, ...]`, at step t.
     """
 
@@ -142,6 +146,7 @@ class Batch:
     weight: NDArray[np.float32]
     ids: NDArray[np.int64]
     version: NDArray[np.int64]
+    policy_updates: NDArray[np.int64]
     staleness: NDArray[np.int64]
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -158,6 +163,7 @@ class Batch:
             weight=np.empty(batch_size, np.float32),
             ids=np.empty(batch_size, np.int64),
             version=np.empty(batch_size, np.int64),
+            policy_updates=np.empty(batch_size, np.int64),
             staleness=np.zeros(batch_size, np.int64),
             extras={f.name: np.empty((batch_size, *f.shape), f.dtype) for f in extra_fields},
         )
@@ -189,9 +195,10 @@ class Segment:
         reward: `[E, T]` float32.
         flags: `[E, T]` uint8, `TERMINATED | TRUNCATED | RESET`; RESET rows are never trained on.
         version: `[T]` int64, policy version that acted in each row.
+        policy_updates: `[T]` int64, updates that the learner had made when it published that version.
         extras: what the algorithm added to a row, each `[E, T, ...]`.
         weight: `[T]` float32, staleness correction of each row; 1 where there is none.
-        staleness: `[T]` int64, learner's version minus `version`, filled when the segment is used.
+        staleness: `[T]` int64, publications since `version`, filled when the segment is used.
         fresh: whether it is used for the first time; running statistics are taken of fresh segments only.
     """
 
@@ -203,6 +210,7 @@ class Segment:
     reward: NDArray[np.float32]
     flags: NDArray[np.uint8]
     version: NDArray[np.int64]
+    policy_updates: NDArray[np.int64]
     extras: Mapping[str, NDArray[Any]]
     weight: NDArray[np.float32]
     staleness: NDArray[np.int64]
@@ -240,11 +248,21 @@ class UpdateResult:
 class Policy(Protocol):
     """How an algorithm acts: NumPy (or numba) only, picklable, one per actor process.
 
-    An actor calls `assign_streams` once, `load_weights` whenever the mailbox has moved, and `act` once per row.
+    An actor calls `assign_streams` once and `act` once per row. Where the mailbox has moved it refreshes straight into
+    `weights` and calls `weights_changed`.
     """
 
     weight_count: int
     """Number of float32 values in the flat weight block."""
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The flat block that the policy multiplies with, `[weight_count]`, not a copy."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Note that `weights` was written."""
+        ...
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
         """Say which streams this copy acts for: `first .. first + count - 1` of `total` over all actors."""
@@ -397,6 +415,12 @@ class ReplayAlgorithm(Algorithm, Protocol):
     def samples_per_insert_error(self) -> float | None: ...  # noqa: D102
     @property
     def staleness_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
+    @property
+    def discipline(self) -> Literal["relaxed", "lockstep"]: ...  # noqa: D102
+    @property
+    def lockstep_lag(self) -> int: ...  # noqa: D102
+    @property
+    def publish_interval(self) -> int | Literal["auto"]: ...  # noqa: D102
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> LearnerCore:
         """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""

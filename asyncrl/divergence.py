@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.errors import GPUOutOfMemory, TrainingDiverged
+from asyncrl.errors import GPUOutOfMemory, TrainingDiverged, describe_error
 
 DeviceFull = torch.cuda.OutOfMemoryError
 """What torch raises; to be caught without importing torch."""
@@ -27,7 +28,7 @@ class Divergence:
     def __init__(self, folder: Path | None, batch: Callable[[], Mapping[str, NDArray[np.generic]]]) -> None:
         self._folder = folder
         self._batch = batch
-        self._finite_loss = math.nan
+        self._finite_loss: float | None = None
 
     def look_at(self, loss: float, updates: int) -> None:
         """Note a loss. Raises `TrainingDiverged` where it is NaN or infinite."""
@@ -37,16 +38,25 @@ class Divergence:
 
     def error(self, what: str, updates: int) -> TrainingDiverged:
         """The error, with the batch saved; `what` became NaN or infinite at update `updates`."""
-        where = "not saved (the run has no directory)"
-        if self._folder is not None:
-            path = self._folder / f"diverged_batch_{updates}.npz"
-            np.savez(path, **self._batch())  # type: ignore[arg-type]
-            where = str(path)
+        loss = "none was reported" if self._finite_loss is None else self._finite_loss
         return TrainingDiverged(
             f"{what} became NaN or infinite at update {updates}",
-            facts={"update": updates, "last finite loss": self._finite_loss, "batch saved": where},
+            facts={"update": updates, "last finite loss": loss, "batch saved": self._save_batch(updates)},
             fix="lower learning_rate, set max_grad_norm, or look at the rewards in the saved batch",
         )
+
+    def _save_batch(self, updates: int) -> str:
+        """Where the batch lies now, or why it does not: a failure to save it must not hide the divergence."""
+        if self._folder is None:
+            return "not saved (the run has no directory)"
+        path = self._folder / f"diverged_batch_{updates}.npz"
+        try:
+            np.savez(path, **self._batch())  # type: ignore[arg-type]
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return f"not saved ({describe_error(error)})"
+        return str(path)
 
 
 def out_of_gpu_memory(**asked: int) -> GPUOutOfMemory:

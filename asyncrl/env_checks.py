@@ -21,6 +21,7 @@ from asyncrl.errors import (
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
+    error_text,
 )
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
@@ -134,15 +135,18 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
     except AsyncRLError:
         raise
     except Exception as error:
-        if isinstance(error, TypeError) and call.startswith("reset") and "seed" in str(error):
+        if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
             raise _old(
-                name, "reset(seed=0)", f"raised {error}", "take the keyword arguments seed and options"
+                name,
+                "reset(seed=0)",
+                f"raised {error_text(error)}",
+                "take the keyword arguments seed and options",
             ) from error
         facts: dict[str, object] = {"call": call, "seed": _CHECK_SEED}
         if action is not None:
             facts["action"] = action
         raise EnvironmentRaised(
-            f"The environment {name} raised {type(error).__name__} in {call}: {error}",
+            f"The environment {name} raised {type(error).__name__} in {call}: {error_text(error)}",
             facts=facts,
             fix="mend the environment; the same call fails outside of asyncrl too",
             remote_traceback=traceback.format_exc(),
@@ -170,7 +174,18 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
                 f"returned {what} {value!r} of shape {np.shape(value)}",
                 f"return a {kind} there",
             )
+    if is_text(returned[1]):
+        kind = "number" if not batch else "array of numbers"
+        raise _old(name, "step", f"returned the text {returned[1]!r} as reward", f"return a {kind} there")
     return returned
+
+
+def is_text(rewards: object) -> bool:
+    """Whether rewards hold text. NumPy would parse it: the text "1.5" would pass for the number."""
+    array = np.asarray(rewards)
+    return array.dtype.kind in "USV" or (
+        array.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in array.flat)
+    )
 
 
 def check_observation(

@@ -21,7 +21,7 @@ import cloudpickle
 
 from asyncrl import env_checks
 from asyncrl.core import EnvSpec
-from asyncrl.errors import AsyncRLError, EnvironmentNotBuilt, UnknownEnvironment
+from asyncrl.errors import AsyncRLError, EnvironmentNotBuilt, UnknownEnvironment, error_text
 from asyncrl.factory_pickle import factory_name, pack_factory
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class EnvSource:
             raise self._needs_package(error) from error
         except Exception as error:
             raise self._not_built(
-                f"failed: {type(error).__name__}: {error}", traceback.format_exc()
+                f"failed: {type(error).__name__}: {error_text(error)}", traceback.format_exc()
             ) from error
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise env_checks.not_an_environment(self.name, env)

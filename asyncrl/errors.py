@@ -23,22 +23,70 @@
     │   ├── SharedMemoryTooSmall      ASYNC008
     │   ├── GPUOutOfMemory            ASYNC009
     │   ├── ReplayTooLarge            ASYNC010
-    │   └── RingCorrupt               ASYNC023
+    │   ├── RingCorrupt               ASYNC023
+    │   └── TooFewDescriptors         ASYNC030
+    ├── StoppedWhileStarting          ASYNC031, exit code 130
     └── TrainingDiverged              ASYNC022, exit code 1
 
     AsyncRLWarning (UserWarning)
     ├── SamplesTooStale               ASYNC020
-    └── TooManyThreads                ASYNC021
+    ├── TooManyThreads                ASYNC021
+    ├── ActionValuesOutOfRange        ASYNC024
+    ├── FilesNotWritten               ASYNC040
+    ├── EvaluationIncomplete          ASYNC041
+    └── ListenerFailed                ASYNC042
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
 `num_slots must be a power of two, got 12`. The full text of every coded error is made in one place, here, so that
 tests can read it and the modules that raise stay free of prose.
+
+Texts may hold what an environment or a file said. They are shown with control characters escaped and cut in the middle
+where they are longer than `TEXT_LIMIT`, so that a message can neither drive a terminal nor fill a disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+TEXT_LIMIT = 4_000
+"""Most characters of a message or of one fact that are kept."""
+TRACEBACK_LIMIT = 20_000
+"""Most characters of a remote traceback that are kept."""
+
+
+def printable(text: str, limit: int = TEXT_LIMIT) -> str:
+    """`text` with control characters escaped (newline and tab stay), cut in the middle to `limit` characters."""
+    shown_whole = _escaped(text[: limit + 1])
+    if len(shown_whole) <= limit:
+        return shown_whole
+    mark = f" [... {len(text):,} characters in all ...] "
+    half = max(1, (limit - len(mark)) // 2)
+    return _escaped(text[:half])[:half] + mark + _escaped(text[-half:])[-half:]
+
+
+def _escaped(text: str) -> str:
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def error_text(error: BaseException) -> str:
+    """The message of any exception as `printable` text, also where its `str` raises."""
+    return shown(error)
+
+
+def describe_error(error: BaseException) -> str:
+    """What ended a run, in words: an `AsyncRLError` says it all, of any other exception its type is named too."""
+    return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error_text(error)}"
+
+
+def shown(value: object) -> str:
+    """`str(value)` as `printable` text, also where `str` raises."""
+    try:
+        return printable(str(value))
+    except Exception as broken:
+        return f"(a {type(value).__name__} whose text cannot be shown: str() raised {type(broken).__name__})"
 
 
 class AsyncRLError(Exception):
@@ -64,15 +112,17 @@ class AsyncRLError(Exception):
         fix: str = "",
         remote_traceback: str | None = None,
     ) -> None:
-        self.what = what
+        self.what = printable(what)
         self.facts = dict(facts or {})
         self.fix = fix
-        self.remote_traceback = remote_traceback
-        super().__init__(what)
+        self.remote_traceback = (
+            None if remote_traceback is None else printable(remote_traceback, TRACEBACK_LIMIT)
+        )
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [f"[{self.code}] {self.what}"]
-        lines += [f"  {name}: {value}" for name, value in self.facts.items()]
+        lines += [f"  {name}: {shown(value)}" for name, value in self.facts.items()]
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         if self.remote_traceback:
@@ -179,7 +229,7 @@ class OldGymAPI(EnvironmentFailed):
 
 
 class EnvironmentHung(EnvironmentFailed):
-    """A step took longer than `step_timeout_seconds`."""
+    """A step took longer than `step_timeout_seconds`, or building and resetting than `ready_timeout_seconds`."""
 
     code = "ASYNC015"
 
@@ -197,7 +247,7 @@ class ResourceError(AsyncRLError):
 
 
 class ActorKilled(ResourceError):
-    """An actor process died of a signal more often than `max_restarts` allows."""
+    """An actor process died of a signal more often within a minute than `max_restarts` allows."""
 
     code = "ASYNC003"
 
@@ -232,6 +282,19 @@ class RingCorrupt(ResourceError):
     code = "ASYNC023"
 
 
+class TooFewDescriptors(ResourceError):
+    """This process may not open as many files as a run needs."""
+
+    code = "ASYNC030"
+
+
+class StoppedWhileStarting(AsyncRLError):
+    """The run was stopped before its actors and its network were there; it leaves no policy."""
+
+    code = "ASYNC031"
+    exit_code = 130
+
+
 class AsyncRLWarning(UserWarning):
     """Base of all warnings; the text begins with the code."""
 
@@ -242,3 +305,19 @@ class SamplesTooStale(AsyncRLWarning):
 
 class TooManyThreads(AsyncRLWarning):
     """ASYNC021: more busy threads than cores."""
+
+
+class ActionValuesOutOfRange(AsyncRLWarning):
+    """ASYNC024: action values are larger than rewards and discount allow; learning has most likely run off."""
+
+
+class FilesNotWritten(AsyncRLWarning):
+    """ASYNC040: a file of the run could not be written; training goes on and writing is tried again."""
+
+
+class EvaluationIncomplete(AsyncRLWarning):
+    """ASYNC041: an evaluation failed, or some of its episodes were ended at a limit."""
+
+
+class ListenerFailed(AsyncRLWarning):
+    """ASYNC042: what the user has called with every snapshot raised; training goes on."""

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM during a run: the first stops it in good order, the second kills it."""
+"""Ctrl-C, SIGTERM and SIGHUP during a run: the first stops it in good order, a second Ctrl-C or SIGTERM kills it.
+
+A terminal that closes sends SIGHUP more than once (the kernel and the shell each do), so that SIGHUP never counts as
+the second signal. Where SIGHUP is ignored when the run starts (`nohup`), it stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 EXIT_CODE = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stoppable(Protocol):
@@ -39,6 +43,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -49,11 +55,14 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self.count:
+            return
         self.count += 1
         if self.run is None:
             raise KeyboardInterrupt
         if self.count == 1:
-            self._say(f"{signal.Signals(number).name}: stopping, once more to kill\n")
+            again = "Ctrl-C" if number == signal.SIGHUP else "once more"
+            self._say(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
             # On another thread: the one that this handler has interrupted may hold a lock that `stop` takes.
             threading.Thread(
                 target=self.run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True

@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 
 from asyncrl.balance import BalanceStatistics
 from asyncrl.consumption import Consumption
+from asyncrl.histogram import HistogramStatistics
+from asyncrl.losses.value_bounds import ValueWatch
 from asyncrl.shm.doorbell import Doorbell
-from asyncrl.staleness import StalenessStatistics
+from asyncrl.weight_snapshots import WeightSnapshots
 
 T = TypeVar("T")
 
@@ -41,6 +43,8 @@ DENSE_SECONDS = 0.001
 """A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
 DRAIN_SECONDS = 0.1
 """The longest sleep: what a lost bell costs."""
+NOTHING = HistogramStatistics()
+"""Distribution of no values."""
 
 
 class LearnerThread:
@@ -76,7 +80,11 @@ class LearnerReport:
         policy_version: publications of weights so far.
         wait_seconds: time since `run` in which it could not learn (held time excluded).
         train_metrics: scalars of the core, by metric name.
-        staleness, staleness_overall: since the last report, and since the start.
+        staleness, staleness_overall: of the samples used, in updates; since the last report, and since the start.
+        staleness_versions, staleness_versions_overall: the same in policy versions.
+        policy_lag, policy_lag_overall: of the steps received, in updates.
+        publish_interval: updates between two publications of weights now.
+        publish_seconds: median cost of a publication.
         balance: the pace.
         stored_steps: environment steps that could be trained on now.
         discarded_steps: environment steps given up because they were too stale, since the start.
@@ -86,8 +94,14 @@ class LearnerReport:
     policy_version: int
     wait_seconds: float
     train_metrics: dict[str, float]
-    staleness: StalenessStatistics
-    staleness_overall: StalenessStatistics
+    staleness: HistogramStatistics
+    staleness_overall: HistogramStatistics
+    staleness_versions: HistogramStatistics
+    staleness_versions_overall: HistogramStatistics
+    policy_lag: HistogramStatistics
+    policy_lag_overall: HistogramStatistics
+    publish_interval: float
+    publish_seconds: float
     balance: BalanceStatistics
     stored_steps: int
     discarded_steps: int
@@ -101,16 +115,24 @@ class Learner:
         doorbell: what actors ring while the learner sleeps; its read end is watched by the running loop.
         thread: the learner's thread.
         burst_seconds: how long the thread works before the loop is asked again.
+        snapshots: weights to evaluate, which `consumption` copies.
     """
 
     def __init__(
-        self, consumption: Consumption, doorbell: Doorbell, thread: LearnerThread, burst_seconds: float
+        self,
+        consumption: Consumption,
+        doorbell: Doorbell,
+        thread: LearnerThread,
+        burst_seconds: float,
+        snapshots: WeightSnapshots,
     ) -> None:
+        self.snapshots = snapshots
         self._consumption = consumption
         self._doorbell = doorbell
         self._thread = thread
         self._burst_seconds = burst_seconds
         self._prepared = False
+        self._value_watch = ValueWatch()
         self._wait_seconds = 0.0
         self._last_wait = float("inf")
         self._stopping = False
@@ -221,7 +243,8 @@ class Learner:
             self._doorbell.disarm()
             return
         try:
-            await asyncio.wait_for(self._data.wait(), DRAIN_SECONDS)
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._data.wait()
         except TimeoutError:
             pass
         finally:
@@ -249,15 +272,23 @@ class Learner:
         )
         if "train/loss" in metrics:
             consumption.divergence.look_at(metrics["train/loss"], updates)
+        self._value_watch.look_at(metrics, updates)
         consumed = consumption.consumed()
-        overall = consumed.staleness.overall()
+        staleness, lag = consumed.staleness, consumed.policy_lag
+        overall = staleness.in_updates.overall(), staleness.in_versions.overall(), lag.overall()
         return LearnerReport(
             updates=updates,
             policy_version=consumption.publisher.version,
             wait_seconds=self._wait_seconds,
             train_metrics=metrics,
-            staleness=consumed.staleness.statistics(reset=True),
-            staleness_overall=overall,
+            staleness=staleness.in_updates.statistics(reset=True),
+            staleness_overall=overall[0],
+            staleness_versions=staleness.in_versions.statistics(reset=True),
+            staleness_versions_overall=overall[1],
+            policy_lag=lag.statistics(reset=True),
+            policy_lag_overall=overall[2],
+            publish_interval=consumption.publisher.interval,
+            publish_seconds=consumption.publisher.publish_seconds,
             balance=consumed.balance,
             stored_steps=consumed.stored_steps,
             discarded_steps=consumed.discarded_steps,

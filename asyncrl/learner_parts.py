@@ -26,16 +26,16 @@ from asyncrl.learner import Learner, LearnerThread
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.replay_learning import ReplayLearning, ReplayOptions
+from asyncrl.replay_learning import ReplayLearning
+from asyncrl.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
+from asyncrl.replay_updates import ReplayOptions, ReplayParts
 from asyncrl.segment_balance import SegmentBalance
 from asyncrl.segment_learning import SegmentLearning, SegmentOptions
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingReader
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.staleness import StalenessMeter
-
-PUBLISH_SECONDS = {"cpu": 0.0, "cuda": 0.01}
-"""Least time between two publications; each waits for the device, which on the CPU has nothing to wait for."""
+from asyncrl.weight_snapshots import WeightSnapshots
 
 
 @dataclass
@@ -52,6 +52,7 @@ class LearnerParts:
         thread: the learner's thread.
         wake: wakes an actor that waits for a grant.
         dump_dir: where a diverged batch is saved, or None.
+        snapshots: weights to evaluate.
     """
 
     config: TrainerConfig
@@ -65,6 +66,7 @@ class LearnerParts:
     thread: LearnerThread
     wake: Callable[[int], None]
     dump_dir: Path | None
+    snapshots: WeightSnapshots
 
     def learner(self) -> Learner:
         """The learner with its consumption, balance and staleness meter.
@@ -74,13 +76,14 @@ class LearnerParts:
         """
         by_replay = self.algorithm.consumption == "replay"
         consumption: Consumption = self._from_replay() if by_replay else self._from_segments()
-        return Learner(consumption, self.doorbell, self.thread, self.config.burst_seconds)
+        return Learner(consumption, self.doorbell, self.thread, self.config.burst_seconds, self.snapshots)
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence(self.config.seed).spawn(1)[0])
 
-    def _from_replay(self) -> ReplayLearning:
+    def _from_replay(self) -> ReplayLearning | LockstepReplay:
         algorithm, config = cast(ReplayAlgorithm, self.algorithm), self.config
+        lockstep = algorithm.discipline == "lockstep"
         replay = PrioritizedReplay(
             self.rings,
             n_step=algorithm.n_step,
@@ -89,21 +92,9 @@ class LearnerParts:
             uniform=not algorithm.prioritized,
             rng=self._rng(),
         )
-        sigma, error = algorithm.samples_per_insert, algorithm.samples_per_insert_error
-        balance = Balance(
-            samples_per_insert=sigma,
-            batch_size=algorithm.batch_size,
-            learning_starts=algorithm.learning_starts,
-            num_actors=config.actors,
-            envs_per_actor=config.envs_per_actor,
-            num_slots=self.rings[0].layout.num_slots,
-            error_samples=error * sigma if error is not None and sigma is not None else None,
-            max_env_steps=config.total_steps,
-        )
-        return ReplayLearning(
+        parts = ReplayParts(
             core=cast(LearnerCore, self.core),
             replay=replay,
-            balance=balance,
             mailbox=self.mailbox,
             staleness=StalenessMeter(
                 algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
@@ -115,9 +106,42 @@ class LearnerParts:
                 beta_end=algorithm.beta_end,
                 total_steps=config.total_steps,
                 max_staleness=algorithm.max_staleness,
-                publish_interval_seconds=PUBLISH_SECONDS[self.device],
+                publish_interval=None if lockstep else algorithm.publish_interval,
                 dump_dir=self.dump_dir,
             ),
+            snapshots=self.snapshots,
+        )
+        if lockstep:
+            return LockstepReplay(parts, self._lockstep_balance(algorithm), algorithm.lockstep_lag)
+        balance = Balance(
+            samples_per_insert=algorithm.samples_per_insert,
+            batch_size=algorithm.batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=config.actors,
+            envs_per_actor=config.envs_per_actor,
+            num_slots=self.rings[0].layout.num_slots,
+            error_samples=algorithm.samples_per_insert_error,
+            max_env_steps=config.total_steps,
+        )
+        return ReplayLearning(parts, balance)
+
+    def _lockstep_balance(self, algorithm: ReplayAlgorithm) -> LockstepBalance:
+        sigma = algorithm.samples_per_insert
+        assert sigma is not None, "lockstep says how often a step is trained on"
+        return LockstepBalance(
+            samples_per_insert=sigma,
+            batch_size=algorithm.batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=self.config.actors,
+            envs_per_actor=self.config.envs_per_actor,
+            rows=quantum_rows(
+                samples_per_insert=sigma,
+                batch_size=algorithm.batch_size,
+                streams=self.config.actors * self.config.envs_per_actor,
+                num_slots=self.rings[0].layout.num_slots,
+                lag=algorithm.lockstep_lag,
+            ),
+            max_env_steps=self.config.total_steps,
         )
 
     def _from_segments(self) -> SegmentLearning:
@@ -138,7 +162,8 @@ class LearnerParts:
             num_slots=self.rings[0].layout.num_slots,
             segments_per_batch=per_batch,
             queue_batches=algorithm.queue_batches,
-            samples_per_insert=sigma * (1 + (algorithm.past_per_batch if past else 0) / per_batch),
+            samples_per_insert=sigma
+            * (1 + (algorithm.past_per_batch if past is not None else 0) / per_batch),
             max_env_steps=config.total_steps,
         )
         return SegmentLearning(
@@ -147,7 +172,7 @@ class LearnerParts:
             balance=balance,
             mailbox=self.mailbox,
             staleness=StalenessMeter(
-                algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness
+                algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness, unit="versions"
             ),
             wake=self.wake,
             options=SegmentOptions(
@@ -157,5 +182,6 @@ class LearnerParts:
                 max_staleness=algorithm.max_staleness,
                 dump_dir=self.dump_dir,
             ),
+            snapshots=self.snapshots,
             past=past,
         )

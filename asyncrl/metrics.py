@@ -48,8 +48,9 @@ class EvaluationResult:
         length_mean: mean episode length in steps.
         episodes: how many.
         policy_version: whose weights.
-        env_steps: environment steps of training when these weights were taken.
+        env_steps: environment steps of training when these weights were copied.
         train_seconds: the training clock at that moment.
+        updates: gradient steps that made these weights.
     """
 
     return_mean: float
@@ -59,6 +60,7 @@ class EvaluationResult:
     policy_version: int
     env_steps: int
     train_seconds: float
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,16 @@ class Snapshot:
         loss, learning_rate: of the last update, None before the first.
         train_metrics: further scalars of the learner core by name (`train/...`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
-        staleness_mean, staleness_p95, staleness_max: of the samples used since the last report, in versions.
+        staleness_mean, staleness_p95, staleness_max: updates between the weights that acted and the weights that
+            were trained, of the samples used since the last report.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
+        staleness_versions_mean, staleness_versions_p95, staleness_versions_max: staleness in policy versions.
+        policy_lag_mean, policy_lag_p95, policy_lag_max: updates that the learner had made beyond the weights that
+            acted, when a step was received; of the steps received since the last report.
+        policy_lag_edges, policy_lag_counts: histogram of it since the start, of steps.
+        publish_interval: updates between two publications of weights now.
+        publish_seconds: median cost of a publication.
         discarded_fraction: share of inserted steps that became too stale to be used.
         samples_per_insert_target, samples_per_insert_achieved: target is None where the pace is free.
         ring_fill: mean over actors.
@@ -100,6 +109,7 @@ class Snapshot:
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: the text of the error that ended the run, or None.
+        evaluations: every greedy evaluation so far, in the order of training.
     """
 
     algo: str
@@ -146,11 +156,30 @@ class Snapshot:
     replay_capacity: int
     actors: tuple[ActorStatistics, ...]
     actor_restarts: int
+    staleness_versions_mean: float = 0.0
+    staleness_versions_p95: float = 0.0
+    staleness_versions_max: int = 0
+    policy_lag_mean: float = 0.0
+    policy_lag_p95: float = 0.0
+    policy_lag_max: int = 0
+    policy_lag_edges: tuple[int, ...] = ()
+    policy_lag_counts: tuple[int, ...] = ()
+    publish_interval: float = 0.0
+    publish_seconds: float = 0.0
     stop_reason: str | None = None
     error: str | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
 
 
-METRIC_NAMES: Final = (
+EVALUATION_NAMES: Final = (
+    "eval/mean_reward",
+    "eval/mean_ep_length",
+    "eval/total_timesteps",
+    "eval/n_updates",
+)
+"""Names of an evaluation's numbers; `eval/total_timesteps` and `eval/n_updates` are of the evaluated weights."""
+
+REPORT_NAMES: Final = (
     "rollout/ep_rew_mean",
     "rollout/ep_len_mean",
     "rollout/exploration_rate",
@@ -160,11 +189,16 @@ METRIC_NAMES: Final = (
     "train/loss",
     "train/n_updates",
     "train/learning_rate",
-    "eval/mean_reward",
-    "eval/mean_ep_length",
     "async/staleness_mean",
     "async/staleness_p95",
     "async/staleness_max",
+    "async/staleness_versions_mean",
+    "async/staleness_versions_p95",
+    "async/staleness_versions_max",
+    "async/policy_lag_mean",
+    "async/policy_lag_p95",
+    "async/policy_lag_max",
+    "async/publish_interval",
     "async/samples_per_insert",
     "async/samples_per_insert_target",
     "async/learner_wait_fraction",
@@ -176,17 +210,19 @@ METRIC_NAMES: Final = (
     "async/receipt_per_second",
     "async/consumption_per_second",
 )
+"""Names of a report's fixed numbers. Staleness and policy lag are in updates, `staleness_versions` in versions."""
+
+METRIC_NAMES: Final = (*REPORT_NAMES[:9], *EVALUATION_NAMES, *REPORT_NAMES[9:])
 """Every fixed metric name, in file order; named as in Stable-Baselines3, `async/` aside."""
 
 
 def flat(snapshot: Snapshot) -> dict[str, float]:
-    """The numbers by public name: in the order of `METRIC_NAMES`, then the core's further scalars.
+    """A report's numbers by public name: in the order of `REPORT_NAMES`, then the core's further scalars.
 
-    What is not known yet (no episode finished, no evaluation) is left out; NaN and infinity are kept, and it
-    is the writer's business how its format says them. `time/fps` is the rate over the last report interval,
-    `time/time_elapsed` the wall clock, `eval/...` the last greedy evaluation. Returns a new dict; any thread.
+    What is not known yet (no episode finished) is left out; NaN and infinity are kept, and it is the writer's business
+    how its format says them. `time/fps` is the rate over the last report interval, `time/time_elapsed` the wall clock.
+    Evaluations are entries of their own (`flat_evaluation`). Returns a new dict; any thread.
     """
-    evaluation = snapshot.evaluation
     values: tuple[float | None, ...] = (
         snapshot.return_mean,
         snapshot.length_mean,
@@ -197,11 +233,16 @@ def flat(snapshot: Snapshot) -> dict[str, float]:
         snapshot.loss,
         snapshot.updates,
         snapshot.learning_rate,
-        None if evaluation is None else evaluation.return_mean,
-        None if evaluation is None else evaluation.length_mean,
         snapshot.staleness_mean,
         snapshot.staleness_p95,
         snapshot.staleness_max,
+        snapshot.staleness_versions_mean,
+        snapshot.staleness_versions_p95,
+        snapshot.staleness_versions_max,
+        snapshot.policy_lag_mean,
+        snapshot.policy_lag_p95,
+        snapshot.policy_lag_max,
+        snapshot.publish_interval,
         snapshot.samples_per_insert_achieved,
         snapshot.samples_per_insert_target,
         snapshot.learner_wait_fraction,
@@ -213,7 +254,13 @@ def flat(snapshot: Snapshot) -> dict[str, float]:
         snapshot.received_steps_per_second,
         snapshot.consumed_samples_per_second,
     )
-    named = {name: value for name, value in zip(METRIC_NAMES, values, strict=True) if value is not None}
+    named = {name: value for name, value in zip(REPORT_NAMES, values, strict=True) if value is not None}
     for name, value in snapshot.train_metrics.items():
         named.setdefault(name if "/" in name else f"train/{name}", value)
     return named
+
+
+def flat_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
+    """An evaluation's numbers by public name, in the order of `EVALUATION_NAMES`. Returns a new dict; any thread."""
+    values = (evaluation.return_mean, evaluation.length_mean, evaluation.env_steps, evaluation.updates)
+    return dict(zip(EVALUATION_NAMES, values, strict=True))

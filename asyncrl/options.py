@@ -213,6 +213,12 @@ def require_at_least(name: str, value: float | None, minimum: float) -> None:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
+def require_at_most(name: str, value: float | None, maximum: float) -> None:
+    """Raise ValueError `name must be at most maximum, got value` unless it is, or is None (a NaN is not)."""
+    if value is not None and not value <= maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {value}")
+
+
 def require_positive(name: str, value: float | None) -> None:
     """Raise ValueError `name must be greater than 0, got value` unless it is, or is None (a NaN is not)."""
     if value is not None and not value > 0:

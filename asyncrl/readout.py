@@ -31,7 +31,8 @@ class Readout:
         fraction: how far the nearest stopping rule is, 0 to 1, or None where only a return was asked for.
         progress: the same in words, with the time left.
         speed, learning, pace: labelled values; `speed` has the rates of production (environment steps), receipt
-            and consumption (samples), `pace` how production and consumption stand to each other.
+            and consumption (samples), `pace` how far actors are behind the learner, how old the samples are that are
+            trained on, and how production and consumption stand to each other.
         error: the first line of the error that ended the run, or "".
     """
 
@@ -114,12 +115,10 @@ def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
 
 def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     evaluation, best = snapshot.evaluation, snapshot.best_evaluation
-    shown = NONE if evaluation is None else number(evaluation.return_mean)
-    if best is not None:
-        shown += f" (best {number(best.return_mean)})"
     return (
         Field("return/100", number(snapshot.return_mean)),
-        Field("evaluation", shown),
+        Field("evaluation", number(evaluation.return_mean if evaluation else None)),
+        Field("best", number(best.return_mean if best else None)),
         Field("loss", number(snapshot.loss, digits=3)),
         Field("exploration", number(snapshot.exploration_rate, digits=2)),
     )
@@ -130,12 +129,29 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
     target = NONE if wanted is None else f"{wanted:.2f}"
     return (
         Field("discipline", plain(snapshot.discipline or NONE)),
-        Field("staleness mean/p95", f"{snapshot.staleness_mean:.1f}/{snapshot.staleness_p95:.1f}"),
+        Field("acting", policy_lag(snapshot)),
+        Field("staleness", staleness(snapshot)),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
         Field("samples/step now", f"{snapshot.consumption_per_production:.2f}"),
         Field("ring fill", percent(snapshot.ring_fill)),
         Field("discarded", f"{snapshot.discarded_fraction:.1%}"),
     )
+
+
+def policy_lag(snapshot: Snapshot) -> str:
+    """Policy lag in words: `2.6 updates behind (p95 4)`."""
+    mean, p95 = number(snapshot.policy_lag_mean, digits=2), number(snapshot.policy_lag_p95, digits=3)
+    return f"{_updates(mean)} behind (p95 {p95})"
+
+
+def staleness(snapshot: Snapshot) -> str:
+    """Staleness of the samples trained on, in words: `2.1 updates (p95 5.2)`."""
+    mean, p95 = number(snapshot.staleness_mean, digits=3), number(snapshot.staleness_p95, digits=3)
+    return f"{_updates(mean)} (p95 {p95})"
+
+
+def _updates(count: str) -> str:
+    return f"{count} update" if count == "1" else f"{count} updates"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
-from asyncrl.learner import LearnerReport
+from asyncrl.histogram import HistogramStatistics
+from asyncrl.learner import NOTHING, LearnerReport
 from asyncrl.metrics import ActorStatistics, EvaluationResult, Snapshot
 from asyncrl.rates import RateMeter
-from asyncrl.staleness import StalenessStatistics
 
 EPISODE_WINDOW = 100
 """Training episodes that `rollout/ep_rew_mean` is the mean of, as in Stable-Baselines3."""
@@ -92,7 +92,7 @@ class Reporter:
         actors: tuple[ActorStatistics, ...] = (),
         learner: LearnerReport | None = None,
         exploration_rate: float | None = None,
-        evaluation: EvaluationResult | None = None,
+        evaluations: tuple[EvaluationResult, ...] = (),
         best: EvaluationResult | None = None,
         stop_reason: str | None = None,
         error: str | None = None,
@@ -112,7 +112,9 @@ class Reporter:
             balance.received_steps if balance else 0,
             balance.sampled if balance else 0,
         )
-        staleness = learner.staleness if learner else StalenessStatistics(0.0, 0.0, 0, 0, (), ())
+        staleness = learner.staleness if learner else NOTHING
+        versions = learner.staleness_versions if learner else NOTHING
+        lag = learner.policy_lag if learner else NOTHING
         metrics = dict(learner.train_metrics) if learner else {}
         config = self._config
         return Snapshot(
@@ -144,13 +146,24 @@ class Reporter:
             loss=metrics.pop("train/loss", None),
             learning_rate=metrics.pop("train/learning_rate", None),
             train_metrics=metrics,
-            evaluation=evaluation,
+            evaluation=evaluations[-1] if evaluations else None,
+            evaluations=evaluations,
             best_evaluation=best,
             staleness_mean=staleness.mean,
             staleness_p95=staleness.p95,
             staleness_max=staleness.max,
             staleness_edges=staleness.edges,
             staleness_counts=staleness.counts,
+            staleness_versions_mean=versions.mean,
+            staleness_versions_p95=versions.p95,
+            staleness_versions_max=versions.max,
+            policy_lag_mean=lag.mean,
+            policy_lag_p95=lag.p95,
+            policy_lag_max=lag.max,
+            policy_lag_edges=lag.edges,
+            policy_lag_counts=lag.counts,
+            publish_interval=learner.publish_interval if learner else 0.0,
+            publish_seconds=learner.publish_seconds if learner else 0.0,
             discarded_fraction=discarded_fraction(learner) if learner else 0.0,
             discipline=balance.discipline if balance else "",
             samples_per_insert_target=balance.target if balance else None,
@@ -170,22 +183,28 @@ def discarded_fraction(learner: LearnerReport) -> float:
     return learner.discarded_steps / max(1, learner.balance.inserted_steps)
 
 
+def end_state(stop_reason: str | None) -> str:
+    """How a run ended: `"failed"`, `"interrupted"`, `"stopped"` or, by a rule it was started with, `"finished"`."""
+    return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
+
+
 def summarize(
-    last: Snapshot, learner: LearnerReport, final: EvaluationResult | None, actor_wait_seconds: float
+    last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
 ) -> dict[str, Any]:
     """`summary.json`: rates and fractions are over the whole of `train_seconds`.
 
     Two clocks say when a target was reached, and both stand still while an evaluation holds training:
     `time_to_target_seconds` is of a confirmed greedy evaluation, `time_to_training_target_seconds` of the mean
-    of the last 100 training episodes, and is the time of the stop.
+    of the last 100 training episodes, and is the time of the stop. Time, steps and updates to the target are those at
+    which the weights that passed were copied, not those at which their evaluation ended.
 
     Args:
         last: the run's last snapshot.
-        learner: the learner's last report.
+        learner: the learner's last report, None where the run failed before there was one.
         final: evaluation of the weights that the run returns, None where none was made.
         actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
     """
-    staleness = learner.staleness_overall
+    staleness = learner.staleness_overall if learner else NOTHING
     seconds = max(last.train_seconds, 1e-9)
     reached = last.stop_reason == "target_return" and final is not None
     trained = last.stop_reason == "target_training_return"
@@ -193,6 +212,8 @@ def summarize(
         "algo": last.algo,
         "env": last.env,
         "seed": last.seed,
+        "state": end_state(last.stop_reason),
+        "error": last.error,
         "stop_reason": last.stop_reason,
         "env_steps": last.env_steps,
         "updates": last.updates,
@@ -203,6 +224,7 @@ def summarize(
         "startup_seconds": last.startup_seconds,
         "time_to_target_seconds": final.train_seconds if reached and final else None,
         "steps_to_target": final.env_steps if reached and final else None,
+        "updates_to_target": final.updates if reached and final else None,
         "time_to_training_target_seconds": last.train_seconds if trained else None,
         "steps_to_training_target": last.env_steps if trained else None,
         "episodes_return_mean": last.return_mean,
@@ -219,14 +241,20 @@ def summarize(
             "max": staleness.max,
             "discarded_fraction": last.discarded_fraction,
         },
+        "staleness_versions": _distribution(learner.staleness_versions_overall if learner else NOTHING),
+        "policy_lag": _distribution(learner.policy_lag_overall if learner else NOTHING),
         "samples_per_insert": {
             "target": last.samples_per_insert_target,
             "achieved": last.samples_per_insert_achieved,
         },
-        "learner_wait_fraction": min(1.0, learner.wait_seconds / seconds),
+        "learner_wait_fraction": min(1.0, (learner.wait_seconds if learner else 0.0) / seconds),
         "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
         "actor_restarts": last.actor_restarts,
     }
+
+
+def _distribution(statistics: HistogramStatistics) -> dict[str, float]:
+    return {"mean": statistics.mean, "p95": statistics.p95, "max": statistics.max}
 
 
 def _mean(values: list[float]) -> float:

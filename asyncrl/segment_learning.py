@@ -25,12 +25,14 @@ import numpy as np
 from asyncrl.consumption import BEAT_SECONDS, Consumed
 from asyncrl.core import Segment, SegmentCore
 from asyncrl.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.histogram import Histogram
 from asyncrl.publication import Publisher
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.segment_balance import SegmentBalance
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.staleness import StalenessMeter
+from asyncrl.weight_snapshots import SnapshotWriter, WeightSnapshots
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class SegmentLearning:
         staleness: meter and correction.
         wake: called with the index of an actor that waits and was granted rows.
         options: how segments are consumed.
+        snapshots: weights to evaluate; copied between two iterations.
         past: segments kept for a second use, or None.
     """
 
@@ -86,25 +89,32 @@ class SegmentLearning:
         staleness: StalenessMeter,
         wake: Callable[[int], None],
         options: SegmentOptions,
+        snapshots: WeightSnapshots,
         past: PastSegments | None = None,
     ) -> None:
         self.core = core
         self.rings = queue.rings
         self.divergence = Divergence(options.dump_dir, core.batch)
-        self.publisher = Publisher(core, mailbox, 0.0, lambda what: self.divergence.error(what, self.updates))
+        self.publisher = Publisher(core, mailbox, lambda what: self.divergence.error(what, self.updates))
         self._queue = queue
         self._balance = balance
         self._staleness = staleness
         self._wake = wake
         self._options = options
+        self._copies = SnapshotWriter(snapshots, self.publisher)
+        self._policy_lag = Histogram()
         self._past = past
         self._granted = np.zeros(len(self.rings), np.int64)
         self._taken = _Taken()
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
-        self.updates = 0
         self.inserted_steps = 0
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps so far."""
+        return self.publisher.updates
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first segments."""
@@ -129,7 +139,8 @@ class SegmentLearning:
 
     def finished(self) -> bool:
         """Whether no further batch can come."""
-        return self._balance.exhausted(self._queue.ready + len(self._taken.segments))
+        used_up = self._balance.exhausted(self._queue.ready + len(self._taken.segments))
+        return used_up and not self._copy_due()
 
     def wake_positions(self) -> list[int]:
         """Per ring, where its next segment is complete."""
@@ -142,6 +153,7 @@ class SegmentLearning:
         return Consumed(
             balance=self._balance.statistics(),
             staleness=self._staleness,
+            policy_lag=self._policy_lag,
             stored_steps=waiting * rows,
             discarded_steps=self._taken.discarded_steps,
         )
@@ -150,6 +162,8 @@ class SegmentLearning:
 
     def _begin(self) -> bool:
         """Begin an iteration if its segments are there."""
+        if not self._copies.copy(self._trained_steps):
+            return False
         segments = self._whole_batch()
         if segments is None:
             return False
@@ -161,6 +175,10 @@ class SegmentLearning:
         else:
             self._release(segments)
         return True
+
+    def _copy_due(self) -> bool:
+        """Whether weights are to be copied for evaluation."""
+        return self._copies.due(self._trained_steps)
 
     def _whole_batch(self) -> list[Segment] | None:
         """The segments of the next iteration, or None while some are missing."""
@@ -189,9 +207,9 @@ class SegmentLearning:
         version = self.publisher.version
         batch = [*segments, *(self._past.draw(version) if self._past is not None else ())]
         for segment in batch:
-            self._staleness.measure(
-                version, segment.version, segment.staleness, segment.weight, each=segment.num_envs
-            )
+            self._staleness.measure(self.updates, version, segment, each=segment.num_envs)
+        for segment in segments:
+            self._policy_lag.add(self.updates, segment.policy_updates, segment.num_envs)
         steps = sum(segment.steps for segment in segments)
         self._balance.received(steps)
         self._trained_steps += steps
@@ -211,11 +229,11 @@ class SegmentLearning:
         """Gradient steps until the iteration ends or `BEAT_SECONDS` are over."""
         end = time.perf_counter() + BEAT_SECONDS
         while self._learning:
+            started = time.perf_counter()
             more = self.core.step()
             samples = self.core.samples
             if samples != self._samples:  # else it only stopped early: the policy had moved far enough
-                self.updates += 1
-                self.publisher.unpublished = True
+                self.publisher.updated(time.perf_counter() - started)
                 self._balance.sampled(samples - self._samples)
                 self._samples = samples
             if not more:
@@ -238,6 +256,7 @@ class SegmentLearning:
             self._options.discipline != "relaxed"
             or self.updates == 0
             or self.finished()
+            or self._copy_due()
             or not self.core.again()
         ):
             return False

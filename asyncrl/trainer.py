@@ -28,7 +28,8 @@ from asyncrl.notebook import LiveCard, live_card
 from asyncrl.trainer_options import TrainResult, check_options, with_preset
 
 if TYPE_CHECKING:
-    from asyncrl.coordinator import Coordinator, Outcome
+    from asyncrl.coordinator import Coordinator
+    from asyncrl.ending import Outcome
 
 try:
     from uvloop import new_event_loop
@@ -115,6 +116,7 @@ class Trainer:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Snapshot], None]] = []
         self._snapshot: Snapshot | None = None
+        self._left: TrainResult | None = None
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -279,6 +281,11 @@ class Trainer:
         """Whether the run has ended."""
         return self._done.done()
 
+    @property
+    def result(self) -> TrainResult | None:
+        """What the run has left, also where it failed after it had learned; None before its end, or without weights."""
+        return self._left
+
     def snapshot(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""
         return self._snapshot
@@ -291,7 +298,8 @@ class Trainer:
                 shown = self._snapshot
                 yield shown
             with contextlib.suppress(TimeoutError, Exception):
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._done)), interval_seconds)
+                async with asyncio.timeout(interval_seconds):
+                    await asyncio.shield(asyncio.wrap_future(self._done))
         if self._snapshot is not None and self._snapshot is not shown:
             yield self._snapshot
 
@@ -335,7 +343,11 @@ class Trainer:
             reason = self._stop_reason
         if reason is not None:
             coordinator.stop(reason)
-        return self._result(await coordinator.run())
+        try:
+            return self._result(await coordinator.run())
+        finally:
+            if coordinator.outcome is not None:
+                self._left = self._result(coordinator.outcome)
 
     def _receive(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -22,8 +22,8 @@ class TrainResult:
     Attributes:
         policy: acts with the run's final weights, or those that reached `target_return`.
         evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
-        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"` or
-            `"interrupted"`.
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
+            `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
         run_dir: where the files are, or None.
     """

@@ -1,30 +1,41 @@
 """Files that keep a run's numbers: `metrics.jsonl`, `progress.csv` and TensorBoard events.
 
-Each writer takes a whole `Snapshot` and writes `asyncrl.metrics.flat` of it. They are called by one thread and write
-at once: a report that was written survives the process. A run that goes on after a crash appends to what is there; an
+An entry is a report (`asyncrl.metrics.flat` of a `Snapshot`) or an evaluation (`asyncrl.metrics.flat_evaluation`, whose
+step is the one at which the evaluated weights were copied). Writers are called by one thread and write at once: an
+entry that was written survives the process. A run that goes on after a crash appends to what is there; an
 incomplete last line is cut off first.
+
+Writing may fail: the disk is full, the directory is gone. `RunWriters` warns once (ASYNC040) and tries again with the
+next report; what could not be written is missing in the file, what stands there is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
+import io
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from asyncrl.metrics import METRIC_NAMES, Snapshot, flat
+from asyncrl.errors import FilesNotWritten, error_text
+from asyncrl.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.run_directory import refuse_unwritable
 
 
 class MetricWriter(Protocol):
-    """Where reports go."""
+    """Where entries go."""
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Keep one report. Raises OSError where the file cannot be written."""
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Keep one entry, of `env_steps` environment steps. Raises OSError where the file cannot be written."""
         ...
 
     def close(self) -> None:
@@ -32,16 +43,66 @@ class MetricWriter(Protocol):
         ...
 
 
+class AppendedFile:
+    """A file to which whole records are appended, each in one system call; a record that fails leaves nothing.
+
+    A file that was deleted, or whose directory was, is made again by the next append.
+
+    Args:
+        path: the file; opened, and made where it does not exist.
+        begin: what a new file begins with.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, begin: bytes = b"") -> None:
+        self._path = path
+        self._begin = begin
+        self._descriptor: int | None = None
+        self.append(b"")
+
+    def append(self, record: bytes) -> None:
+        """Append `record`, whole or not at all. Raises OSError where it cannot be written."""
+        descriptor = self._open()
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            record = self._begin + record
+        try:
+            if os.write(descriptor, record) < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        """The descriptor of the file that stands there now."""
+        if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
+            self.close()
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o644)
+        return self._descriptor
+
+
 class JsonlWriter:
-    """One strict JSON object per report; NaN and infinity are written as null."""
+    """One strict JSON object per entry; NaN and infinity are written as null."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _cut_torn_line(Path(path))
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._file = AppendedFile(Path(path))
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Append one line in one system call."""
-        self._file.write(msgspec.json.encode(flat(snapshot)) + b"\n")
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Append one line."""
+        self._file.append(msgspec.json.encode(values) + b"\n")
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -49,96 +110,136 @@ class JsonlWriter:
 
 
 class CsvWriter:
-    """A row per report under a header that never changes.
+    """A row per entry under a header that never changes.
 
     The columns are `METRIC_NAMES` and the names in `extra`; where the file exists already its own header
-    holds. A value that is not known yet is an empty cell; a metric that has no column is left to the JSONL
-    file.
+    holds. A value that is not known yet, or that the entry does not have, is an empty cell; a metric that has no
+    column is left to the JSONL file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, extra: Sequence[str] = ()) -> None:
         _cut_torn_line(Path(path))
-        self._file: IO[str] = open(path, "a+", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self._file.seek(0)
-        header = next(csv.reader(self._file), None)
+        header = None
+        with contextlib.suppress(FileNotFoundError), open(path, newline="", encoding="utf-8") as present:
+            header = next(csv.reader(present), None)
         self.columns: tuple[str, ...] = tuple(header or (*METRIC_NAMES, *extra))
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        if header is None:
-            self._rows.writerow(self.columns)
+        self._file = AppendedFile(Path(path), _csv_row(self.columns))
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one row."""
-        values = flat(snapshot)
-        self._rows.writerow([values.get(column, "") for column in self.columns])
+        self._file.append(_csv_row([values.get(column, "") for column in self.columns]))
 
     def close(self) -> None:
         """Close the file; may be called twice."""
         self._file.close()
 
 
+def _csv_row(cells: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
 class TensorBoardWriter:
     """Scalars as TensorBoard events over environment steps. Raises ImportError without the extra."""
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
-        # tensorboard's own writer, not torch's wrapper around it: no torch and no tensorflow is imported.
-        files = import_module("tensorboard.summary.writer.event_file_writer")
+        # tensorboard's records, not torch's wrapper around its writer: no torch and no tensorflow is imported. Not its
+        # `EventFileWriter` either, whose thread dies of the first failed write and ends every later one.
+        self._records: Any = import_module("tensorboard.summary.writer.record_writer")
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
-        self._writer: Any = files.EventFileWriter(os.fspath(directory), flush_secs=10)
         self._clock = clock
-        self._closed = False
+        name = f"events.out.tfevents.{int(clock()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        first = self._events.Event(wall_time=clock(), file_version="brain.Event:2")
+        self._file = AppendedFile(Path(directory) / name, self._record(first))
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Add one event with every known metric at `snapshot.env_steps`."""
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Add one event with every value at step `env_steps`."""
         value = self._summaries.Summary.Value
         summary = self._summaries.Summary(
-            value=[value(tag=name, simple_value=number) for name, number in flat(snapshot).items()]
+            value=[value(tag=name, simple_value=number) for name, number in values.items()]
         )
-        event = self._events.Event(wall_time=self._clock(), step=snapshot.env_steps, summary=summary)
-        self._writer.add_event(event)
+        event = self._events.Event(wall_time=self._clock(), step=env_steps, summary=summary)
+        self._file.append(self._record(event))
 
     def close(self) -> None:
-        """Flush and close; may be called twice."""
-        if not self._closed:
-            self._closed = True
-            self._writer.close()
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _record(self, event: Any) -> bytes:
+        record = io.BytesIO()
+        self._records.RecordWriter(record).write(event.SerializeToString())
+        return record.getvalue()
 
 
 class RunWriters:
-    """All writers of one run directory behind one `write`.
+    """All writers of one run directory.
 
     Args:
         directory: the run's directory; it must exist.
         tensorboard: True writes `tb/` and raises ImportError where the extra is missing, None writes it
             where the extra is installed, False never does.
+
+    Raises:
+        ConfigurationError: a file cannot be made (ASYNC017).
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, tensorboard: bool | None = None) -> None:
         root = Path(directory)
-        self._writers: list[MetricWriter] = [
-            JsonlWriter(root / "metrics.jsonl"),
-            CsvWriter(root / "progress.csv"),
-        ]
+        self._warned = False
+        self._writers: list[MetricWriter] = []
+        try:
+            with refuse_unwritable(root):
+                self._open(root, tensorboard)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, root: Path, tensorboard: bool | None) -> None:
+        self._writers.append(JsonlWriter(root / "metrics.jsonl"))
+        self._writers.append(CsvWriter(root / "progress.csv"))
         if tensorboard is False:
             return
         try:
             self._writers.append(TensorBoardWriter(root / "tb"))
         except ImportError:
             if tensorboard:
-                self.close()
                 raise ImportError(
                     "TensorBoard was asked for and is not installed: pip install 'asyncrl[tensorboard]'"
                 ) from None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Give one report to every writer."""
+        """Give one report to every writer; evaluations are not part of it."""
+        self._write(flat(snapshot), snapshot.env_steps)
+
+    def write_evaluation(self, evaluation: EvaluationResult) -> None:
+        """Give one evaluation to every writer."""
+        self._write(flat_evaluation(evaluation), evaluation.env_steps)
+
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Write an entry everywhere; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
         for writer in self._writers:
-            writer.write(snapshot)
+            try:
+                writer.write(values, env_steps)
+            except Exception as error:
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        text = (
+            f"[ASYNC040] the run's numbers cannot be written: {error_text(error)}; training goes on and the next "
+            "report is tried again, those that fail are missing in the files; make space, or restore the directory"
+        )
+        warnings.warn(FilesNotWritten(text), stacklevel=4)
 
     def close(self) -> None:
         """Close every writer; may be called twice."""
         for writer in self._writers:
-            writer.close()
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -22,13 +22,15 @@ from asyncrl.balance import Balance
 from asyncrl.core import Batch, DiscreteAction, EnvSpec
 from asyncrl.learner import Learner, LearnerThread
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay_learning import ReplayLearning, ReplayOptions
+from asyncrl.replay_learning import ReplayLearning
+from asyncrl.replay_updates import ReplayOptions, ReplayParts
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.staleness import StalenessMeter
 from asyncrl.trainer import new_event_loop
+from asyncrl.weight_snapshots import WeightSnapshots
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ENVS, SLOTS = 16, 2048
@@ -47,6 +49,7 @@ class Bench:
         writer.reward[:] = 1.0
         writer.flags[:] = 0
         writer.version[:] = 1
+        writer.policy_updates[:] = 0
         writer.incarnation[:] = 0
         self.replay = PrioritizedReplay([self.reader], n_step=3, gamma=0.99, rng=rng)
         self.replay.grant(0, SLOTS)
@@ -68,7 +71,7 @@ def bare(algorithm: DQN, seconds: float) -> float:
         updates, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             bench.replay.sample(bench.batch, 0.4)
-            bench.meter.measure(1, bench.batch.version, bench.batch.staleness, bench.batch.weight)
+            bench.meter.measure(updates, 1, bench.batch)
             result = bench.core.update(bench.batch)
             if result.priorities is not None:
                 bench.replay.update_priorities(bench.batch.ids, result.priorities)
@@ -91,16 +94,18 @@ def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
         envs_per_actor=ENVS, num_slots=SLOTS,
     )  # fmt: skip
     balance.inserted(bench.replay.inserted)
-    consumption = ReplayLearning(
-        core=bench.core, replay=bench.replay, balance=balance, mailbox=mailbox, staleness=bench.meter,
-        batch=bench.batch, wake=lambda _: None,
+    snapshots = WeightSnapshots(None)
+    parts = ReplayParts(
+        core=bench.core, replay=bench.replay, mailbox=mailbox, staleness=bench.meter, batch=bench.batch,
+        wake=lambda _: None, snapshots=snapshots,
         options=ReplayOptions(
-            beta_start=0.4, beta_end=1.0, total_steps=None, max_staleness=None, publish_interval_seconds=0.0
+            beta_start=0.4, beta_end=1.0, total_steps=None, max_staleness=None, publish_interval="auto"
         ),
     )  # fmt: skip
+    consumption = ReplayLearning(parts, balance)
 
     async def run() -> float:
-        learner = Learner(consumption, doorbell, thread, burst_seconds)
+        learner = Learner(consumption, doorbell, thread, burst_seconds, snapshots)
         task = asyncio.create_task(learner.run())
         while learner.updates < 10:
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import sys
 from statistics import median
 
 import runs
-from harness import Report
+from harness import Report, Side
 
 TARGET = 475.0
 PEERS = {"dqn": "sb3_dqn_cartpole.py", "ppo": "sb3_ppo_cartpole.py"}
@@ -54,24 +54,29 @@ def main() -> None:
     for clock in parsed.items:
         goal, ratio_goal = GOALS.get(algo, ("", "")) if clock == "greedy" else ("", "")
         seconds = runs.add_clock(report, "asyncrl", ours[clock], clock, limit, goal or None)
-        report.add(f"asyncrl_{clock}_updates", [r["updates"] for r in ours[clock]], "updates")
-        report.add(f"asyncrl_{clock}_process_seconds", [r["process_seconds"] for r in ours[clock]], "s")
+        side = Side.of(ours[clock])
+        for what, unit in (("updates", "updates"), ("process_seconds", "s")):
+            values = [r[what] for r in ours[clock]]
+            report.add(f"asyncrl_{clock}_{what}", values, unit, sides={"asyncrl": side})
         if theirs and clock in theirs[0]["seconds"]:
-            add_peer(report, theirs, clock, seconds, ratio_goal)
+            add_peer(report, theirs, clock, seconds, side, ratio_goal)
     report.write()
 
 
-def add_peer(report: Report, results: list[runs.Summary], clock: str, ours: float, goal: str) -> None:
+def add_peer(
+    report: Report, results: list[runs.Summary], clock: str, ours: float, our_side: Side, goal: str
+) -> None:
     """The peer's figures of one clock: a run of it has both. Unreached counts with the run's whole time."""
     times = [r["seconds"][clock] for r in results]
     report.note(f"sb3_{clock}_reached", f"{sum(t is not None for t in times)} of {len(times)}")
     seconds = [r["train_seconds"] if t is None else t for r, t in zip(results, times, strict=True)]
-    report.add(f"sb3_{clock}_train_seconds", seconds, "s")
-    report.add(f"sb3_{clock}_to_asyncrl", [median(seconds) / ours], "x", goal or None)
+    theirs = {"sb3": Side.of(results)}
+    report.add(f"sb3_{clock}_train_seconds", seconds, "s", sides=theirs)
+    both = {**theirs, "asyncrl": our_side}
+    report.add(f"sb3_{clock}_to_asyncrl", [median(seconds) / ours], "x", goal or None, both)
     if clock == "greedy":
-        report.add(
-            "sb3_env_steps_per_second", [r["env_steps"] / r["train_seconds"] for r in results], "steps/s"
-        )
+        rates = [r["env_steps"] / r["train_seconds"] for r in results]
+        report.add("sb3_env_steps_per_second", rates, "steps/s", sides=theirs)
 
 
 if __name__ == "__main__":

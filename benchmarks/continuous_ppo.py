@@ -14,7 +14,7 @@ import importlib.util
 import sys
 
 import runs
-from harness import Report
+from harness import Report, Side
 
 from asyncrl import PPO
 
@@ -61,9 +61,12 @@ def pendulum(report: Report, seeds: int, limit: float, options: list[str]) -> No
             print(f"{PENDULUM} seed {seed} {clock}: {runs.line(summaries[-1])}", flush=True)
     goal = f"mean at least {PENDULUM_TARGET:g}"
     returns = [s["eval"]["return_mean"] for s in fixed]
-    report.add("pendulum_fixed_steps_return", returns, "", goal)
-    report.add("pendulum_fixed_steps_return_mean_of_seeds", [sum(returns) / len(returns)], "", goal)
-    report.add("pendulum_fixed_steps_train_seconds", [s["train_seconds"] for s in fixed], "s")
+    sides = {"asyncrl": Side.of(fixed)}
+    report.add("pendulum_fixed_steps_return", returns, "", goal, sides)
+    mean = sum(returns) / len(returns)
+    report.add("pendulum_fixed_steps_return_mean_of_seeds", [mean], "", goal, sides)
+    seconds = [s["train_seconds"] for s in fixed]
+    report.add("pendulum_fixed_steps_train_seconds", seconds, "s", sides=sides)
     report.note("pendulum_fixed_steps", PENDULUM_STEPS)
     for clock, summaries in clocks.items():
         runs.add_clock(report, "pendulum", summaries, clock, limit)
@@ -81,7 +84,8 @@ def cheetah(report: Report, seeds: int, limit: float, options: list[str]) -> Non
     runs.add_clock(report, "cheetah", summaries, "greedy", limit)
     steps = [s["env_steps"] for s in summaries if runs.reached(s, "greedy")]
     if steps:
-        report.add("cheetah_steps_to_target", steps, "steps", f"at most {CHEETAH_STEPS:,}")
+        sides = {"asyncrl": Side.of(summaries)}
+        report.add("cheetah_steps_to_target", steps, "steps", f"at most {CHEETAH_STEPS:,}", sides)
 
 
 def throughput(report: Report, env: str, seeds: int, python: str, options: list[str]) -> None:
@@ -98,17 +102,23 @@ def throughput(report: Report, env: str, seeds: int, python: str, options: list[
         work.append("--normalize")
     rules = ["--steps", str(OURS_STEPS), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
     rules += ["--num-actors", str(actors), "--max-seconds", "60", "--target-eval-episodes", "1"]
-    ours, theirs = [], []
+    results: dict[str, list[runs.Summary]] = {"asyncrl": [], "sb3": []}
     for seed in range(seeds):
-        ours.append(runs.cli(env, "ppo", seed, [*rules, *options], 180)["env_steps_per_second"])
+        results["asyncrl"].append(runs.cli(env, "ppo", seed, [*rules, *options], 180))
         peer = runs.peer("sb3_ppo_throughput.py", [env, "--seed", str(seed), *work], python)
-        theirs.append(peer["env_steps_per_second"])
-        print(f"{env} seed {seed}: {ours[-1]:,.0f} steps/s, peer {theirs[-1]:,.0f} steps/s", flush=True)
+        results["sb3"].append(peer)
+        words = [
+            f"{name} {found[-1]['env_steps_per_second']:,.0f} steps/s" for name, found in results.items()
+        ]
+        print(f"{env} seed {seed}: {', '.join(words)}", flush=True)
+    sides = {name: Side.of(found) for name, found in results.items()}
+    ours, theirs = ([r["env_steps_per_second"] for r in found] for found in results.values())
     key = env.split("-")[0].lower()
     report.note(f"throughput_{key}_work", work)
-    report.add(f"throughput_{key}_steps_per_second", ours, "steps/s")
-    report.add(f"throughput_{key}_sb3_steps_per_second", theirs, "steps/s")
-    report.add_ratio(f"throughput_{key}_to_sb3", ours, theirs, "at least 3")
+    of_ours, of_theirs = ({name: side} for name, side in sides.items())
+    report.add(f"throughput_{key}_steps_per_second", ours, "steps/s", sides=of_ours)
+    report.add(f"throughput_{key}_sb3_steps_per_second", theirs, "steps/s", sides=of_theirs)
+    report.add_ratio(f"throughput_{key}_to_sb3", ours, theirs, "at least 3", sides)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import importlib.util
 from collections.abc import Sequence
 
 import runs
-from harness import Report
+from harness import Report, Side
 
 ITEMS = ("cartpole", "rainbow", "lunarlander")
 CARTPOLE, LUNARLANDER = ("CartPole-v1", 475.0), ("LunarLander-v3", 200.0)
@@ -57,10 +57,11 @@ def measure(report: Report, item: str, seeds: int, limit: float, options: Sequen
     for algo, summaries in found.items():
         key = f"{env.split('-')[0].lower()}_{algo}"
         runs.add_clock(report, key, summaries, "greedy", limit)
-        report.add(f"{key}_greedy_updates", [s["updates"] for s in summaries], "updates")
+        sides = {"asyncrl": Side.of(summaries)}
+        report.add(f"{key}_greedy_updates", [s["updates"] for s in summaries], "updates", sides=sides)
         steps = [s["env_steps"] for s in summaries if runs.reached(s, "greedy")]
         if steps:
-            report.add(f"{key}_reached_env_steps", steps, "steps")
+            report.add(f"{key}_reached_env_steps", steps, "steps", sides=sides)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 report = Report("transport")
 report.add("ring_rows_per_second", values, "rows/s")        # one value per repeat
 report.add_ratio("ring_to_memcpy", ours, theirs)            # repeat by repeat, measured in one run
+report.add("sb3_seconds", values, "s", sides={"sb3": Side.of(results)})     # whose figure, with which means
 report.write()                                              # prints, and writes results/transport.json
 """
 
@@ -15,7 +16,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -23,6 +25,38 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("numpy", "numba", "torch", "gymnasium")
+
+
+def usable_cores() -> int:
+    """Cores that this process and its children may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Side:
+    """Means of one side of a comparison.
+
+    Attributes:
+        cores: cores that its processes might run on.
+        environments: environments that it stepped side by side.
+        versions: its packages, where it ran in another environment than this script.
+    """
+
+    cores: int
+    environments: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, results: Sequence[Mapping[str, Any]]) -> Side:
+        """The one side that these results are of, from their `cores`, `environments` and, of a peer, `versions`.
+
+        Raises:
+            ValueError: the results differ, so that no single figure can be made of them.
+        """
+        first, *others = [cls(r["cores"], r["environments"], r.get("versions", {})) for r in results]
+        if unlike := [side for side in others if side != first]:
+            raise ValueError(f"results of one figure must have one side, got {first} and {unlike[0]}")
+        return first
 
 
 class Report:
@@ -37,15 +71,28 @@ class Report:
         self.name = name
         self.figures: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, Any] = {}
+        self._peers: dict[str, Mapping[str, str]] = {}
         self._packages = (*PACKAGES, *packages)
         self._started = time.perf_counter()
         self._load = os.getloadavg()
 
-    def add(self, key: str, values: Sequence[float], unit: str, goal: str | None = None) -> float:
-        """Record one value per repeat; returns their median."""
+    def add(
+        self,
+        key: str,
+        values: Sequence[float],
+        unit: str,
+        goal: str | None = None,
+        sides: Mapping[str, Side] | None = None,
+    ) -> float:
+        """Record one value per repeat, and whose it is: one side, or the two of a ratio. Returns the median."""
         figure: dict[str, Any] = {"median": median(values), "unit": unit, "values": list(values)}
         if goal is not None:
             figure["goal"] = goal
+        if sides:
+            figure["sides"] = {
+                name: {"cores": side.cores, "environments": side.environments} for name, side in sides.items()
+            }
+            self._peers |= {name: side.versions for name, side in sides.items() if side.versions}
         self.figures[key] = figure
         of = f"   ({goal})" if goal else ""
         print(
@@ -55,11 +102,16 @@ class Report:
         return float(figure["median"])
 
     def add_ratio(
-        self, key: str, numerators: Sequence[float], denominators: Sequence[float], goal: str | None = None
+        self,
+        key: str,
+        numerators: Sequence[float],
+        denominators: Sequence[float],
+        goal: str | None = None,
+        sides: Mapping[str, Side] | None = None,
     ) -> float:
         """Record the ratios of values that were measured next to each other; returns their median."""
         ratios = [n / d for n, d in zip(numerators, denominators, strict=True)]
-        return self.add(key, ratios, "x", goal)
+        return self.add(key, ratios, "x", goal, sides)
 
     def note(self, key: str, value: Any) -> None:
         """Record something that is not a figure: settings, a peer that is absent and why."""
@@ -68,7 +120,8 @@ class Report:
     def write(self, folder: Path = FOLDER / "results") -> Path:
         """Write everything, with machine, versions, commit, command and its duration, as JSON; returns the path.
 
-        `load_average_before` is of the moment when this report was made: what else the machine had to do.
+        `load_average_before` is of the moment when this report was made: what else the machine had to do. `versions`
+        are those of this interpreter, and a peer's where this one lacks the package; `peers` has all of each peer's.
         """
         seconds = time.perf_counter() - self._started
         record = {
@@ -80,7 +133,8 @@ class Report:
             "commit": commit(),
             "script_seconds": round(seconds, 1),
             "machine": {**machine(), "load_average_before": [round(load, 2) for load in self._load]},
-            "versions": {name: _version(name) for name in self._packages},
+            "versions": self._versions(),
+            "peers": {name: dict(versions) for name, versions in self._peers.items()},
             "notes": self.notes,
             "figures": self.figures,
         }
@@ -89,6 +143,10 @@ class Report:
         path.write_text(json.dumps(record, indent=1) + "\n")
         print(f"{path} after {seconds / 60:.1f} min", flush=True)
         return path
+
+    def _versions(self) -> dict[str, str | None]:
+        theirs = {name: v for versions in self._peers.values() for name, v in versions.items()}
+        return {name: _version(name) or theirs.get(name) for name in self._packages}
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -118,6 +176,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

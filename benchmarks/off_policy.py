@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import runs
-from harness import Report
+from harness import Report, Side
 
 ITEMS = ("pendulum", "cheetah", "presets")
 ALGORITHMS = ("sac", "td3", "ddpg")
@@ -106,7 +106,7 @@ def pendulum(report: Report, parsed: argparse.Namespace, options: Sequence[str])
         for algo, found in ours.items()
     }
     if theirs:
-        add_peer(report, "pendulum", "sb3", theirs, seconds, "at least 4")
+        add_peer(report, "pendulum", "sb3", theirs, ours, seconds, "at least 4")
 
 
 def cheetah(report: Report, parsed: argparse.Namespace, options: Sequence[str]) -> None:
@@ -122,37 +122,49 @@ def cheetah(report: Report, parsed: argparse.Namespace, options: Sequence[str]) 
             for name in peers:
                 theirs[name].append(run_peer(name, CHEETAH, seed, parsed))
     seconds = {"sac": runs.add_clock(report, "cheetah_sac", ours, "greedy", limit)}
-    report.add("cheetah_sac_updates", [s["updates"] for s in ours], "updates")
+    updates = [s["updates"] for s in ours]
+    report.add("cheetah_sac_updates", updates, "updates", sides={"asyncrl": Side.of(ours)})
     for name, results in theirs.items():
         if results:
-            add_peer(report, "cheetah", name, results, seconds, "at least 3" if name == "sb3" else "")
+            goal = "at least 3" if name == "sb3" else ""
+            add_peer(report, "cheetah", name, results, {"sac": ours}, seconds, goal)
 
 
 def add_peer(
-    report: Report, key: str, name: str, results: list[runs.Summary], ours: dict[str, float], goal: str
+    report: Report,
+    key: str,
+    name: str,
+    results: list[runs.Summary],
+    ours: dict[str, list[runs.Summary]],
+    our_seconds: dict[str, float],
+    goal: str,
 ) -> None:
     """A peer's figures and the ratios of medians; SAC's ratio carries the goal."""
+    sides = {name: Side.of(results)}
     reached = sum(r["reached"] for r in results)
     name_of_all = f"{key}_{name}_greedy"
     report.note(f"{name_of_all}_reached", f"{reached} of {len(results)}")
     if reached < len(results):
         report.note(f"{name_of_all}_bound", "runs that did not get there count with their limit: lower bound")
-    report.note(f"{name_of_all}_versions", results[0]["versions"])
     seconds = [r["train_seconds"] for r in results]
-    report.add(f"{name_of_all}_train_seconds", seconds, "s")
-    report.add(f"{name_of_all}_env_steps", [r["env_steps"] for r in results], "steps")
+    report.add(f"{name_of_all}_train_seconds", seconds, "s", sides=sides)
+    report.add(f"{name_of_all}_env_steps", [r["env_steps"] for r in results], "steps", sides=sides)
     returns = [r["return_mean"] for r in results if r["return_mean"] is not None]
     if returns:
-        report.add(f"{name_of_all}_last_return", returns, "")
-    for algo, ours_seconds in ours.items():
+        report.add(f"{name_of_all}_last_return", returns, "", sides=sides)
+    both = {algo: {**sides, "asyncrl": Side.of(found)} for algo, found in ours.items()}
+    for algo, ours_seconds in our_seconds.items():
         word = goal if algo == "sac" else ""
-        report.add(f"{key}_{name}_to_{algo}", [median(seconds) / ours_seconds], "x", word or None)
+        ratio = median(seconds) / ours_seconds
+        report.add(f"{key}_{name}_to_{algo}", [ratio], "x", word or None, both[algo])
     if "compile_seconds" in results[0]:
         without = [r["train_seconds_without_compilation"] for r in results]
-        report.add(f"{name_of_all}_compile_seconds", [r["compile_seconds"] for r in results], "s")
-        report.add(f"{name_of_all}_train_seconds_without_compilation", without, "s")
-        for algo, ours_seconds in ours.items():
-            report.add(f"{key}_{name}_without_compilation_to_{algo}", [median(without) / ours_seconds], "x")
+        compiling = [r["compile_seconds"] for r in results]
+        report.add(f"{name_of_all}_compile_seconds", compiling, "s", sides=sides)
+        report.add(f"{name_of_all}_train_seconds_without_compilation", without, "s", sides=sides)
+        for algo, ours_seconds in our_seconds.items():
+            ratio = median(without) / ours_seconds
+            report.add(f"{key}_{name}_without_compilation_to_{algo}", [ratio], "x", sides=both[algo])
 
 
 def presets(report: Report, algos: Sequence[str], options: Sequence[str], mujoco: bool) -> None:

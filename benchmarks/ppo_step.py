@@ -40,7 +40,8 @@ def segment(algorithm: PPO, weights: np.ndarray) -> Segment:
     return Segment(
         ring=0, first=0, obs=obs, last_obs=obs[:, 0], action=action.reshape(ENVS, ROWS),
         reward=rng.normal(size=(ENVS, ROWS)).astype(np.float32), flags=np.zeros((ENVS, ROWS), np.uint8),
-        version=np.zeros(ROWS, np.int64), extras={n: v.reshape(ENVS, ROWS) for n, v in extras.items()},
+        version=np.zeros(ROWS, np.int64), policy_updates=np.zeros(ROWS, np.int64),
+        extras={n: v.reshape(ENVS, ROWS) for n, v in extras.items()},
         weight=np.ones(ROWS, np.float32), staleness=np.zeros(ROWS, np.int64),
     )  # fmt: skip
 

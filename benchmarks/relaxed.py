@@ -261,7 +261,8 @@ def bound(report: Report, name: str, make: Callable[..., Any], seeds: int, secon
             discarded.append(now(trainer).discarded_fraction)
         largest.append(float(Watched.largest_staleness))
         rows.append(float(Watched.rows))
-    report.add(f"bound_{name}_largest_staleness", largest, "versions", f"at most {limit}")
+    unit = "versions" if name == "ppo" else "updates"
+    report.add(f"bound_{name}_largest_staleness", largest, unit, f"at most {limit}")
     report.add(f"bound_{name}_discarded_fraction", discarded, "")
     report.add(f"bound_{name}_rows_that_entered", rows, "rows")
 

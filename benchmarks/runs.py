@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import FOLDER, Report
+from harness import FOLDER, Report, Side, usable_cores
 
 # Set here as well, and before torch is imported: some scripts run the trainer in their own process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -88,7 +89,7 @@ def command(
 
 
 def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds: float) -> Summary:
-    """`summary.json` of `asyncrl train` with these options, in a fresh process without a page."""
+    """`summary.json` of `asyncrl train` with these options, in a fresh process without a page; and its `means`."""
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "asyncrl", "train", env, "--algo", algo, "--seed", str(seed)]
         line += ["--http", "off", "--run-dir", f"{folder}/run", *options]
@@ -96,14 +97,31 @@ def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL, timeout=patience_seconds)
         seconds = time.perf_counter() - started
         summary: Summary = json.loads(Path(folder, "run", "summary.json").read_text())
-        return {**summary, "process_seconds": seconds}
+        config = tomllib.loads(Path(folder, "run", "config.toml").read_text())["trainer"]
+        return {**summary, **means(config), "process_seconds": seconds}
+
+
+def means(config: Mapping[str, Any]) -> Summary:
+    """What a run of ours had: `cores` that it might use, and `environments` of all its actors.
+
+    `config` are the options of the run; without `num_actors` it has one for each core but one (`TrainerConfig.actors`).
+    """
+    cores = usable_cores()
+    actors = config.get("num_actors") or max(1, cores - 1)
+    return {"cores": cores, "environments": actors * config["envs_per_actor"]}
 
 
 def peer(script: str, options: Sequence[str], python: str, patience_seconds: float = 600) -> Summary:
-    """What the last line that `peers/<script>` prints says, run by `python` in a fresh process."""
+    """What the last line that `peers/<script>` prints says, run by `python` in a fresh process.
+
+    Raises:
+        ValueError: it does not say with which versions, on how many cores and in how many environments it ran.
+    """
     line = [python, str(FOLDER / "peers" / script), *options]
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=patience_seconds)
     result: Summary = json.loads(done.stdout.splitlines()[-1])
+    if missing := [name for name in ("versions", "cores", "environments") if not result.get(name)]:
+        raise ValueError(f"peers/{script} must print {', '.join(missing)}, got {sorted(result)}")
     return result
 
 
@@ -117,7 +135,8 @@ def learn(
     if clock == "training":
         options["eval_interval_seconds"] = NO_EVALUATION
     settings = {"http": "off", **options, **rules}
-    return Trainer(env, algorithm, seed=seed, **settings).learn(max_seconds=limit).summary
+    trainer = Trainer(env, algorithm, seed=seed, **settings)
+    return {**trainer.learn(max_seconds=limit).summary, **means(vars(trainer.config))}
 
 
 def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: Any) -> float:
@@ -158,15 +177,15 @@ def add_clock(
     """Figures of runs of one clock under `<key>_<clock>_...`; returns the median seconds to the target."""
     name = f"{key}_{clock}"
     report.note(f"{name}_reached", f"{sum(reached(r, clock) for r in runs)} of {len(runs)}")
+    sides = {"asyncrl": Side.of(runs)}
     seconds = [seconds_to_target(r, clock, limit) for r in runs]
-    median = report.add(f"{name}_train_seconds", seconds, "s", goal)
-    report.add(f"{name}_startup_seconds", [r["startup_seconds"] for r in runs], "s")
-    report.add(f"{name}_env_steps", [r["env_steps"] for r in runs], "steps")
-    report.add(f"{name}_env_steps_per_second", [r["env_steps_per_second"] for r in runs], "steps/s")
+    median = report.add(f"{name}_train_seconds", seconds, "s", goal, sides)
+    for what, unit in (("startup_seconds", "s"), ("env_steps", "steps"), ("env_steps_per_second", "steps/s")):
+        report.add(f"{name}_{what}", [r[what] for r in runs], unit, sides=sides)
     for label, value in (("greedy", "eval"), ("training", "episodes")):
         returns = [r["eval"]["return_mean"] if value == "eval" else r["episodes_return_mean"] for r in runs]
         if None not in returns:
-            report.add(f"{name}_final_{label}_return", returns, "")
+            report.add(f"{name}_final_{label}_return", returns, "", sides=sides)
     return median
 
 

@@ -122,7 +122,8 @@ def alternate(report: Report, parsed: Any) -> dict[str, list[float]]:
                 options = [ENV, "--mode", "updates", "--seconds", str(parsed.seconds)]
                 result = runs.peer(script, options, parsed.peer_python)
                 print(f"{name}: {json.dumps(result)}", flush=True)
-                report.note(f"{name}_versions", result["versions"])
+                means = ("versions", "cores", "environments")
+                report.note(f"{name}_means", {what: result[what] for what in means})
                 for kind in ("loop", "train"):
                     rates.setdefault(f"{name}_{kind}", []).append(result[f"{kind}_updates_per_second"])
     for way, fractions in waits.items():

@@ -48,7 +48,7 @@ def main() -> None:
         report.note(f"{name}_reached", f"{reached} of {len(summaries)}")
         report.add(f"{name}_train_seconds", [s["train_seconds"] for s in summaries], "s")
         report.add(f"{name}_updates", [s["updates"] for s in summaries], "updates")
-        report.add(f"{name}_staleness_p95", [s["staleness"]["p95"] for s in summaries], "versions")
+        report.add(f"{name}_staleness_p95", [s["staleness"]["p95"] for s in summaries], "updates")
         report.add(f"{name}_discarded", [s["staleness"]["discarded_fraction"] for s in summaries], "")
     report.write()
 

@@ -88,7 +88,7 @@ def slow_learner(report: Report, seeds: int, clock: str, target: float, limit: f
         seconds = runs.add_clock(report, key, summaries, clock, limit)
         p95, discarded = (
             report.add(f"{key}_{name}", [s["staleness"][name] for s in summaries], unit)
-            for name, unit in (("p95", "versions"), ("discarded_fraction", ""))
+            for name, unit in (("p95", "updates"), ("discarded_fraction", ""))
         )
         count = sum(runs.reached(s, clock) for s in summaries)
         returns = [median(_known(s["eval"]["return_mean"] for s in summaries))]

@@ -109,7 +109,7 @@ def figures(
     for (correction, size), summaries in results.items():
         key = f"{item}_{correction}_{size}"
         seconds = runs.add_clock(report, key, summaries, clock, limit)
-        p95 = report.add(f"{key}_staleness_p95", [s["staleness"]["p95"] for s in summaries], "versions")
+        p95 = report.add(f"{key}_staleness_p95", [s["staleness"]["p95"] for s in summaries], "updates")
         discarded = report.add(
             f"{key}_discarded", [s["staleness"]["discarded_fraction"] for s in summaries], ""
         )

@@ -32,12 +32,17 @@ class RandomPolicy:
         self.exploration_rate = 0.25
         self.streams = (0, 0, 0)
         self.weights = np.zeros(weight_count, np.float32)
+        self.changes = 0
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
         self.streams = (first, count, total)
 
     def load_weights(self, weights: NDArray[np.float32]) -> None:
-        self.weights = weights.copy()
+        self.weights[:] = weights
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        self.changes += 1
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int

@@ -52,6 +52,7 @@ class SlowRow:
     reward: NDArray[np.float32]
     flags: NDArray[np.uint8]
     version: int
+    policy_updates: int
     incarnation: int
     extras: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -66,6 +67,7 @@ class SlowTransition:
     discount: float
     next_obs: NDArray[Any]
     version: int
+    policy_updates: int
     extras: dict[str, NDArray[Any]]
 
 
@@ -109,6 +111,7 @@ class SlowReplay:
         alpha: float,
         eps: float,
         frame_stack: int = 1,
+        window: int = 1_000,
     ) -> None:
         self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
         self.num_envs, self.num_slots = num_envs, num_slots
@@ -117,8 +120,9 @@ class SlowReplay:
         self.seen = [0] * num_rings
         self.decided = [0] * num_rings
         self.closed = [0] * num_rings
-        self.min_version = 0
-        self.largest = 1.0
+        self.min_updates = 0
+        self.window = window
+        self.maxima: list[float] = []  # of every call that set a priority, since the start
         self.inserted = self.ignored = self.discarded = self.retired = 0
         self.priority: dict[tuple[int, int, int], float] = {}  # (ring, position, env), above zero only
 
@@ -136,7 +140,7 @@ class SlowReplay:
                     continue
                 for env in range(self.num_envs):
                     if not rows[i].flags[env] & RESET:
-                        self.priority[ring, i, env] = self.largest
+                        self.priority[ring, i, env] = self.largest()
         self.inserted += inserted
         return inserted
 
@@ -151,15 +155,15 @@ class SlowReplay:
         discarded = 0
         for ring, rows in enumerate(self.rows):
             stop = self.closed[ring]
-            while stop < self.seen[ring] and rows[stop].version < self.min_version:
+            while stop < self.seen[ring] and rows[stop].policy_updates < self.min_updates:
                 discarded += int(np.sum(rows[stop].flags & RESET == 0))
                 stop += 1
             self._close(ring, stop)
         self.discarded += discarded
         return discarded
 
-    def retire_older_than(self, min_version: int) -> int:
-        self.min_version = max(self.min_version, min_version)
+    def retire_older_than(self, min_updates: int) -> int:
+        self.min_updates = max(self.min_updates, min_updates)
         return self._close_stale()
 
     def grant(self, ring: int, position: int) -> None:
@@ -167,16 +171,25 @@ class SlowReplay:
             self.retired += self._close(ring, position - self.num_slots + self.frame_stack - 1)
 
     def update_priorities(self, keys: list[tuple[int, int, int]], td_abs: NDArray[np.float32]) -> int:
-        ignored = 0
+        ignored, values = 0, []
         for key, error in zip(keys, td_abs, strict=True):
             if key in self.priority:
                 value = float(np.float32(np.float32(error) + np.float32(self.eps)) ** np.float32(self.alpha))
                 self.priority[key] = value
-                self.largest = max(self.largest, value)
+                values.append(value)
             else:
                 ignored += 1
+        if values:
+            self.maxima.append(max(values))
         self.ignored += ignored
         return ignored
+
+    def largest(self) -> float:
+        """Of the window of the last call that set a priority, and of the window before it; 1 before any."""
+        if not self.maxima:
+            return 1.0
+        present = (len(self.maxima) - 1) // self.window
+        return max(self.maxima[max(0, present - 1) * self.window :])
 
     def sample(self, uniforms: NDArray[np.float64]) -> list[tuple[int, int, int]]:
         """Stratified, over rings, then slots, then environments."""
@@ -201,4 +214,6 @@ class SlowReplay:
             obs, next_obs = obs[0], next_obs[0]
         row = rows[position]
         extras = {name: values[env] for name, values in row.extras.items()}
-        return SlowTransition(obs, row.action[env], reward, discount, next_obs, row.version, extras)
+        return SlowTransition(
+            obs, row.action[env], reward, discount, next_obs, row.version, row.policy_updates, extras
+        )

@@ -27,7 +27,7 @@ def make_actor(index: int = 0, **fields: Any) -> ActorStatistics:
 
 def make_snapshot(**fields: Any) -> Snapshot:
     """A run in its tenth second."""
-    evaluation = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0)
+    evaluation = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220)
     values: dict[str, Any] = {
         "algo": "dqn",
         "env": "CartPole-v1",
@@ -64,6 +64,16 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "staleness_max": 14,
         "staleness_edges": (0, 1, 2, 4),
         "staleness_counts": (10, 20, 5, 1),
+        "staleness_versions_mean": 1.1,
+        "staleness_versions_p95": 2.0,
+        "staleness_versions_max": 3,
+        "policy_lag_mean": 2.6,
+        "policy_lag_p95": 4.0,
+        "policy_lag_max": 7,
+        "policy_lag_edges": (0, 1, 2, 3),
+        "policy_lag_counts": (100, 300, 500, 100),
+        "publish_interval": 4.0,
+        "publish_seconds": 25e-6,
         "discarded_fraction": 0.002,
         "discipline": "replay",
         "samples_per_insert_target": 4.0,
@@ -73,5 +83,6 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "replay_capacity": 65536,
         "actors": (make_actor(0), make_actor(1)),
         "actor_restarts": 0,
+        "evaluations": (evaluation,),
     }
     return Snapshot(**{**values, **fields})

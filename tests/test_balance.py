@@ -167,6 +167,14 @@ def test_random_run_never_deadlocks_and_holds_the_ratio(seed):
     assert statistics.sampled > 10 * error  # the run was long enough for the band to be a small part
 
 
+def test_a_free_pace_ends_with_the_last_step():
+    balance = make(samples_per_insert=None, error_samples=None, max_env_steps=1_000)
+    balance.inserted(999)
+    assert balance.updates_allowed() > 10**12 and not balance.exhausted()
+    balance.inserted(1)
+    assert balance.updates_allowed() == 0 and balance.exhausted()
+
+
 def test_a_slow_ring_does_not_hold_the_others_back():
     balance = make(num_actors=3)
     published, granted = fresh(3)

@@ -53,6 +53,7 @@ class FakeTrainer:
     learns: Callable[[FakeTrainer], str]
     made: FakeTrainer
     url = None
+    result = None
 
     @classmethod
     def from_config(
@@ -318,7 +319,7 @@ def test_an_error_is_its_text_and_its_code(
 
     trainer.learns = fail
     code = main(TRAIN)
-    expected = {"EnvironmentFailed": 3, "ResourceError": 4}
+    expected = {"EnvironmentFailed": 3, "ResourceError": 4, "StoppedWhileStarting": 130}
     assert code == next((expected[base.__name__] for base in kind.__mro__ if base.__name__ in expected), 1)
     out, err = capsys.readouterr()
     assert out == ""

@@ -119,6 +119,7 @@ def test_sigkill_leaves_no_process(
 
 def test_a_pace_that_would_deadlock_is_a_wrong_argument() -> None:
     options = ["--steps", "1k", "--http", "off", "--dqn.samples-per-insert-error", "0.1"]
+    options += ["--dqn.discipline", "relaxed"]
     done = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options)
     assert done.returncode == 2
     flag = "asyncrl train: error: argument --dqn.samples-per-insert-error"

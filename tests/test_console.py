@@ -22,16 +22,16 @@ from snapshots import make_actor, make_snapshot
 
 import asyncrl
 from asyncrl.console import RunConsole, screen
-from asyncrl.metrics import Snapshot
+from asyncrl.metrics import ActorStatistics, Snapshot
 from asyncrl.readout import duration, number, plain, progress, readout
 
 PATIENCE_SECONDS = 10.0
 LINE = (
     "dqn CartPole-v1 seed 3 training | 1,000/4,000 steps, 25%, 12s elapsed, 30s left, until return 475 | "
     "env steps/s 3,400, received/s 3,390, samples/s 13,532, updates/s 810, learner waits 3%, actors wait 31% | "
-    "return/100 123.5, evaluation 200 (best 200), loss 0.0123, exploration 0.05 | "
-    "discipline replay, staleness mean/p95 2.1/5.2, samples/insert 3.98/4.00, samples/step now 3.98, ring fill 62%, "
-    "discarded 0.2%"
+    "return/100 123.5, evaluation 200, best 200, loss 0.0123, exploration 0.05 | "
+    "discipline replay, acting 2.6 updates behind (p95 4), staleness 2.1 updates (p95 5.2), samples/insert 3.98/4.00, "
+    "samples/step now 3.98, ring fill 62%, discarded 0.2%"
 )
 FIELDS = (
     "env steps/s",
@@ -46,7 +46,8 @@ FIELDS = (
 )
 FIELDS += (
     "discipline",
-    "staleness mean/p95",
+    "acting",
+    "staleness",
     "samples/insert",
     "samples/step now",
     "ring fill",
@@ -82,7 +83,7 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
     start = {"env_steps": 0, "train_seconds": 0.0, "samples_per_insert_target": None, "target_return": None}
     line = readout(make_snapshot(state="starting", **unknown, **start)).line()
     assert "0/4,000 steps, 0%, 12s elapsed |" in line
-    assert "return/100 -, evaluation -, loss -, exploration -" in line
+    assert "return/100 -, evaluation -, best -, loss -, exploration -" in line
     assert "samples/insert 3.98/-" in line
 
 
@@ -165,23 +166,72 @@ def test_durations(seconds: float, text: str) -> None:
 # --- the screen -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [60, 95, 96, 100, 160])
+@pytest.mark.parametrize("width", [60, 79, 80, 95, 96, 107, 108, 160])
 def test_the_screen_has_every_field_at_every_width(width: int) -> None:
     lines = drawn(make_snapshot(), width=width)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width
     for name in FIELDS:
         assert name in text, name
-    for value in ("3,400", "123.5", "2.1/5.2", "3.98/4.00", "4001"):
+    for value in (
+        "3,400",
+        "123.5",
+        "2.1 updates (p95 5.2)",
+        "2.6 updates behind (p95 4)",
+        "3.98/4.00",
+        "4001",
+    ):
         assert value in text, value
 
 
-def test_the_screen_stays_one_screen_with_many_actors() -> None:
-    actors = tuple(make_actor(i, last_error="boom" if i == 60 else "") for i in range(64))
-    lines = drawn(make_snapshot(actors=actors), height=30)
-    assert len(lines) <= 30
-    assert any("and 54 more" in line for line in lines)
-    assert any("actor 60: boom" in line for line in lines)
+MANY = tuple(make_actor(i, last_error="boom" if i == 60 else "") for i in range(64))
+LARGE = {
+    "total_steps": 40_000_000,
+    "env_steps": 10_000_000,
+    "env_steps_per_second": 123_456.0,
+    "staleness_mean": 12_345.6,
+    "staleness_p95": 40_960.0,
+    "policy_lag_mean": 12.3,
+    "policy_lag_p95": 24.0,
+    "evaluation": replace(make_snapshot().evaluation, return_mean=4_521.3),  # type: ignore[type-var]
+    "best_evaluation": replace(make_snapshot().evaluation, return_mean=4_720.9),  # type: ignore[type-var]
+}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("height", [24, 30])
+@pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
+@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "training_target": 300.0}])
+def test_the_screen_is_whole_at_80_by_24(
+    width: int, height: int, actors: tuple[ActorStatistics, ...], more: dict[str, Any]
+) -> None:
+    url = "http://127.0.0.1:43211/#token=abcdefghijklmnopqrstuvwxyz012345"
+    lines = drawn(make_snapshot(**LARGE, **more, actors=actors), width=width, height=height, url=url)
+    text = "\n".join(lines)
+    assert len(lines) <= height
+    for part in (*FIELDS, url, "12 updates behind (p95 24)", "12,346 updates (p95 40,960)", "4,521", "4,721"):
+        assert part in text, part
+    assert "\u2026" not in text, "nothing is cut"
+    if more:
+        assert "[ASYNC011] reward is nan" in text
+    if actors == MANY:
+        assert re.search(r"and \d\d more", text)
+        assert "actor 60: boom" in text or (more and height == 24), "the run's error comes before an actor's"
+    elif actors:
+        assert "4000" in text and "4001" in text
+
+
+def test_the_screen_lists_as_many_actors_as_there_is_room_for() -> None:
+    lines = drawn(make_snapshot(actors=MANY), height=40)
+    assert len(lines) == 40
+    assert any(f"and {64 - sum('running' in line for line in lines)} more" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"), [(0.0, "0 updates"), (1.0, "1 update"), (0.96, "0.96 updates"), (35.4, "35 updates")]
+)
+def test_policy_lag_in_words(mean: float, text: str) -> None:
+    assert f"acting {text} behind (p95 4)," in readout(make_snapshot(policy_lag_mean=mean)).line()
 
 
 def test_the_screen_shows_the_page_and_the_error() -> None:

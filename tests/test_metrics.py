@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from snapshots import make_snapshot
 
-from asyncrl.metrics import METRIC_NAMES, Snapshot, flat
+from asyncrl.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
 from asyncrl.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoardWriter
 
 EXPECTED = {
@@ -25,11 +25,16 @@ EXPECTED = {
     "train/loss": 0.0123,
     "train/n_updates": 250,
     "train/learning_rate": 0.001,
-    "eval/mean_reward": 200.0,
-    "eval/mean_ep_length": 210.0,
     "async/staleness_mean": 2.1,
     "async/staleness_p95": 5.2,
     "async/staleness_max": 14,
+    "async/staleness_versions_mean": 1.1,
+    "async/staleness_versions_p95": 2.0,
+    "async/staleness_versions_max": 3,
+    "async/policy_lag_mean": 2.6,
+    "async/policy_lag_p95": 4.0,
+    "async/policy_lag_max": 7,
+    "async/publish_interval": 4.0,
     "async/samples_per_insert": 3.98,
     "async/samples_per_insert_target": 4.0,
     "async/learner_wait_fraction": 0.03,
@@ -40,6 +45,14 @@ EXPECTED = {
     "async/production_per_second": 3400.0,
     "async/receipt_per_second": 3390.0,
     "async/consumption_per_second": 13532.0,
+}
+
+EVALUATION = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220)
+EXPECTED_EVALUATION = {
+    "eval/mean_reward": 200.0,
+    "eval/mean_ep_length": 210.0,
+    "eval/total_timesteps": 900,
+    "eval/n_updates": 220,
 }
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(
@@ -58,7 +71,16 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 def test_flat_names_every_number() -> None:
     assert flat(make_snapshot()) == EXPECTED
-    assert tuple(flat(make_snapshot())) == METRIC_NAMES
+    assert flat_evaluation(EVALUATION) == EXPECTED_EVALUATION
+    assert set(METRIC_NAMES) == {*EXPECTED, *EXPECTED_EVALUATION} and len(set(METRIC_NAMES)) == len(
+        METRIC_NAMES
+    )
+    assert [*EXPECTED] == [name for name in METRIC_NAMES if name in EXPECTED]
+    assert [*EXPECTED_EVALUATION] == [name for name in METRIC_NAMES if name in EXPECTED_EVALUATION]
+
+
+def test_a_report_holds_no_evaluation_that_could_be_taken_for_a_new_one() -> None:
+    assert not any(name.startswith("eval/") for name in flat(make_snapshot()))
 
 
 def test_flat_leaves_out_what_is_not_known() -> None:
@@ -69,8 +91,6 @@ def test_flat_leaves_out_what_is_not_known() -> None:
         "rollout/exploration_rate",
         "train/loss",
         "train/learning_rate",
-        "eval/mean_reward",
-        "eval/mean_ep_length",
         "async/samples_per_insert_target",
     }
 
@@ -88,10 +108,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_jsonl_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = JsonlWriter(path)
-    writer.write(make_snapshot())
+    writer.write(flat(make_snapshot()), 1000)
     # On disk at once, without a flush.
     assert lines_of(path) == [EXPECTED]
-    writer.write(make_snapshot(loss=math.nan, return_mean=-math.inf))
+    writer.write(flat(make_snapshot(loss=math.nan, return_mean=-math.inf)), 1000)
     writer.close()
     writer.close()
     assert lines_of(path)[1] == {**EXPECTED, "train/loss": None, "rollout/ep_rew_mean": None}
@@ -102,12 +122,12 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: str) -> None:
     jsonl, table = tmp_path / "metrics.jsonl", tmp_path / "progress.csv"
     for path, writer in ((jsonl, JsonlWriter), (table, CsvWriter)):
         first = writer(path)
-        first.write(make_snapshot())
+        first.write(flat(make_snapshot()), 1000)
         first.close()
         with path.open("a") as file:
             file.write(torn)
         second = writer(path)
-        second.write(make_snapshot(env_steps=2000))
+        second.write(flat(make_snapshot(env_steps=2000)), 2000)
         second.close()
     assert [line["time/total_timesteps"] for line in lines_of(jsonl)] == [1000, 2000]
     with table.open(newline="") as file:
@@ -124,13 +144,15 @@ def test_a_file_of_nothing_but_a_torn_line_starts_anew(tmp_path: Path) -> None:
 def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     writer = CsvWriter(path, extra=("train/td_error",))
-    writer.write(make_snapshot(**UNKNOWN))
-    writer.write(make_snapshot(train_metrics={"train/td_error": 0.5, "train/late": 1.0}, loss=math.nan))
+    writer.write(flat(make_snapshot(**UNKNOWN)), 1000)
+    late = make_snapshot(train_metrics={"train/td_error": 0.5, "train/late": 1.0}, loss=math.nan)
+    writer.write(flat(late), 1000)
     writer.close()
     writer.close()
     # The run goes on with other extras: the header that is there holds.
     again = CsvWriter(path, extra=("train/late",))
-    again.write(make_snapshot(train_metrics={"train/late": 1.0}))
+    again.write(flat(make_snapshot(train_metrics={"train/late": 1.0})), 1000)
+    again.write(flat_evaluation(EVALUATION), 900)
     again.close()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -138,7 +160,8 @@ def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> Non
     assert rows[0]["train/loss"] == rows[0]["train/td_error"] == rows[0]["eval/mean_reward"] == ""
     assert math.isnan(float(rows[1]["train/loss"])) and rows[1]["train/td_error"] == "0.5"
     assert rows[2]["train/td_error"] == ""
-    assert {name: float(rows[2][name]) for name in METRIC_NAMES} == EXPECTED
+    assert {name: float(rows[2][name]) for name in METRIC_NAMES if rows[2][name]} == EXPECTED
+    assert {name: float(rows[3][name]) for name in rows[3] if rows[3][name]} == EXPECTED_EVALUATION
 
 
 def test_tensorboard_round_trip(tmp_path: Path) -> None:
@@ -146,15 +169,18 @@ def test_tensorboard_round_trip(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     writer = TensorBoardWriter(tmp_path / "tb", clock=lambda: 1e9)
-    writer.write(make_snapshot())
+    writer.write(flat(make_snapshot()), 1000)
+    writer.write(flat_evaluation(EVALUATION), 900)
     writer.close()
     writer.close()
     (file,) = (tmp_path / "tb").iterdir()
     events = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
-    (event,) = events
-    assert (event.step, event.wall_time) == (1000, 1e9)
-    read = {value.tag: value.tensor.float_val[0] for value in event.summary.value}
-    assert read == pytest.approx(EXPECTED)
+    assert [(event.step, event.wall_time) for event in events] == [(1000, 1e9), (900, 1e9)]
+    report, evaluation = (
+        {value.tag: value.tensor.float_val[0] for value in event.summary.value} for event in events
+    )
+    assert report == pytest.approx(EXPECTED)
+    assert evaluation == pytest.approx(EXPECTED_EVALUATION)
 
 
 @pytest.fixture
@@ -178,8 +204,10 @@ def test_a_run_writes_all_three(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     writers = RunWriters(tmp_path)
     writers.write(make_snapshot())
+    writers.write_evaluation(EVALUATION)
     writers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "progress.csv", "tb"]
+    assert lines_of(tmp_path / "metrics.jsonl") == [EXPECTED, EXPECTED_EVALUATION]
     off = tmp_path / "off"
     off.mkdir()
     RunWriters(off, tensorboard=False).close()

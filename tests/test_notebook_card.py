@@ -58,7 +58,8 @@ def test_the_card_says_what_the_terminal_says() -> None:
         "30s left",
         "env steps/s 3,400",
         "3.98/4.00",
-        "2.1/5.2",
+        "acting 2.6 updates behind (p95 4)",
+        "staleness 2.1 updates (p95 5.2)",
     ):
         assert part in text, part
 

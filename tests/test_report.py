@@ -12,14 +12,14 @@ from asyncrl import report
 from asyncrl.balance import BalanceStatistics
 from asyncrl.clock import TrainClock
 from asyncrl.config import TrainerConfig
+from asyncrl.histogram import HistogramStatistics
 from asyncrl.learner import LearnerReport
 from asyncrl.metrics import EvaluationResult
 from asyncrl.report import EPISODE_WINDOW, EpisodeWindow, Reporter, summarize
-from asyncrl.staleness import StalenessStatistics
 
-STALENESS = StalenessStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))
+STALENESS = HistogramStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))
 BALANCE = BalanceStatistics(4.0, 3.5, 1000, 3500, 500.0, 600.0, 8, 800, "relaxed")
-EVALUATION = EvaluationResult(480.0, 10.0, 480.0, 100, 7, 900, 3.5)
+EVALUATION = EvaluationResult(480.0, 10.0, 480.0, 100, 7, 900, 3.5, 45)
 
 
 def learner_report(**fields: Any) -> LearnerReport:
@@ -30,6 +30,12 @@ def learner_report(**fields: Any) -> LearnerReport:
         "train_metrics": {"train/loss": 0.5, "train/kl": 0.01},
         "staleness": STALENESS,
         "staleness_overall": STALENESS,
+        "staleness_versions": STALENESS,
+        "staleness_versions_overall": STALENESS,
+        "policy_lag": STALENESS,
+        "policy_lag_overall": STALENESS,
+        "publish_interval": 1.0,
+        "publish_seconds": 1e-5,
         "balance": BALANCE,
         "stored_steps": 64,
         "discarded_steps": 20,
@@ -83,6 +89,41 @@ def test_a_snapshot_takes_over_what_the_parts_say(reporter: Reporter, clock: Clo
     assert (snapshot.loss, snapshot.train_metrics) == (0.5, {"train/kl": 0.01})
 
 
+LAG = HistogramStatistics(2.5, 4.0, 7, 1000, (0, 1, 2), (300, 300, 400))
+VERSIONS = HistogramStatistics(1.5, 2.0, 3, 100, (0, 1), (50, 50))
+
+
+def test_a_snapshot_keeps_lag_and_both_kinds_of_staleness_apart(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 1.0
+    learner = learner_report(
+        policy_lag=LAG, staleness_versions=VERSIONS, publish_interval=4.0, publish_seconds=25e-6
+    )
+    snapshot = reporter.snapshot("training", learner=learner)
+    assert (snapshot.policy_lag_mean, snapshot.policy_lag_p95, snapshot.policy_lag_max) == (2.5, 4.0, 7)
+    assert (snapshot.policy_lag_edges, snapshot.policy_lag_counts) == ((0, 1, 2), (300, 300, 400))
+    assert (snapshot.staleness_mean, snapshot.staleness_p95, snapshot.staleness_max) == (2.0, 5.0, 9)
+    assert snapshot.staleness_versions_mean == 1.5
+    assert (snapshot.staleness_versions_p95, snapshot.staleness_versions_max) == (2.0, 3)
+    assert (snapshot.publish_interval, snapshot.publish_seconds) == (4.0, 25e-6)
+
+
+def test_the_summary_says_both_of_the_whole_run() -> None:
+    learner = learner_report(policy_lag_overall=LAG, staleness_versions_overall=VERSIONS)
+    summary = summarize(make_snapshot(), learner, None, 0.0)
+    assert summary["policy_lag"] == {"mean": 2.5, "p95": 4.0, "max": 7}
+    assert summary["staleness_versions"] == {"mean": 1.5, "p95": 2.0, "max": 3}
+    assert summary["staleness"] == {"mean": 2.0, "p95": 5.0, "max": 9, "discarded_fraction": 0.002}
+
+
+def test_a_snapshot_has_every_evaluation_and_the_last_of_them(reporter: Reporter, clock: Clock) -> None:
+    clock.now += 1.0
+    assert reporter.snapshot("training").evaluation is None
+    later = replace(EVALUATION, env_steps=1800)
+    snapshot = reporter.snapshot("training", evaluations=(EVALUATION, later), best=EVALUATION)
+    assert snapshot.evaluation == later and snapshot.best_evaluation == EVALUATION
+    assert snapshot.evaluations == (EVALUATION, later)
+
+
 def test_before_the_learner_is_there_and_after_the_actors_are_gone(reporter: Reporter, clock: Clock) -> None:
     clock.now += 1.0
     start = reporter.snapshot("starting")
@@ -112,6 +153,7 @@ def test_the_window_is_full_with_a_hundred_episodes() -> None:
 CLOCKS = (
     "time_to_target_seconds",
     "steps_to_target",
+    "updates_to_target",
     "time_to_training_target_seconds",
     "steps_to_training_target",
 )
@@ -120,10 +162,10 @@ CLOCKS = (
 @pytest.mark.parametrize(
     ("reason", "final", "expected"),
     [
-        ("target_return", EVALUATION, (3.5, 900, None, None)),
-        ("target_training_return", EVALUATION, (None, None, 10.0, 1000)),
-        ("target_training_return", None, (None, None, 10.0, 1000)),
-        ("max_seconds", EVALUATION, (None, None, None, None)),
+        ("target_return", EVALUATION, (3.5, 900, 45, None, None)),
+        ("target_training_return", EVALUATION, (None, None, None, 10.0, 1000)),
+        ("target_training_return", None, (None, None, None, 10.0, 1000)),
+        ("max_seconds", EVALUATION, (None, None, None, None, None)),
     ],
 )
 def test_each_clock_is_said_where_it_ended_the_run(

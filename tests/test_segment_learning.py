@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import fakes
 import numpy as np
@@ -12,8 +12,11 @@ import pytest
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
+from asyncrl.algorithms import IMPALA
+from asyncrl.config import TrainerConfig
 from asyncrl.core import RESET, Segment
 from asyncrl.env_checks import spec_of
+from asyncrl.learner_parts import LearnerParts
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.segment_balance import SegmentBalance
@@ -21,6 +24,7 @@ from asyncrl.segment_learning import SegmentLearning, SegmentOptions
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory
 from asyncrl.staleness import StalenessMeter
+from asyncrl.weight_snapshots import WeightSnapshots
 
 T, E = 4, 2
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
@@ -102,7 +106,9 @@ class World:
         total_steps: int | None = None,
         core: FakeCore | None = None,
         past: PastSegments | None = None,
+        snapshots: WeightSnapshots | None = None,
     ) -> None:
+        self.snapshots = snapshots or WeightSnapshots(None)
         spec = spec_of("fake", fakes.CountingEnv())
         layout = RingLayout(E, 32, spec)
         self.memory = [Memory.create(f"ring{i}", layout.arrays(), poison=True) for i in range(actors)]
@@ -125,7 +131,7 @@ class World:
             actor.begin()
         self.core = core or FakeCore()
         self.woken: list[int] = []
-        self.meter = StalenessMeter(max_staleness=max_staleness)
+        self.meter = StalenessMeter(max_staleness=max_staleness, unit="versions")
         per_batch = per_batch or actors
         self.learning = SegmentLearning(
             core=self.core,
@@ -145,6 +151,7 @@ class World:
             staleness=self.meter,
             wake=self.woken.append,
             options=SegmentOptions(discipline, per_batch, total_steps, max_staleness),
+            snapshots=self.snapshots,
             past=past,
         )
         self.learning.prepare()
@@ -362,6 +369,30 @@ def test_lockstep_never_uses_a_batch_again(worlds: list[World]) -> None:
     assert world.learning.beat() and not world.learning.beat()
 
 
+def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World]) -> None:
+    world = make(worlds, "relaxed", actors=1)
+    algorithm = IMPALA(
+        discipline="relaxed", segment_length=T, segments_per_batch=2, past_segments=4, past_per_batch=3
+    )
+    parts = LearnerParts(
+        config=TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E),
+        algorithm=algorithm,
+        spec=spec_of("fake", fakes.CountingEnv()),
+        device="cpu",
+        core=cast(Any, world.core),
+        rings=tuple(world.readers),
+        mailbox=world.mailbox,
+        doorbell=cast(Any, None),
+        thread=cast(Any, None),
+        wake=world.woken.append,
+        dump_dir=None,
+        snapshots=WeightSnapshots(None),
+    )
+    assert parts.learner()._consumption.consumed().balance.target == algorithm.samples_per_insert * (
+        1 + 3 / 2
+    )
+
+
 def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) -> None:
     past = PastSegments(4, 1, None, np.random.default_rng(0))
     world = make(worlds, "relaxed", actors=1, per_batch=1, past=past)
@@ -370,7 +401,7 @@ def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) 
         world.iteration()
     fresh = [[s.fresh for s in batch] for batch in world.core.batches]
     assert fresh == [[True]] + [[True, False]] * 3
-    assert world.meter.overall().samples == 7 * T * E and world.core.staleness[-1] >= 1
+    assert world.meter.in_versions.overall().samples == 7 * T * E and world.core.staleness[-1] >= 1
 
 
 def test_reading_the_present_weights_publishes_nothing(worlds: list[World]) -> None:
@@ -391,3 +422,55 @@ def test_weights_that_are_not_finite_are_never_published(worlds: list[World]) ->
     with pytest.raises(TrainingDiverged, match="the weights became NaN or infinite"):
         world.iteration()
     assert world.mailbox.version == 1
+
+
+@pytest.mark.parametrize("discipline", ["relaxed", "lockstep", "synchronous"])
+def test_copies_for_evaluation_are_made_between_iterations_and_none_is_skipped(
+    worlds: list[World], discipline: Discipline
+) -> None:
+    snapshots = WeightSnapshots(40, capacity=1)
+    world = make(worlds, discipline, total_steps=200, snapshots=snapshots)
+    copied = []
+    for _ in range(400):
+        world.run(0), world.run(1)
+        if world.learning.beat():
+            continue
+        if world.learning.finished():
+            break
+        if snapshots.full:  # the learner waits for the evaluator
+            copied.append(snapshots.take())
+    else:
+        pytest.fail("never finished")
+    copied.append(snapshots.take())
+    trained = np.cumsum([sum(s.steps for s in batch) for batch in world.core.batches]).tolist()
+    expected, multiple = [], 0
+    for iteration, steps in enumerate(trained, 1):
+        if steps // 40 > multiple:
+            multiple = steps // 40
+            expected.append((steps, float(iteration), 2 * iteration))
+    assert [(s.env_steps, float(s.weights[0]), s.updates) for s in copied] == expected and len(expected) >= 4
+
+
+def test_learner_waits_for_the_evaluator_and_uses_no_batch_again_meanwhile(worlds: list[World]) -> None:
+    snapshots = WeightSnapshots(16, capacity=1)
+    world = make(worlds, "relaxed", core=FakeCore(steps=1, reuse=10**9), snapshots=snapshots)
+    for _ in range(20):
+        world.run(0), world.run(1)
+        world.learning.beat()
+    updates = world.learning.updates
+    assert snapshots.full and not world.learning.beat() and world.learning.updates == updates
+    assert snapshots.take() is not None
+    assert world.learning.beat() and world.learning.updates > updates
+
+
+def test_policy_lag_counts_fresh_segments_in_updates(worlds: list[World]) -> None:
+    world = make(worlds, "lockstep", core=FakeCore(steps=3))
+    for _ in range(5):
+        world.run(0), world.run(1)
+        world.iteration()
+    lag = world.learning.consumed().policy_lag.overall()
+    assert lag.samples == 5 * 2 * T * E
+    # versions 1, 1, 2, 3, 4 act; they were published after 0, 0, 3, 6, 9 of the 0, 3, 6, 9, 12 updates
+    assert (lag.mean, lag.max) == ((0 + 3 + 3 + 3 + 3) / 5, 3)
+    in_updates, in_versions = world.meter.in_updates.overall(), world.meter.in_versions.overall()
+    assert (in_updates.max, in_versions.max) == (3, 1)

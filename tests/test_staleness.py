@@ -1,23 +1,52 @@
-"""Staleness against hand-worked numbers and a slow histogram."""
+"""Staleness against hand-worked numbers."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from asyncrl.staleness import EDGES, StalenessMeter, _measure
+from asyncrl import staleness as module
+from asyncrl.staleness import StalenessMeter
 
 
-def measure(meter, version, weight=None, now=100, each=1):
-    version = np.asarray(version, np.int64)
-    staleness = np.full(len(version), -1, np.int64)
-    weight = np.ones(len(version), np.float32) if weight is None else np.asarray(weight, np.float32)
-    meter.measure(now, version, staleness, weight, each)
-    return staleness, weight
+@dataclass
+class Stamped:
+    """What a batch and a segment say of the policies that acted."""
+
+    version: np.ndarray
+    policy_updates: np.ndarray
+    staleness: np.ndarray
+    weight: np.ndarray
 
 
-def test_staleness_is_versions_between_and_weights_stay_without_correction():
+def stamped(updates, version=None, weight=None):
+    updates = np.asarray(updates, np.int64)
+    version = updates // 10 if version is None else np.asarray(version, np.int64)
+    weight = np.ones(len(updates)) if weight is None else weight
+    return Stamped(version, updates, np.full(len(updates), -1, np.int64), np.asarray(weight, np.float32))
+
+
+def measure(meter, updates, version=None, weight=None, now=(100, 10), each=1):
+    batch = stamped(updates, version, weight)
+    meter.measure(*now, batch, each)
+    return batch.staleness, batch.weight
+
+
+def test_staleness_is_updates_between_and_weights_stay_without_correction():
     staleness, weight = measure(StalenessMeter(), [100, 99, 60], weight=[1.0, 0.5, 0.25])
     assert staleness.tolist() == [0, 1, 40]
     assert weight.tolist() == [1.0, 0.5, 0.25]
+
+
+def test_both_units_are_measured_and_one_corrects():
+    for unit, expected in (("updates", [0, 3, 40]), ("versions", [0, 1, 8])):
+        meter = StalenessMeter("power", 1.0, unit=unit)
+        staleness, weight = measure(meter, [100, 97, 60], version=[10, 9, 2])
+        assert staleness.tolist() == expected
+        assert weight == pytest.approx([1 / (1 + s) for s in expected])
+        in_updates, in_versions = meter.in_updates.statistics(), meter.in_versions.statistics()
+        assert (in_updates.mean, in_updates.max, in_updates.samples) == (43 / 3, 40, 3)
+        assert (in_versions.mean, in_versions.max, in_versions.samples) == (3.0, 8, 3)
 
 
 def test_power_correction_by_hand():
@@ -30,66 +59,40 @@ def test_exponential_correction_by_hand():
     assert weight == pytest.approx([1.0, 0.5, 0.125])
 
 
-def test_statistics_of_an_interval_and_of_the_run():
-    meter = StalenessMeter()
-    measure(meter, [100] * 18 + [90, 80])
-    first = meter.statistics(reset=True)
-    assert (first.mean, first.max, first.samples) == (30 / 20, 20, 20)
-    assert first.p95 == 10  # the 19th of 20
-    measure(meter, [98, 98])
-    second = meter.statistics()
-    assert (second.mean, second.p95, second.max, second.samples) == (2.0, 2.0, 2, 2)
-    whole = meter.overall()
-    assert (whole.mean, whole.max, whole.samples) == (34 / 22, 20, 22)
-    assert dict(zip(whole.edges, whole.counts, strict=True))[2] == 2
-    assert sum(whole.counts) == 22
-
-
-def test_nothing_measured_is_zero():
-    statistics = StalenessMeter().statistics()
-    assert (statistics.mean, statistics.p95, statistics.max, statistics.edges) == (0.0, 0.0, 0, ())
-
-
 def test_rows_of_a_segment_count_once_for_each_environment():
     by_row, by_step = StalenessMeter("power", 1.0), StalenessMeter("power", 1.0)
-    versions = [100, 100, 99, 97, 60]
-    staleness, weight = measure(by_row, versions, each=6)
+    updates = [100, 100, 99, 97, 60]
+    staleness, weight = measure(by_row, updates, each=6)
     assert staleness.tolist() == [0, 0, 1, 3, 40]
     assert weight == pytest.approx([1, 1, 1 / 2, 1 / 4, 1 / 41])  # corrected once, however many it stands for
-    measure(by_step, np.repeat(versions, 6))
-    assert by_row.statistics() == by_step.statistics()
-    assert by_row.statistics().samples == 30
-    assert by_row.statistics().mean == 44 / 5
-    assert by_row.overall() == by_step.overall()
+    measure(by_step, np.repeat(updates, 6))
+    for ours, theirs in ((by_row.in_updates, by_step.in_updates), (by_row.in_versions, by_step.in_versions)):
+        assert ours.statistics() == theirs.statistics() and ours.statistics().samples == 30
 
 
-def test_the_bound_holds_for_rows_too():
-    meter = StalenessMeter(max_staleness=5)
-    measure(meter, [95, 100], each=4)
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_compiled_correction_equals_the_interpreted_one(kind):
+    then = np.array([100, 99, 97, 60, 0], np.int64)
+    results = []
+    for function in (module._correct, module._correct.py_func):
+        staleness, weight = np.full(5, -1, np.int64), np.full(5, 0.5, np.float32)
+        function(100, then, staleness, weight, kind, 0.25)
+        results.append((staleness.tolist(), weight.tolist()))
+    assert results[0][0] == results[1][0] and results[0][1] == pytest.approx(results[1][1], rel=1e-6)
+
+
+@pytest.mark.parametrize("each", [1, 4])
+@pytest.mark.parametrize(
+    ("unit", "old"), [("updates", {"updates": [94]}), ("versions", {"updates": [100], "version": [4]})]
+)
+def test_row_over_the_bound_is_our_own_bug(unit, old, each):
+    meter = StalenessMeter(max_staleness=5, unit=unit)
+    in_versions = {"updates": [0, 100], "version": [5, 10]}
+    measure(
+        meter, **({"updates": [95, 100], "version": [0, 10]} if unit == "updates" else in_versions), each=each
+    )
     with pytest.raises(AssertionError, match="staleness 6 reached an update, max_staleness is 5"):
-        measure(meter, [100, 94], each=4)
-
-
-@pytest.mark.parametrize("each", [1, 7])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_histogram_against_searchsorted(compiled, each):
-    rng = np.random.default_rng(0)
-    staleness = np.concatenate([np.arange(300), (2.0 ** rng.uniform(0, 40, 500)).astype(np.int64)])
-    now = int(staleness.max())
-    counts, sums = np.zeros(len(EDGES), np.int64), np.zeros(3, np.int64)
-    out, weight = np.empty_like(staleness), np.ones(len(staleness), np.float32)
-    function = _measure if compiled else _measure.py_func
-    most = function(now, now - staleness, out, weight, each, 0, 0.0, counts, sums)
-    expected = np.minimum(np.searchsorted(EDGES, staleness, side="right") - 1, len(EDGES) - 1)
-    assert counts.tolist() == (each * np.bincount(expected, minlength=len(EDGES))).tolist()
-    assert (most, sums.tolist()) == (now, [each * len(staleness), each * staleness.sum(), now])
-
-
-def test_row_over_the_bound_is_our_own_bug():
-    meter = StalenessMeter(max_staleness=5)
-    measure(meter, [95])
-    with pytest.raises(AssertionError, match="staleness 6 reached an update, max_staleness is 5"):
-        measure(meter, [94])
+        measure(meter, **old, each=each)
 
 
 @pytest.mark.parametrize(

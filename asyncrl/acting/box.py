@@ -125,6 +125,14 @@ class BoxPolicy:
         """
         return self._exploration
 
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The block that the network multiplies with, `[weight_count]`, not a copy."""
+        return self._network.weights
+
+    def weights_changed(self) -> None:
+        """Nothing to do: only `weights` itself is read."""
+
     def load_weights(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` in. Raises ValueError if the length is another."""
         self._network.load(weights)

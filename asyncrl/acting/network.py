@@ -42,7 +42,7 @@ class ActingNetwork:
         relu: ReLU between the layers, else tanh.
 
     Attributes:
-        weights: `[layout.weight_count]` float32, zero at first; to be read only.
+        weights: `[layout.weight_count]` float32, zero at first; whatever is written into it acts from then on.
 
     Raises:
         ValueError: `layout` was made for other observations.

@@ -132,6 +132,14 @@ class QPolicy:
         self._held = np.zeros(count, np.int64)
         self._left = np.zeros(count, np.int64)
 
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The block that the network multiplies with, `[weight_count]`, not a copy."""
+        return self._network.weights
+
+    def weights_changed(self) -> None:
+        """Nothing to do: only `weights` itself is read."""
+
     def load_weights(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` in.
 

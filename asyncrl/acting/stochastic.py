@@ -184,6 +184,11 @@ class StochasticPolicy:
     def assign_streams(self, first: int, count: int, total: int) -> None:
         """Nothing to do: all streams act alike."""
 
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The block that the policy multiplies with, `[weight_count]`, not a copy."""
+        return self._network.weights
+
     def load_weights(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` in.
 
@@ -191,6 +196,10 @@ class StochasticPolicy:
             ValueError: if the length is another.
         """
         self._network.load(weights)
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Note that `weights` was written: the exploration rate is taken of it."""
         if self._gaussian:
             self._exploration = float(np.exp(self._network.weights[self._log_std]).mean())
 

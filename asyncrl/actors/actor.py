@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.streams import Streams
 from asyncrl.core import RESET, Policy
-from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep
+from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
 from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox
@@ -72,10 +72,10 @@ class Actor:
         self.index = index
         self.incarnation = incarnation
         self.weights_version = 0
+        self._weights_updates = 0
         self._mailbox = mailbox
         self._num_actors = num_actors
         self._env_seeds, self._rng = actor_seeds(seed, index, incarnation, streams.num_envs)
-        self._weights = np.empty(policy.weight_count, np.float32)
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
@@ -156,6 +156,7 @@ class Actor:
 
     def _stamp(self, slot: int) -> None:
         self.writer.version[slot] = self.weights_version
+        self.writer.policy_updates[slot] = self._weights_updates
         self.writer.incarnation[slot] = self.incarnation
 
     def close(self) -> None:
@@ -164,10 +165,10 @@ class Actor:
 
     def _take_newest_weights(self) -> bool:
         """Load the mailbox's weights where they moved; False where nothing was ever published."""
-        version = self._mailbox.refresh(self._weights, self.weights_version)
+        version = self._mailbox.refresh(self.policy.weights, self.weights_version)
         if version != self.weights_version:
-            self.policy.load_weights(self._weights)
-            self.weights_version = version
+            self.policy.weights_changed()
+            self.weights_version, self._weights_updates = version, self._mailbox.updates
             self.writer.set_exploration(self.policy.exploration_rate)
         return version > 0
 
@@ -200,7 +201,7 @@ class Actor:
         )
         call = "reset" if actions is None else "step"
         return EnvironmentRaised(
-            f"{who} raised {type(error).__name__} in {call}: {error}",
+            f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",
             facts=facts,
             fix="mend the environment; seed, action and episode step above say how to get there",
             remote_traceback="".join(traceback.format_exception(error)),

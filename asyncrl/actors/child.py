@@ -13,8 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncrl.actors.awake import AwakeClock
+from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forkserver import ChildExit, ForkServer
 from asyncrl.actors.frames import FrameReader, send_frame
+
+_DEAF_SECONDS = 1.0
+"""How long a process that has closed its socket may take to end; then it is killed."""
+_CRASH_MARK = "Fatal Python error: "
+_LOOK_SECONDS = 0.1
 
 
 class ChildDied(Exception):
@@ -22,11 +29,27 @@ class ChildDied(Exception):
 
     Attributes:
         exit: how it ended.
+        crash: what its interpreter wrote when a fatal signal ended it: signal and Python stacks; "" where nothing.
     """
 
-    def __init__(self, exit: ChildExit) -> None:
+    def __init__(self, exit: ChildExit, crash: str = "") -> None:
         super().__init__(f"process {exit.pid} ended with status {exit.status}")
         self.exit = exit
+        self.crash = crash
+
+
+class ChildSilent(Exception):
+    """A forked process sent nothing for too long. Internal: callers turn it into an `AsyncRLError`.
+
+    Attributes:
+        seconds: how long it was waited for.
+        stack: the Python stacks of its threads, "" where it could not say.
+    """
+
+    def __init__(self, seconds: float, stack: str) -> None:
+        super().__init__(f"nothing was heard for {seconds:.1f} s")
+        self.seconds = seconds
+        self.stack = stack
 
 
 class Child:
@@ -46,11 +69,16 @@ class Child:
         self._role = role
         self.pid = 0
         self.exited: ChildExit | None = None
-        self._channel, self._theirs = socket.socketpair()
+        with descriptors_or_error(f"The {role} process"), contextlib.ExitStack() as half_way:
+            self._channel, self._theirs = socket.socketpair()
+            half_way.callback(self._channel.close)
+            half_way.callback(self._theirs.close)
+            self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the sockets
+            half_way.pop_all()
         self._reader = FrameReader(self._channel)
         self._frames: deque[dict[str, Any]] = deque()
         self._waiters: list[asyncio.Future[None]] = []
-        self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the sockets
+        self._deaf: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(
@@ -83,12 +111,30 @@ class Child:
         """
         while not self._frames:
             if self.exited is not None:
-                raise ChildDied(self.exited)
+                raise ChildDied(self.exited, self._crash_report())
             await self._something()
         frame = self._frames.popleft()
         if frame["kind"] == "error":
             raise frame["error"]
         return frame
+
+    async def receive_within(self, limit_seconds: float) -> dict[str, Any]:
+        """Its next frame, if it comes in time; time in which this process was stopped does not count.
+
+        Raises:
+            AsyncRLError: it sent an error frame.
+            ChildDied: it ended and sent nothing more.
+            ChildSilent: the limit has passed; the process still runs.
+        """
+        clock, waited = AwakeClock(), 0.0
+        while not self._frames and self.exited is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_LOOK_SECONDS, limit_seconds)):
+                    await self._something()
+            waited += clock.advance()
+            if waited > limit_seconds and not self._frames and self.exited is None:
+                raise ChildSilent(waited, await self.python_stack())
+        return await self.receive()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send it a small frame; lost where it is gone."""
@@ -143,6 +189,14 @@ class Child:
                 break
         return os.pread(file, size - before, before).decode(errors="replace")
 
+    def _crash_report(self) -> str:
+        if self._stack.closed:
+            return ""
+        file = self._stack.fileno()
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        _, mark, report = text.rpartition(_CRASH_MARK)
+        return mark + report if mark else ""
+
     async def _something(self) -> None:
         """Wait for a frame or the end."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -153,15 +207,17 @@ class Child:
         self._frames.extend(self._reader.frames())
         if self._reader.eof and self._loop is not None:
             self._loop.remove_reader(self._channel.fileno())
+            # Its exit should be reported now. If it is not, the fork server is asked to kill it; a server that
+            # does not answer that either is given up, which is reported as the exit of every child.
+            self._deaf = self._loop.call_later(_DEAF_SECONDS, self.kill)
         self._wake()
 
     def _on_exit(self, exit: ChildExit) -> None:
         """It ended: read what it sent before. Whoever else may hold its socket open is not waited for."""
         if self._channel.fileno() >= 0:
             self._frames.extend(self._reader.frames())
-            if self._loop is not None:
-                self._loop.remove_reader(self._channel.fileno())
         self.exited = exit
+        self._stop_listening()
         self._wake()
 
     def _wake(self) -> None:
@@ -170,9 +226,14 @@ class Child:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _close_files(self) -> None:
+    def _stop_listening(self) -> None:
+        if self._deaf is not None:
+            self._deaf.cancel()
         if self._loop is not None and self._channel.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
+
+    def _close_files(self) -> None:
+        self._stop_listening()
         self._channel.close()
         self._theirs.close()
         self._stack.close()

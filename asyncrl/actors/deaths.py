@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import psutil
 
@@ -25,13 +26,17 @@ def how_it_ended(status: int) -> str:
     return f"was killed by {name} ({signal.strsignal(-status) or 'unknown'})"
 
 
-def actor_killed(who: str, exit: ChildExit, restarts: int) -> ActorKilled:
+def actor_killed(
+    who: str, exit: ChildExit, restarts: int, *, crash: str = "", log: Path | None = None
+) -> ActorKilled:
     """ASYNC003.
 
     Args:
         who: e.g. `Actor 0`.
         exit: how its last life ended.
         restarts: how often it had been started again.
+        crash: what its interpreter wrote of a fatal signal, "" where nothing.
+        log: the file that holds its output, None where that went to standard error.
     """
     if exit.server_lost:
         return ActorKilled(
@@ -41,7 +46,13 @@ def actor_killed(who: str, exit: ChildExit, restarts: int) -> ActorKilled:
         )
     again = "" if restarts == 0 else f", after {restarts} restart{'s' if restarts > 1 else ''}"
     facts: dict[str, object] = {"pid": exit.pid, "restarts": restarts}
-    fix = "look at the actor's log; native code in the environment is the usual cause"
+    output = "what it wrote to standard error" if log is None else "its log"
+    fix = f"look at {output}; native code in the environment is the usual cause"
+    if log is not None:
+        facts["log"] = log
+    if crash:
+        facts["where"] = "\n" + crash.rstrip()
+        fix = "mend the native code that is called there, or keep the environment from calling it"
     if exit.status == -signal.SIGKILL:
         memory = psutil.virtual_memory()
         facts["most memory it had resident"] = f"{exit.max_rss_bytes / _GIB:.2f} GiB"
@@ -52,6 +63,25 @@ def actor_killed(who: str, exit: ChildExit, restarts: int) -> ActorKilled:
         if memory.available < _SCARCE * memory.total or exit.max_rss_bytes > memory.total / 2:
             facts["looks like"] = "out of memory"
     return ActorKilled(f"{who} {how_it_ended(exit.status)}{again}.", facts=facts, fix=fix)
+
+
+def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
+    """ASYNC015 of a process that had only to build and reset environments.
+
+    Args:
+        who: e.g. `The environment CartPole-v1`.
+        seconds: how long it was waited for.
+        stack: its Python stacks, most recent call first.
+    """
+    return EnvironmentHung(
+        f"{who} was not built and reset within {seconds:.1f} s.",
+        facts={"seconds": f"{seconds:.1f}", **_stack_fact(stack)},
+        fix="mend what hangs there, or raise ready_timeout_seconds if it only takes that long",
+    )
+
+
+def _stack_fact(stack: str) -> dict[str, object]:
+    return {"stack (most recent call first)": "\n" + (stack.rstrip() or "  not available")}
 
 
 def actor_hung(
@@ -79,7 +109,7 @@ def actor_hung(
             "actor": actor,
             "seconds": f"{seconds:.1f}",
             "median step time": median,
-            "stack (most recent call first)": "\n" + (stack.rstrip() or "  not available"),
+            **_stack_fact(stack),
         },
         fix=f"mend what hangs there, or raise {name} if it only takes that long",
     )

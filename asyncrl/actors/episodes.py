@@ -3,10 +3,15 @@
 The number of episodes is exact and each environment is given its share beforehand. (Taking the first n
 episodes to end out of a running vector favours short ones, and short ones are the bad ones in some tasks and
 the good ones in others.)
+
+An episode that goes on for ever is ended at a limit, of steps or of time, and counted as cut: its return is that of
+the steps it had. After the limit of time only episodes that had begun are returned.
 """
 
 from __future__ import annotations
 
+import math
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +23,14 @@ from asyncrl import env_checks
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.core import RESET, EnvSpec, Policy
 from asyncrl.envs import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised
+from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 
 MAX_ENVS = 100
 """Environments played at a time where not told otherwise; more episodes than that take turns."""
+
+EPISODE_STEPS = 27_000
+"""Steps at which an episode is ended where neither the caller nor the environment has a limit: half an hour of an Atari
+game at four frames a step, the limit of the literature."""
 
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -33,6 +42,7 @@ def run_episodes(
     seed: int,
     *,
     max_envs: int = MAX_ENVS,
+    max_steps: int | None = None,
 ) -> Episodes:
     """Play `episodes` greedy episodes in this process; blocks until they are over.
 
@@ -43,6 +53,7 @@ def run_episodes(
         episodes: how many, at least 1.
         seed: of the first reset of each episode (of the vector, for a vector environment).
         max_envs: most environments to build.
+        max_steps: steps after which an episode is ended as it stands; None is no limit.
 
     Returns:
         Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
@@ -50,7 +61,7 @@ def run_episodes(
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
     with EpisodePlayer(source, policy, max_envs) as player:
-        return player.play(episodes, seed)
+        return player.play(episodes, seed, max_steps)
 
 
 class EpisodePlayer:
@@ -60,6 +71,9 @@ class EpisodePlayer:
         source: as in `run_episodes`.
         policy: whose greedy actions are taken.
         max_envs: most environments to build.
+
+    Attributes:
+        cut_episodes: how many episodes of the last `play` were ended at a limit.
     """
 
     def __init__(
@@ -74,6 +88,9 @@ class EpisodePlayer:
         name = self._source.name if self._source is not None else type(built).__name__
         first = self._vector if self._vector is not None else self._envs[0]
         self._current = 0
+        self._max_steps: float = math.inf
+        self._deadline: float = math.inf
+        self.cut_episodes = 0
         self._spec: EnvSpec = env_checks.spec_of(name, first)
 
     def __enter__(self) -> EpisodePlayer:
@@ -88,12 +105,24 @@ class EpisodePlayer:
         for env in self._envs if self._vector is None else [self._vector]:
             env.close()
 
-    def play(self, episodes: int, seed: int) -> Episodes:
+    def play(
+        self, episodes: int, seed: int, max_steps: int | None = None, max_seconds: float | None = None
+    ) -> Episodes:
         """Play exactly `episodes` episodes with the policy's present weights; see `run_episodes`.
+
+        Args:
+            episodes: how many, at least 1.
+            seed: as in `run_episodes`.
+            max_steps: steps after which an episode is ended as it stands; an environment of a vector, which cannot be
+                reset by itself, goes on as its next episode. None is no limit.
+            max_seconds: time after which all episodes are ended as they stand, and those that had begun are returned.
 
         Raises:
             EnvironmentFailed: an environment raised or broke gymnasium's contract (ASYNC002, 012, 013).
         """
+        self._max_steps = math.inf if max_steps is None else max_steps
+        self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+        self.cut_episodes = 0
         try:
             return (
                 self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
@@ -102,7 +131,8 @@ class EpisodePlayer:
             raise
         except Exception as error:
             raise EnvironmentRaised(
-                f"The environment {self._spec.name} raised {type(error).__name__} in an evaluation: {error}",
+                f"The environment {self._spec.name} raised {type(error).__name__} in an evaluation: "
+                f"{error_text(error)}",
                 facts={"episode": self._current, "seed": seed},
                 fix="mend the environment; greedy actions lead where exploration had not been",
                 remote_traceback=traceback.format_exc(),
@@ -121,7 +151,11 @@ class EpisodePlayer:
         while live:
             actions = form.rows(self._policy.greedy(obs[live]))
             live = self._step(live, actions, obs, seeds, returns, lengths)
-        return returns, lengths
+            if live and time.monotonic() >= self._deadline:
+                self.cut_episodes += sum(bool(lengths[episode]) for episode in live)
+                break
+        begun = lengths > 0
+        return returns[begun], lengths[begun]
 
     def _step(
         self,
@@ -140,10 +174,13 @@ class EpisodePlayer:
             step = env_checks.check_step(self._spec.name, env.step(action))
             returns[episode] += float(step[1])
             lengths[episode] += 1
-            if not (step[2] or step[3]):
+            ended = step[2] or step[3]
+            if not ended and lengths[episode] < self._max_steps:
                 obs[episode] = step[0]
                 still.append(episode)
-            elif (following := episode + len(self._envs)) < len(seeds):
+                continue
+            self.cut_episodes += not ended
+            if (following := episode + len(self._envs)) < len(seeds):
                 obs[following] = self._reset(following, seeds)
                 still.append(following)
         return still
@@ -165,12 +202,19 @@ class EpisodePlayer:
             events = streams.step(self._policy.greedy(obs), obs, rewards)
             row_returns += rewards
             row_lengths += 1
-            for i, flag in events:
+            ends = dict(map(tuple, events.tolist()))
+            late = time.monotonic() >= self._deadline
+            for i in range(n) if late else {*ends, *np.flatnonzero(row_lengths >= self._max_steps).tolist()}:
+                flag = ends.get(i)
                 if flag != RESET and next_episode[i] < episodes:
                     returns[next_episode[i]], lengths[next_episode[i]] = row_returns[i], row_lengths[i]
                     next_episode[i] += n
+                    self.cut_episodes += flag is None
                 row_returns[i] = row_lengths[i] = 0
-        return returns, lengths
+            if late:
+                break
+        begun = lengths > 0
+        return returns[begun], lengths[begun]
 
 
 def _as_list(envs: Any) -> list[Any]:

@@ -1,49 +1,52 @@
 """The process that forks actors: the other end of `ForkServer`.
 
 It holds what every actor needs, already imported, and nothing that must not be forked: one thread, no event
-loop, no torch. It does three things: it forks on request, it reports exits, and when the main process is gone
-it kills the process group of every child and leaves. It never runs an environment's code.
+loop, no torch. It does three things: it forks on request, it reports exits and ends what a child has left
+behind, and when the main process is gone it leaves, after which its guardian ends everything. It never runs an
+environment's code.
 
-    main -> here      {"do": "fork", ...} with descriptors, {"do": "signal", "pid", "signal", "group"}
-    here -> main      {"event": "ready"}, {"event": "forked", "tag", "pid"}, {"event": "exited", "pid",
-    "status", "max_rss_bytes"}
+    main -> here      {"do": "fork", "tag", ...} with descriptors
+                      {"do": "signal", "tag", "pid", "signal", "group"}
+    here -> main      {"event": "ready", "pid"}
+                      {"event": "forked", "tag", "pid"}, {"event": "refused", "tag", "why"}
+                      {"event": "signalled", "tag"}
+                      {"event": "exited", "pid", "status", "max_rss_bytes"}
+
+Every request is answered, so that the main process notices a server that does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import faulthandler
 import gc
 import os
+import pickle
 import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
-from asyncrl.actors.guardian import Guardian
+from asyncrl.actors.guardian import become_subreaper, children, die_with_parent, guard, kill_with_group
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Kept at 1 in every child, whatever the main process says: actors are the parallelism."""
-_PR_SET_PDEATHSIG = 1
 _CRASHED = 70
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def serve(control: socket.socket) -> None:
     """Fork children for whoever holds the other end of `control`, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = _Server(control, Guardian(control))
+    guard(control)
+    become_subreaper()
+    server = _Server(control)
     _preload()
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared: no collection in a child ever touches their counts
     with contextlib.suppress(OSError):
         server.run()
-    server.end_all()
 
 
 def _preload() -> None:
@@ -67,9 +70,8 @@ def _preload() -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, guardian: Guardian) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._guardian = guardian
         self._children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
@@ -78,7 +80,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        send_frame(self._control, {"event": "ready"})
+        send_frame(self._control, {"event": "ready", "pid": os.getpid()})
         poller = select.poll()
         for fd in (self._control.fileno(), self._wake_read):
             poller.register(fd, select.POLLIN)
@@ -97,17 +99,27 @@ class _Server:
     def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
         if message["do"] == "signal":
             self._signal(message["pid"], message["signal"], message["group"])
-            return
-        pid = os.fork()
+            send_frame(self._control, {"event": "signalled", "tag": message["tag"]})
+        else:
+            send_frame(self._control, {**self._fork(message, fds), "tag": message["tag"]})
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        if len(fds) != len(
+            message["fd_names"]
+        ):  # the kernel drops descriptors that this process has no room for
+            return {"event": "refused", "why": "too many open files in the fork server"}
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return {"event": "refused", "why": str(error)}
         if pid == 0:
             self._become_child(message, fds)
         self._children.add(pid)
-        self._guardian.add(pid)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does the same: whoever comes first
-        for fd in fds:
-            os.close(fd)
-        send_frame(self._control, {"event": "forked", "tag": message["tag"], "pid": pid})
+        return {"event": "forked", "pid": pid}
 
     def _become_child(self, message: dict[str, Any], fds: list[int]) -> None:
         """Everything a child is; never returns."""
@@ -115,13 +127,13 @@ class _Server:
         try:
             server_pid = os.getppid()
             os.setpgid(0, 0)
-            _die_with_parent(server_pid)
+            die_with_parent(server_pid)
+            become_subreaper()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._wake_read, self._wake_write):
                 os.close(fd)
             self._control.close()
-            self._guardian.forget()
             status = run_child(message, dict(zip(message["fd_names"], fds, strict=True)))
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -138,36 +150,33 @@ class _Server:
                 os.killpg(pid, number) if group else os.kill(pid, number)
 
     def _report_exits(self) -> None:
-        while (exited := self._reap()) is not None:
-            send_frame(self._control, exited)
+        while (pid := self._next_exited()) is not None:
+            self._reap(pid)
+        # Every actor adopts the orphans among its descendants while it lives. What was left to this process
+        # belonged to one that has ended.
+        for pid in children() - self._children:
+            kill_with_group(pid)
 
-    def _reap(self) -> dict[str, Any] | None:
-        """Collect one child that ended, and end what is left of its group; None where there is none."""
+    def _next_exited(self) -> int | None:
+        """A child that has ended and was not reaped, or None."""
         try:
-            # The child stays a zombie until wait4, so that its group's number is still its own here.
+            # It stays a zombie until wait4, so that its group's number is still its own in `_reap`.
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return None
-        if found is None:
-            return None
-        pid = found.si_pid
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        self._guardian.discard(pid)
+        return None if found is None else found.si_pid
+
+    def _reap(self, pid: int) -> None:
+        """Collect a child that has ended, end what is left of its group, and report it if it was forked here."""
+        kill_with_group(pid)
         _, status, usage = os.wait4(pid, 0)
+        if pid not in self._children:
+            return
         self._children.discard(pid)
         scale = 1 if sys.platform == "darwin" else 1024
         code = os.waitstatus_to_exitcode(status)
-        return {"event": "exited", "pid": pid, "status": code, "max_rss_bytes": usage.ru_maxrss * scale}
-
-    def end_all(self) -> None:
-        """Kill every child's group and wait for them, a second at most."""
-        for pid in list(self._children):
-            self._signal(pid, signal.SIGKILL, group=True)
-        deadline = time.monotonic() + 1.0
-        while self._children and time.monotonic() < deadline:
-            if self._reap() is None:
-                select.select([self._wake_read], [], [], 0.01)
+        exited = {"event": "exited", "pid": pid, "status": code, "max_rss_bytes": usage.ru_maxrss * scale}
+        send_frame(self._control, exited)
 
 
 def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
@@ -181,27 +190,22 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-    if "stack" in fds:
-        faulthandler.register(signal.SIGUSR1, file=fds["stack"], all_threads=True)
-    _mirror(message)
+    # A fatal signal writes its Python stack where the main process finds it; see `ChildDied.crash`.
+    faulthandler.enable(file=fds["stack"], all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=fds["stack"], all_threads=True)
+    packed = os.fdopen(fds["payload"], "rb")
+    packed.seek(0)
+    _mirror(pickle.load(packed))
     from asyncrl.actors.worker import run_role
 
-    return run_role(message["role"], fds)
+    return run_role(message["role"], packed, fds)
 
 
-def _mirror(message: dict[str, Any]) -> None:
+def _mirror(surroundings: dict[str, Any]) -> None:
     """Look like the main process to user code: same import path, directory and environment variables."""
     threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     os.environ.clear()
-    os.environ.update({**message["environ"], **threads})
-    sys.path[:] = message["sys_path"]
+    os.environ.update({**surroundings["environ"], **threads})
+    sys.path[:] = surroundings["sys_path"]
     with contextlib.suppress(OSError):
-        os.chdir(message["cwd"])
-
-
-def _die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the fork server dies; leave at once if it already has."""
-    if _libc is not None and _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), errno.errorcode.get(ctypes.get_errno(), "prctl failed"))
-    if os.getppid() != parent:
-        os._exit(_CRASHED)
+        os.chdir(surroundings["cwd"])

@@ -6,102 +6,64 @@ process imports torch, and then forks an actor within milliseconds:
 
     python -m asyncrl.actors.forkserver FD
 
-What happens in that process stands in `forking.py`. Its end is this process's end: the socket between them
-closes with whoever dies, the server then kills every child's group, and if the server dies its children are
-killed by the kernel and their groups by `ForkServer`.
+What happens in that process stands in `forking.py`, what outlives whom in `guardian.py`, one life of it in
+`server_process.py`. Its end is this process's end and the other way round: the socket between them closes with
+whoever dies, and its guardian then ends every child. A server that dies, or does not answer, is replaced when the
+next process is to be forked, a few times a minute at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import os
-import signal
+import pickle
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from asyncrl.actors.forking import THREAD_VARIABLES, serve
-from asyncrl.actors.frames import FrameReader, send_frame
+from asyncrl.actors.descriptors import descriptors_or_error
+from asyncrl.actors.forking import serve
+from asyncrl.actors.restarts import WINDOW_SECONDS, RestartBudget
+from asyncrl.actors.server_process import ChildExit, ForkRefused, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
 
-_CLOSE_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class ChildExit:
-    """How a forked process ended.
-
-    Attributes:
-        pid: its process id.
-        status: exit status; the negative signal number where a signal killed it.
-        max_rss_bytes: the most memory it ever had resident, 0 where unknown.
-        server_lost: the fork server died, and this process with it.
-    """
-
-    pid: int
-    status: int
-    max_rss_bytes: int
-    server_lost: bool = False
+__all__ = ["ChildExit", "ForkServer"]
 
 
 class ForkServer:
-    """Starts, talks to and ends the process that forks actors.
+    """Starts, talks to, replaces and ends the process that forks actors.
 
     `start` and `close` may be called from any thread and need no event loop; all else belongs to the thread
     of one running event loop.
 
-    Attributes:
-        pid: process id of the server, 0 before `start` and after `close`.
+    Args:
+        max_restarts: how often a server that died is replaced within a minute.
+        ready_seconds: how long it may import before it counts as hung and is killed.
+        request_seconds: how long it may take to fork a process, or to pass on a signal.
     """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._reader: FrameReader | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._tags = itertools.count()
-        self._forks: dict[int, asyncio.Future[int]] = {}
-        self._exit_callbacks: dict[int, Callable[[ChildExit], None]] = {}
-        self._callback_of_tag: dict[int, Callable[[ChildExit], None]] = {}
-        self._ready = False
-        self._ready_waiters: list[asyncio.Future[None]] = []
-        self._lost = False
+    def __init__(
+        self, *, max_restarts: int = 3, ready_seconds: float = 120.0, request_seconds: float = 10.0
+    ) -> None:
+        self._limits = (ready_seconds, request_seconds)
+        self._budget = RestartBudget(max_restarts)
+        self._life: ServerProcess | None = None
+        self._ending = False
+        self._replacing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     @property
     def pid(self) -> int:
-        """Process id of the server, 0 where none runs."""
-        return self._process.pid if self._process is not None else 0
+        """Process id of the server, 0 where none runs; of its guardian until the server is ready."""
+        return self._life.pid if self._life is not None else 0
 
     def start(self) -> None:
         """Start the server process; returns at once, while it imports. Does nothing the second time."""
-        if self._process is not None:
-            return
-        ours, theirs = socket.socketpair()
-        environ = dict(os.environ)
-        environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-        package_root = str(Path(__file__).resolve().parents[2])
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno())]
-        with theirs:
-            # Its output is this process's standard error: what environments print must not mix with results.
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=_error_stream(),
-                stderr=_error_stream(),
-                env=environ,
-                start_new_session=True,
-            )
-        self._socket = ours
-        self._reader = FrameReader(ours)
+        if self._life is None:
+            self._ending = False
+            with descriptors_or_error("The fork server"):
+                self._life = ServerProcess(*self._limits)
 
     async def fork(
         self,
@@ -124,152 +86,101 @@ class ForkServer:
             niceness: how much to lower its priority.
 
         Raises:
-            ResourceError: the fork server is not running (any more).
+            ResourceError: the fork server was not started, was closed, cannot fork, or dies too often.
         """
-        loop = asyncio.get_running_loop()
-        self._attach(loop)
-        await self._until_ready(loop)
-        tag = next(self._tags)
-        reply = self._forks[tag] = loop.create_future()
-        self._callback_of_tag[tag] = on_exit
-        with tempfile.TemporaryFile() as packed:
+        surroundings = {"sys_path": list(sys.path), "cwd": os.getcwd(), "environ": dict(os.environ)}
+        message = {
+            "role": role,
+            "fd_names": ["payload", *fds],
+            "log": None if log is None else str(log),
+            "niceness": niceness,
+        }
+        with descriptors_or_error(f"The {role} process"), tempfile.TemporaryFile() as packed:
+            packed.write(pickle.dumps(surroundings))
             packed.write(payload)
             packed.flush()
-            message = {
-                "do": "fork",
-                "tag": tag,
-                "role": role,
-                "fd_names": ["payload", *fds],
-                "log": None if log is None else str(log),
-                "niceness": niceness,
-                "sys_path": list(sys.path),
-                "cwd": os.getcwd(),
-                "environ": dict(os.environ),
-            }
-            self._send(message, [packed.fileno(), *fds.values()])
-        pid: int = await reply
-        return pid
+            while True:
+                life = await self._running()
+                try:
+                    return await life.fork(message, [packed.fileno(), *fds.values()], on_exit)
+                except ServerLost:
+                    continue
+                except ForkRefused as refused:
+                    raise ResourceError(
+                        f"The {role} process could not be forked: {refused}.",
+                        fix="see `ulimit -u` and the memory of the machine, or lower num_actors",
+                    ) from refused
 
     def signal(self, pid: int, number: int, *, group: bool = True) -> None:
         """Send a signal to a child, or to its whole process group; does nothing where it has ended."""
-        if pid in self._exit_callbacks:
-            self._send({"do": "signal", "pid": pid, "signal": int(number), "group": group})
+        if self._life is not None:
+            self._life.signal(pid, number, group)
 
     def kill(self) -> None:
         """Have all children and the server killed at once; any thread or signal handler, never blocks.
 
         `close` must still be called.
         """
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        self._ending = True
+        if self._life is not None:
+            self._life.hang_up()
 
     def close(self) -> None:
         """End the server and with it every child; takes milliseconds, 2 s at most; idempotent."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        self._detach()
-        assert self._socket is not None
-        self._socket.close()
-        try:
-            process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            self._kill_groups()
-        self._exit_callbacks.clear()
-        self._fail_forks("the fork server was closed")
+        self._ending = True
+        life, self._life = self._life, None
+        if life is not None:
+            life.close()
 
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._process is None or self._socket is None or self._lost:
-            raise ResourceError(
-                "The fork server is not running, so that no actor can be started.",
-                fix="call start() first; if it ran, its own output says why it ended",
-            )
-        if self._loop is not loop:
-            self._detach()
-            self._loop = loop
-            loop.add_reader(self._socket.fileno(), self._on_readable)
+    async def _running(self) -> ServerProcess:
+        """A server that is ready to fork; one that is lost is replaced first."""
+        loop = asyncio.get_running_loop()
+        while True:
+            life = self._life
+            if life is None or self._ending:
+                raise ResourceError(
+                    "The fork server is not running, so that no actor can be started.",
+                    fix="call start() first; if it ran, its own output says why it ended",
+                )
+            if life.lost:
+                await self._replace(life)
+                continue
+            life.attach(loop)
+            try:
+                await life.ready()
+            except ServerLost:
+                continue
+            return life
 
-    def _detach(self) -> None:
-        if self._loop is not None and self._socket is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._socket.fileno())
-        self._loop = None
+    async def _replace(self, life: ServerProcess) -> None:
+        """Start another server in the place of a lost one, once nothing of that is left."""
+        async with self._replacement_lock():
+            if self._life is not life or self._ending:
+                return  # somebody else has
+            await life.gone()
+            status = life.exit_status()
+            crashed = not life.was_ready and status is not None and 0 < status < 128
+            pause = None if crashed else self._budget.spend(useful=life.was_ready)
+            if pause is None:
+                raise self._given_up(life, status)
+            await asyncio.sleep(pause)
+            if self._life is life and not self._ending:
+                self._life = ServerProcess(*self._limits)
 
-    async def _until_ready(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._ready:
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._ready_waiters.append(waiter)
-            await waiter
+    def _given_up(self, life: ServerProcess, status: int | None) -> ResourceError:
+        often = f", after {self._budget.limit} restarts within {WINDOW_SECONDS:.0f} s"
+        return ResourceError(
+            f"No actor could be started: {life.lost}{often if life.was_ready and self._budget.limit else ''}.",
+            facts={"exit status": status},
+            fix="its own output says why; if it was killed and nobody did it, the machine may be out of memory",
+        )
 
-    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
-        assert self._socket is not None
-        with contextlib.suppress(OSError):  # a server that is gone is found by its end of file
-            send_frame(self._socket, message, fds or [])
-
-    def _on_readable(self) -> None:
-        assert self._reader is not None
-        for frame in self._reader.frames():
-            self._on_frame(frame)
-        if self._reader.eof:
-            self._on_server_lost()
-
-    def _on_frame(self, frame: dict[str, Any]) -> None:
-        if frame["event"] == "ready":
-            self._ready = True
-            _wake(self._ready_waiters)
-        elif frame["event"] == "forked":
-            self._exit_callbacks[frame["pid"]] = self._callback_of_tag.pop(frame["tag"])
-            reply = self._forks.pop(frame["tag"])
-            if reply.cancelled():
-                self.signal(frame["pid"], signal.SIGKILL)
-            else:
-                reply.set_result(frame["pid"])
-        else:
-            callback = self._exit_callbacks.pop(frame["pid"], None)
-            if callback is not None:
-                callback(ChildExit(frame["pid"], frame["status"], frame["max_rss_bytes"]))
-
-    def _on_server_lost(self) -> None:
-        """The server died. The kernel kills its children; what they started in their groups is left to us."""
-        self._lost = True
-        self._detach()
-        self._kill_groups()
-        self._fail_forks("the fork server ended; its output says why")
-        callbacks, self._exit_callbacks = self._exit_callbacks, {}
-        for pid, callback in callbacks.items():
-            callback(ChildExit(pid, -signal.SIGKILL, 0, server_lost=True))
-
-    def _kill_groups(self) -> None:
-        for pid in self._exit_callbacks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-
-    def _fail_forks(self, why: str) -> None:
-        waiting: list[asyncio.Future[Any]] = [*self._forks.values(), *self._ready_waiters]
-        self._forks.clear()
-        self._callback_of_tag.clear()
-        self._ready_waiters.clear()
-        for future in waiting:
-            if not future.done() and not future.get_loop().is_closed():
-                future.set_exception(ResourceError(f"No actor could be started: {why}."))
-
-
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    while waiters:
-        waiter = waiters.pop()
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-def _error_stream() -> int:
-    """Descriptor of this process's standard error, or of nothing where that is closed."""
-    try:
-        os.fstat(2)
-    except OSError:
-        return subprocess.DEVNULL
-    return 2
+    def _replacement_lock(self) -> asyncio.Lock:
+        """One lock per event loop: this object may be used by several, one after the other."""
+        loop = asyncio.get_running_loop()
+        if self._replacing is None or self._replacing[0] is not loop:
+            self._replacing = (loop, asyncio.Lock())
+        return self._replacing[1]
 
 
 if __name__ == "__main__":

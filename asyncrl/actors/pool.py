@@ -2,7 +2,8 @@
 
 Each actor has one supervising task, whose story is the life of the actor: fork, READY, work, end, and perhaps
 another life. One more task watches heartbeats. An actor that dies of a signal is started again on the same
-ring, as the next incarnation; one whose environment raises is not, because it would raise again.
+ring, as the next incarnation; one whose environment raises is not, because it would raise again, nor one that
+hangs before it was ever ready.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
+from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.child import Child, ChildDied
 from asyncrl.actors.deaths import actor_killed
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
-from asyncrl.actors.probe import probe
+from asyncrl.actors.probe import READY_SECONDS, probe
+from asyncrl.actors.restarts import RestartBudget
 from asyncrl.actors.supervised import SupervisedActor
-from asyncrl.actors.vitals import AwakeClock
 from asyncrl.envs import EnvSource
 from asyncrl.errors import AsyncRLError
 from asyncrl.metrics import ActorStatistics
@@ -33,8 +35,6 @@ from asyncrl.shm.weights import WeightMailbox
 __all__ = ["ActorPool", "probe"]
 
 WATCH_SECONDS = 0.1
-_BACK_OFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""Pause before the n-th restart; the last one for all further ones."""
 
 
 class ActorPool:
@@ -52,10 +52,11 @@ class ActorPool:
         step_timeout_seconds: how long one step (or reset) may take before its actor counts as hung and is
             killed.
         ready_timeout_seconds: the same for building and resetting all environments of an actor.
-        max_restarts: how often one actor may be started again after it was killed or hung. 0: never.
+        max_restarts: how often one actor may be started again within a minute, after it was killed or hung. 0: never.
+            Actors that die with the fork server are started again as often as that is.
         log_dir: directory for `<index>.log`, the output of each actor; None sends it to standard error.
         on_failure: told the error that ends an actor for good, at most once per actor, after `start` has
-            returned.
+            returned; what fails before is raised by `start`.
         on_death: told an actor's index whenever a life of it ended, so that the consumer looks at the rings:
             a bell may have died with it.
         poison: fill the rings so that unwritten bytes show (tests).
@@ -79,7 +80,7 @@ class ActorPool:
         mailbox: WeightMailbox,
         doorbell: Doorbell,
         step_timeout_seconds: float = 60.0,
-        ready_timeout_seconds: float = 60.0,
+        ready_timeout_seconds: float = READY_SECONDS,
         max_restarts: int = 3,
         log_dir: Path | None = None,
         on_failure: Callable[[AsyncRLError], None],
@@ -97,7 +98,6 @@ class ActorPool:
         self._doorbell = doorbell
         self._step_timeout = step_timeout_seconds
         self._ready_timeout = ready_timeout_seconds
-        self._max_restarts = max_restarts
         self._log_dir = log_dir
         self._on_failure = on_failure
         self._on_death = on_death
@@ -112,7 +112,9 @@ class ActorPool:
             self._close_segments()
             raise
         self.rings = tuple(RingReader(segment, layout) for segment in self._segments)
-        self._actors = [SupervisedActor(i, ring) for i, ring in enumerate(self.rings)]
+        self._actors = [
+            SupervisedActor(i, ring, RestartBudget(max_restarts)) for i, ring in enumerate(self.rings)
+        ]
 
     async def start(self) -> None:
         """Start every actor; returns when all have built and reset their environments.
@@ -137,13 +139,18 @@ class ActorPool:
     async def close(self, timeout_seconds: float = 2.0) -> None:
         """End every actor: asked, then told (SIGTERM), then killed with all it started (SIGKILL). Idempotent.
 
+        An actor that is still building its environments does not listen, and is told at once.
+
         Args:
             timeout_seconds: within which all are gone, wherever they are stuck.
         """
         self._closing = True
-        children = [a.child for a in self._actors if a.child is not None]
-        for child in children:
-            child.send_bytes(QUIT)
+        children = [a.child for a in self._actors if a.child is not None and a.alive]
+        for actor in self._actors:
+            if actor.ready and actor.child is not None:
+                actor.child.send_bytes(QUIT)
+            elif actor.alive and actor.child is not None:
+                actor.child.kill(signal.SIGTERM)
         for share, number in ((0.4, signal.SIGTERM), (0.2, signal.SIGKILL), (0.4, None)):
             await asyncio.gather(*(c.wait(share * timeout_seconds) for c in children))
             left = [c for c in children if c.exited is None]
@@ -155,9 +162,8 @@ class ActorPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # Looked up again: an actor may have been in the middle of a restart.
-        for actor in self._actors:
-            if actor.child is not None:
-                await actor.child.end(patience_seconds=0.0)
+        children = [a.child for a in self._actors if a.child is not None]
+        await asyncio.gather(*(child.end(patience_seconds=0.0) for child in children))
         self._close_segments()
 
     def statistics(self) -> tuple[ActorStatistics, ...]:
@@ -190,32 +196,52 @@ class ActorPool:
     async def _supervise(self, actor: SupervisedActor) -> None:
         """All lives of one actor."""
         while True:
+            pause: float | None = None
             try:
                 await self._live(actor)
             except ChildDied as died:
-                error: AsyncRLError = actor.hung or actor_killed(
-                    f"Actor {actor.index}", died.exit, actor.restarts
-                )
-                mortal = died.exit.server_lost or actor.restarts >= self._max_restarts
+                error = self._why(actor, died)
+                pause = self._pause(actor, died)
             except AsyncRLError as raised:
-                error, mortal = raised, True
+                error = raised
             if self._closing:
                 return
             actor.last_error = str(error).splitlines()[0]
             if self._on_death is not None:
                 self._on_death(actor.index)
-            if mortal:
+            if pause is None:
                 actor.ended = True
                 self._fail(error)
                 return
-            await asyncio.sleep(_BACK_OFF_SECONDS[min(actor.restarts, len(_BACK_OFF_SECONDS) - 1)])
+            await asyncio.sleep(pause)
             actor.restarts += 1
+
+    def _why(self, actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
+        """What ended a life; a crash is written to the actor's log too."""
+        log = self._log_of(actor)
+        if log is not None and died.crash:
+            with contextlib.suppress(OSError), log.open("a") as lines:
+                lines.write(died.crash)
+        if actor.hung is not None:
+            return actor.hung
+        who = f"Actor {actor.index}"
+        return actor_killed(who, died.exit, actor.restarts, crash=died.crash, log=log)
+
+    def _pause(self, actor: SupervisedActor, died: ChildDied) -> float | None:
+        """Seconds until its next life, or None where there will be none."""
+        if died.exit.server_lost:
+            return 0.0
+        if actor.hung is not None and not actor.ever_ready:
+            return None
+        return actor.budget.spend(useful=actor.useful)
+
+    def _log_of(self, actor: SupervisedActor) -> Path | None:
+        return None if self._log_dir is None else self._log_dir / f"{actor.index}.log"
 
     async def _live(self, actor: SupervisedActor) -> None:
         """One life; ends with `ChildDied` or with the error that the actor shipped."""
-        child = actor.child = Child(self._server, "actor")
-        actor.ready, actor.hung = False, None
-        actor.vitals.begin_life()
+        child = Child(self._server, "actor")
+        actor.begin_life(child)
         plan = ActorPlan(
             self._source,
             self._policy_bytes,
@@ -232,11 +258,10 @@ class ActorPool:
             "bell": bell,
             "bell_pipe": bell_pipe,
         }
-        log = None if self._log_dir is None else self._log_dir / f"{actor.index}.log"
         try:
-            await child.start(pickle.dumps(plan), fds, log=log)
+            await child.start(pickle.dumps(plan), fds, log=self._log_of(actor))
             await child.receive()
-            actor.ready = True
+            actor.set_ready()
             self._say_started()
             await child.receive()
         finally:
@@ -244,15 +269,15 @@ class ActorPool:
 
     def _say_started(self) -> None:
         assert self._started is not None
-        if all(a.ready for a in self._actors) and not self._started.done():
+        if all(a.ever_ready for a in self._actors) and not self._started.done():
             self._started.set_result(None)
 
     def _fail(self, error: AsyncRLError) -> None:
         assert self._started is not None
-        if self._started.done():
-            self._on_failure(error)
-        else:
+        if not self._started.done():
             self._started.set_exception(error)
+        elif not self._started.cancelled() and self._started.exception() is None:
+            self._on_failure(error)
 
     async def _watch(self) -> None:
         """Take pulses; end whoever has none."""
@@ -280,7 +305,7 @@ class ActorPool:
         self._tasks.add(task)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Supervision itself broke, by a bug or for want of descriptors: say so instead of going deaf."""
+        """Supervision itself broke, by a bug: say so instead of going deaf."""
         if task.cancelled() or (error := task.exception()) is None or self._closing:
             return
         report = AsyncRLError(f"Supervision of {task.get_name()} failed: {type(error).__name__}: {error}")

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import pickle
 
-from asyncrl.actors.child import Child, ChildDied
-from asyncrl.actors.deaths import actor_killed
+from asyncrl.actors.child import Child, ChildDied, ChildSilent
+from asyncrl.actors.deaths import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.core import EnvSpec
 from asyncrl.envs import EnvSource
 
+READY_SECONDS = 60.0
 
-async def probe(server: ForkServer, source: EnvSource) -> EnvSpec:
+
+async def probe(
+    server: ForkServer, source: EnvSource, ready_timeout_seconds: float = READY_SECONDS
+) -> EnvSpec:
     """Build and check one environment in a process of its own; what it looks like.
 
+    Args:
+        server: forks the process; where it dies meanwhile, another tries again.
+        source: the environment.
+        ready_timeout_seconds: how long the environment may take to be built and reset.
+
     Raises:
-        EnvironmentFailed: it does not build or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 018).
+        EnvironmentFailed: it does not build, hangs, or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 015, 018).
         UserError: it is unknown (ASYNC006) or has spaces that cannot be stored (ASYNC005).
         ActorKilled: building it killed the process (ASYNC003).
     """
-    child = Child(server, "probe")
-    try:
-        await child.start(pickle.dumps(source), {})
-        spec: EnvSpec = (await child.receive())["spec"]
-        return spec
-    except ChildDied as died:
-        raise actor_killed(f"The process that built {source.name}", died.exit, 0) from died
-    finally:
-        await child.end()
+    while True:
+        child = Child(server, "probe")
+        try:
+            await child.start(pickle.dumps(source), {})
+            spec: EnvSpec = (await child.receive_within(ready_timeout_seconds))["spec"]
+            return spec
+        except ChildDied as died:
+            if not died.exit.server_lost:
+                who = f"The process that built {source.name}"
+                raise actor_killed(who, died.exit, 0, crash=died.crash) from died
+        except ChildSilent as silent:
+            child.kill()
+            raise build_hung(f"The environment {source.name}", silent.seconds, silent.stack) from None
+        finally:
+            await child.end()

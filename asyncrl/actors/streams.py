@@ -219,7 +219,10 @@ class PlainStreams(_CurrentStream):
 
     def _store_rewards(self, values: list[Any], out: NDArray[np.float64]) -> None:
         try:
-            out[:] = values
+            array = np.asarray(values)
+            if array.dtype.kind not in "fiub" and env_checks.is_text(array):
+                raise TypeError("text as a reward")
+            out[:] = array
         except (TypeError, ValueError):
             for i, reward in enumerate(values):
                 self._current[0] = i

@@ -14,26 +14,7 @@ from asyncrl.errors import EnvironmentHung
 from asyncrl.metrics import ActorStatistics
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS, WAIT_NS, RingReader
 
-_LONGEST_NAP_SECONDS = 0.5
 _RATE_SECONDS = 1.0
-
-
-class AwakeClock:
-    """Time during which the supervisor was awake.
-
-    Where everything is stopped for a while (SIGSTOP, a suspended laptop, a debugger), or the loop is blocked
-    by the user's code, the actors had no chance to show life either, or nobody looked: such a gap counts for
-    half a second at most.
-    """
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def advance(self) -> float:
-        """Awake seconds since the last call."""
-        now = time.monotonic()
-        elapsed, self._last = now - self._last, now
-        return min(elapsed, _LONGEST_NAP_SECONDS)
 
 
 class Vitals:

@@ -13,14 +13,13 @@ process's end of the socket means that everything is over.
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import socket
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from asyncrl.actors.plans import QUIT, ActorPlan, EvaluatorPlan
 from asyncrl.actors.streams import make_streams
 from asyncrl.core import Policy
 from asyncrl.envs import EnvSource, describe
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment
@@ -45,12 +44,17 @@ _FIRST_WEIGHTS_SECONDS = 0.001
 _FAILED, _REPORTED = 70, 3
 
 
-def run_role(role: str, fds: dict[str, int]) -> int:
-    """Play `role` in this process and return its exit status; an exception becomes an error frame."""
+def run_role(role: str, packed: BinaryIO, fds: dict[str, int]) -> int:
+    """Play `role` in this process and return its exit status; an exception becomes an error frame.
+
+    Args:
+        role: a key of `_ROLES`.
+        packed: a file whose next pickle is the role's plan; closed here.
+        fds: descriptors that were handed over, by name.
+    """
     channel = socket.socket(fileno=fds["channel"])
     try:
-        with os.fdopen(fds["payload"], "rb") as packed:
-            packed.seek(0)
+        with packed:
             plan = pickle.load(packed)
         _ROLES[role](plan, channel, fds)
     except ConnectionError:
@@ -64,12 +68,11 @@ def _report(channel: socket.socket, role: str, error: BaseException) -> int:
     """Send an error frame; its facts become text, to be readable without the environment's modules."""
     if not isinstance(error, AsyncRLError):
         trace = "".join(traceback.format_exception(error))
-        error = AsyncRLError(
-            f"The {role} process failed: {type(error).__name__}: {error}", remote_traceback=trace
-        )
-    error.facts = {name: v if type(v) in (int, float, str) else str(v) for name, v in error.facts.items()}
+        error = AsyncRLError(f"The {role} process failed: {describe_error(error)}", remote_traceback=trace)
+    error.facts = {name: v if type(v) in (int, float) else shown(v) for name, v in error.facts.items()}
     if error.remote_traceback is None and error.__cause__ is not None:
-        error.remote_traceback = "".join(traceback.format_exception(error.__cause__))
+        trace = "".join(traceback.format_exception(error.__cause__))
+        error.remote_traceback = printable(trace, TRACEBACK_LIMIT)
     try:
         send_frame(channel, {"kind": "error", "error": error})
     except OSError:
@@ -102,7 +105,7 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
     writer.set_state(STARTING)
     writer.heartbeat()
     policy: Policy = pickle.loads(plan.policy)
-    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count)
+    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
     actor = Actor(
         make_streams(plan.source, plan.layout.spec, plan.layout.num_envs),
         policy,
@@ -153,7 +156,7 @@ def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
-    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count)
+    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
     player = EpisodePlayer(plan.source, policy, plan.max_envs)
     weights, version = np.empty(policy.weight_count, np.float32), 0
     send_frame(channel, {"kind": "ready"})
@@ -161,8 +164,10 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
         request, _ = received
         version = mailbox.refresh(weights, version)
         policy.load_weights(weights)
-        returns, lengths = player.play(request["episodes"], request["seed"])
-        send_frame(channel, {"kind": "returns", "returns": returns, "lengths": lengths})
+        returns, lengths = player.play(**request)
+        send_frame(
+            channel, {"kind": "returns", "returns": returns, "lengths": lengths, "cut": player.cut_episodes}
+        )
     player.close()
 
 

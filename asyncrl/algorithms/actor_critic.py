@@ -20,7 +20,7 @@ from asyncrl.acting.policies import mlp_blocks
 from asyncrl.acting.stochastic import OBSERVATION_CLIP, ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.networks.mlp import FlatMLP, MLPPass, orthogonal_weights
+from asyncrl.networks.mlp import FlatMLP, HostCopy, MLPPass, orthogonal_weights
 from asyncrl.networks.optimizer import FlatAdam
 
 _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
@@ -83,6 +83,8 @@ class ActorCritic:
         self.parameters = torch.cat((policy, log_std, value)).to(self.device)
         self.gradient = torch.zeros_like(self.parameters)
         self._policy, self._log_std, self._value = self._parts(self.parameters)
+        self._acting_count = self.layout.network_count + self.layout.action_values
+        self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._policy_gradient, self._log_std_gradient, self._value_gradient = self._parts(self.gradient)
         self.log_std = self._log_std if self.layout.gaussian else None
 
@@ -148,10 +150,10 @@ class ActorCritic:
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy what acts into `out` `[weight_count]`, in the order of `ActorLayout`."""
-        acting = self.layout.network_count + self.layout.action_values
-        torch.from_numpy(out[:acting]).copy_(self.parameters[:acting])
-        out[self.layout.obs_mean] = self._mean[: out[self.layout.obs_mean].size]
-        out[self.layout.obs_scale] = self._scale[: out[self.layout.obs_scale].size]
+        self._to_host(out[: self._acting_count])
+        if self.layout.normalized:
+            out[self.layout.obs_mean] = self._mean
+            out[self.layout.obs_scale] = self._scale
 
     def state_dict(self) -> dict[str, Any]:
         """Networks by layer name, Adam's moments and the statistics, as copies on the host."""

@@ -24,9 +24,10 @@ from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.core import Batch, EnvSpec, UpdateResult
 from asyncrl.losses.soft import critic_loss
+from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.ensembles import FlatEnsemble, parameter_count
 from asyncrl.networks.matmul_precision import MatmulPrecision
-from asyncrl.networks.mlp import FlatMLP, initial_weights
+from asyncrl.networks.mlp import FlatMLP, HostCopy, initial_weights
 from asyncrl.networks.optimizer import FlatAdam
 
 _ALIGNED = 16
@@ -52,7 +53,7 @@ class ContinuousWork(ABC):
         self.size = size
         assert core.layout.action == core.spec.action
         self.staged = StagedBatch(
-            size, core.spec, core.device, scaling(core.layout.action), core.config.reward_scale
+            size, core.spec, core.device, scaling(core.layout.action), core.config.reward_scale, core.bounds
         )
         inputs, values = core.layout.inputs, core.layout.action_values
         self.x = torch.zeros(3 * size, inputs + values, device=core.device)
@@ -103,6 +104,7 @@ class ContinuousCore(ABC):
         target_policy: follows `policy`, where the algorithm has one; else None.
         target_critics: follow `critics`.
         log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
+        bounds: of action values, or None where an entropy bonus has none.
         generator: of the noise; a CUDA graph that holds an update must have it registered.
     """
 
@@ -116,6 +118,7 @@ class ContinuousCore(ABC):
         self.layout = config.layout(spec)
         self.weight_count = self.layout.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
+        self.bounds = None if config.entropy_in_values else ValueBounds()
         hidden = config.critic_hidden_sizes or config.hidden_sizes
         self._critics = num_critics, (self.layout.inputs + self.layout.action_values, *hidden, 1)
         with torch.inference_mode():
@@ -141,6 +144,7 @@ class ContinuousCore(ABC):
         self._flat = flat.to(self.device, copy=True)
         self._gradient = torch.zeros_like(self._flat)
         self.policy, self.critics, self.log_alpha = self._parts(self._flat)
+        self._to_host = HostCopy(self.policy.flat)
         self.policy_gradient, self.critics_gradient, self.log_alpha_gradient = self._parts(self._gradient)
         self._followed = self._flat if self._follows_policy else self._flat[self._start :]
         self._target = self._followed.clone()
@@ -211,14 +215,15 @@ class ContinuousCore(ABC):
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the actor into `out` `[weight_count]`, in the order of `BoxLayout`."""
-        torch.from_numpy(out).copy_(self.policy.flat)
+        self._to_host(out)
 
     @torch.inference_mode()
     def metrics(self) -> Mapping[str, float]:
-        """Losses, learning rate, mean action value and gradient norm (before clipping) of the last update.
+        """Losses, learning rate, action values and gradient norm (before clipping) of the last update.
 
-        The actor's loss is that of its last update, and its gradient counts in the norm only where it moved. Waits for
-        the device. Before the first update there is only the learning rate.
+        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, over all critics. The actor's
+        loss is that of its last update, and its gradient counts in the norm only where it moved. Waits for the device.
+        Before the first update there is only the learning rate.
         """
         values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
         work = self._work
@@ -229,7 +234,9 @@ class ContinuousCore(ABC):
         return values | {
             "train/loss": float(critic_loss(work.td, work.staged.weight)),
             "train/q_mean": float(work.q.mean()),
+            "train/q_max": float(work.q.abs().max()),
             "train/grad_norm": self._grad_norm(),
+            **({} if self.bounds is None else self.bounds.metrics()),
         }
 
     def _grad_norm(self) -> float:
@@ -246,10 +253,12 @@ class ContinuousCore(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Networks by layer name, optimisers, the noise's generator and the counter, as copies on the host."""
         targets = {"target_policy": self.target_policy.named()} if self.target_policy is not None else {}
+        bounds = {} if self.bounds is None else {"value_bounds": torch.from_numpy(self.bounds.values.copy())}
         return {
             "policy": self.policy.named(),
             "critics": self.critics.named(),
             **targets,
+            **bounds,
             "target_critics": self.target_critics.named(),
             "optimizer": {name: adam.state_dict() for name, adam in self._optimizers.items()},
             "generator": self.generator.get_state(),
@@ -273,6 +282,8 @@ class ContinuousCore(ABC):
         if self.target_policy is not None:
             self.target_policy.load(state["target_policy"])
         self.target_critics.load(state["target_critics"])
+        if self.bounds is not None:
+            self.bounds.values[:] = state["value_bounds"].numpy()
         for name, adam in self._optimizers.items():
             adam.load_state_dict(state["optimizer"][name])
         if state["generator"].shape == own["generator"].shape:

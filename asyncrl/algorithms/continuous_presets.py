@@ -17,11 +17,12 @@ _PENDULUM: Mapping[str, Any] = {
     "batch_size": 128,
     "learning_rate": 2e-3,
     "tau": 0.01,
+    "discipline": "lockstep",
     "samples_per_insert": 64.0,
     "learning_starts": 500,
     "replay_capacity": 50_000,
 }
-_PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_seconds": 0.2}
+_PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 500}
 
 # 3,000 over 10 greedy episodes: SAC 5 of 5 seeds, median 18 s (`python benchmarks/off_policy.py --only cheetah`); TD3
 # 18 s (one run, `--only presets`, as all runs of one seed below). SAC on a machine that was busy: 14,290 updates in
@@ -32,11 +33,12 @@ _HALF_CHEETAH: Mapping[str, Any] = {
     "batch_size": 128,
     "learning_rate": 1e-3,
     "tau": 0.01,
+    "discipline": "lockstep",
     "samples_per_insert": 32.0,
     "learning_starts": 5_000,
     "replay_capacity": 1_000_000,
 }
-_MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_seconds": 2.0, "eval_episodes": 5}
+_MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": 5_000, "eval_episodes": 5}
 
 # 200 over 100 greedy episodes: SAC 23 s; TD3 5 of 5 seeds, median 17 s, worst 37 (`asyncrl train`
 # with `--algo td3 --target-return 200`); with Gaussian noise of 0.2 it was at 124 after 90 s (one run). SAC in one
@@ -51,6 +53,7 @@ _LUNAR_LANDER: Mapping[str, Any] = {
     "tau": 0.01,
     "n_step": 5,
     "reward_scale": 0.05,
+    "discipline": "lockstep",
     "samples_per_insert": 16.0,
     "learning_starts": 5_000,
     "replay_capacity": 300_000,
@@ -61,7 +64,7 @@ _DRIFTING_LADDER: Mapping[str, Any] = {
     "exploration_scale": 0.1,
     "exploration_scale_last": 0.6,
 }
-_BOX2D_RUN = {"num_actors": 1, "envs_per_actor": 16}
+_BOX2D_RUN = {"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 5_000}
 
 # 2,000 over 10 greedy episodes: Hopper-v5 SAC 140 s (2,966 then), TD3 44 s (2,530); Walker2d-v5 SAC 99 s (2,200).
 # SAC in one process with n_step 5, or with learning_rate 5e-4 and tau 0.005, stands at 350 on Hopper after 40,000.
@@ -70,6 +73,7 @@ _HOPPER: Mapping[str, Any] = {
     "learning_rate_schedule": "linear",
     "learning_rate_final": 2e-4,
     "learning_rate_updates": 60_000,
+    "discipline": "lockstep",
     "samples_per_insert": 16.0,
 }
 _HOPPER_RUN = {**_MUJOCO_RUN, "envs_per_actor": 16}

@@ -26,6 +26,9 @@ class DeterministicActor(ContinuousControl):
     policy_delay: int = 1
     """Updates of the critics for each of the actor and of all targets, at least 1."""
 
+    bound_targets: bool = True
+    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+
     exploration_noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise on the actor's actions: each step on its own, or drifting (Ornstein-Uhlenbeck)."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from asyncrl.algorithms.presets import Preset
 
-_TRAINER = {"num_actors": 1, "envs_per_actor": 16}
-_CART_POLE_TRAINER = {**_TRAINER, "eval_interval_seconds": 0.1}
+_TRAINER = {"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 5_000}
+_CART_POLE_TRAINER = {**_TRAINER, "eval_interval_steps": 500}
 
 # A mean of 475 over 100 greedy episodes: 5 of 5 seeds each; medians 5.4 (C51), 8.3 (QR-DQN) and 19 s (Rainbow)
 # (`python benchmarks/distributional.py`). Updates of QR-DQN in one process, by reward_scale: 1 took 12,000 (seed 0),
@@ -16,6 +16,7 @@ _CART_POLE_TRAINER = {**_TRAINER, "eval_interval_seconds": 0.1}
 _CART_POLE: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "hidden_sizes": (128, 128),
+    "discipline": "lockstep",
     "samples_per_insert": 32.0,
     "learning_starts": 500,
     "replay_capacity": 50_000,
@@ -38,6 +39,7 @@ _LUNAR_LANDER: Mapping[str, Any] = {
     "batch_size": 128,
     "tau": 0.01,
     "n_step": 5,
+    "discipline": "lockstep",
     "samples_per_insert": 16.0,
     "replay_capacity": 200_000,
     "learning_starts": 2_000,

@@ -35,6 +35,9 @@ class DQN(QLearning):
     huber_delta: float | None = 1.0
     """Size of the error from which the loss grows linearly, above 0; none is the squared loss."""
 
+    bound_targets: bool = True
+    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("huber_delta", self.huber_delta)

@@ -19,8 +19,9 @@ from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.core import Batch, EnvSpec, UpdateResult
+from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.matmul_precision import MatmulPrecision
-from asyncrl.networks.mlp import FlatMLP, MLPPass, initial_weights
+from asyncrl.networks.mlp import FlatMLP, HostCopy, MLPPass, initial_weights
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma
 from asyncrl.networks.optimizer import FlatAdam
 
@@ -46,6 +47,7 @@ class DQNCore:
         self.layout = config.layout(spec)
         self._acting = config.acting_layout(spec)
         self.weight_count = self._acting.weight_count
+        self._same_layout = self._acting == self.layout
         self._head, self._spec = head, spec
         self._device = torch.device(device)
         self._precision = MatmulPrecision(config.matmul_precision, self._device)
@@ -54,13 +56,14 @@ class DQNCore:
 
     def _initialise(self, seed: int) -> None:
         config, layout = self.config, self.layout
-        start = initial_weights(layout.blocks, torch.Generator().manual_seed(seed))
+        stream = config.hidden_sizes[-1]  # inputs of one output of the head, dueling or not
+        start = initial_weights(layout.blocks, torch.Generator().manual_seed(seed), stream)
         self._mask: Tensor | None = None
         if config.dueling:
-            self._mask = _head_mask(layout.blocks[-1], config.hidden_sizes[-1], layout.atoms)
+            self._mask = _head_mask(layout.blocks[-1], stream, layout.atoms)
             FlatMLP(layout.blocks, start).head.mul_(self._mask)
         if layout.noisy:
-            sigma = initial_sigma(layout.blocks, config.noisy_sigma)
+            sigma = initial_sigma(layout.blocks, config.noisy_sigma, stream)
             if self._mask is not None:
                 FlatMLP(layout.noisy_blocks, sigma).head.mul_(self._mask)
             start = torch.cat((start, sigma))
@@ -68,10 +71,12 @@ class DQNCore:
         if self._mask is not None:
             self._mask = self._mask.to(self._device)
         self._online, self._target = self._network(flat), self._network(flat.clone())
+        self._to_host = HostCopy(flat)
         gradient = torch.zeros_like(flat)
         self._gradient = FlatMLP(layout.blocks, gradient[: sum(r * c for r, c in layout.blocks)])
         self._adam = FlatAdam(flat, gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
         self._noise = self._noise_source(seed) if layout.noisy else None
+        self._bounds = ValueBounds()
         self._updates = 0
         self._work: _Work | None = None
 
@@ -133,15 +138,18 @@ class DQNCore:
             assert isinstance(network, NoisyMLP)
             network.draw(own)
 
-    @torch.inference_mode()
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the online network into `out` `[weight_count]`, in the order of the acting layout.
 
         Where actors need only the mean of the outputs of an action, the head goes out as that mean.
         """
-        if self._acting == self.layout:
-            torch.from_numpy(out).copy_(self._online.flat)
-            return
+        if self._same_layout:
+            self._to_host(out)
+        else:
+            self._write_means(out)
+
+    @torch.inference_mode()
+    def _write_means(self, out: NDArray[np.float32]) -> None:
         online, acting = _weights(self._online), FlatMLP(self._acting.blocks, torch.from_numpy(out))
         count = online.flat.numel() - online.head.numel()
         acting.flat[:count].copy_(online.flat[:count])
@@ -158,10 +166,11 @@ class DQNCore:
 
     @torch.inference_mode()
     def metrics(self) -> Mapping[str, float]:
-        """Loss, learning rate, mean action value and gradient norm (before clipping) of the last update.
+        """Loss, learning rate, action values and gradient norm (before clipping) of the last update.
 
-        Where the network is noisy, `train/noise` is the mean size of its standard deviations. Waits for the device.
-        Before the first update there is only the learning rate.
+        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, `train/value_low` and
+        `train/value_high` are what rewards and gamma allow. Where the network is noisy, `train/noise` is the mean size
+        of its standard deviations. Waits for the device. Before the first update there is only the learning rate.
         """
         values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
         work, norm = self._work, self._adam.grad_norm
@@ -169,7 +178,9 @@ class DQNCore:
             return values
         values["train/loss"] = float(self._head.loss(work.batch.weight))
         values["train/q_mean"] = float(self._head.q_mean())
+        values["train/q_max"] = float(self._head.q_max())
         values["train/grad_norm"] = float(norm)
+        values |= self._bounds.metrics()
         if isinstance(self._online, NoisyMLP):
             values["train/noise"] = float(self._online.sigma_mean())
         return values
@@ -181,6 +192,7 @@ class DQNCore:
             "target": self._target.named(),
             "optimizer": self._adam.state_dict(),
             "updates": self._updates,
+            "value_bounds": torch.from_numpy(self._bounds.values.copy()),
         }
         return state if self._noise is None else state | {"noise": self._noise.state()}
 
@@ -198,6 +210,7 @@ class DQNCore:
         self._target.load(state["target"])
         self._adam.load_state_dict(state["optimizer"])
         self._updates = int(state["updates"])
+        self._bounds.values[:] = state["value_bounds"].numpy()
         if self._noise is not None:
             self._noise.load(state["noise"])
 
@@ -212,7 +225,9 @@ class _Work:
     """
 
     def __init__(self, size: int, core: DQNCore) -> None:
-        self.batch = StagedBatch(size, core._spec, core._device, reward_scale=core.config.reward_scale)
+        self.batch = StagedBatch(
+            size, core._spec, core._device, reward_scale=core.config.reward_scale, bounds=core._bounds
+        )
         online, target = (
             net.drawn if isinstance(net, NoisyMLP) else net for net in (core._online, core._target)
         )

@@ -32,7 +32,7 @@ _CARTPOLE = Preset(
         "segment_length": 16,
         "queue_batches": 2,
     },
-    trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_seconds": 0.1},
+    trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 2_000},
 )
 
 PRESETS: dict[str, dict[str, Preset]] = {

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from asyncrl.algorithms.presets import WithPresets
-from asyncrl.core import EnvSpec, FieldSpec
+from asyncrl.core import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
     coerce,
     option_help,
     require_at_least,
+    require_at_most,
     require_fraction,
     require_positive,
     require_widths,
@@ -30,6 +31,7 @@ class OffPolicy(WithPresets):
     consumption: ClassVar[Literal["replay", "segments"]] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
+    entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards
 
     learning_rate: float = 1e-3
     """Step size of Adam at the start, above 0."""
@@ -53,13 +55,13 @@ class OffPolicy(WithPresets):
     """Factor on the rewards that are learned from, above 0; values, supports and entropies are in its units."""
 
     n_step: int = 1
-    """Rewards that are summed before the value of the next state is bootstrapped, in steps, at least 1."""
+    """Rewards that are summed before the value of the next state is bootstrapped, in steps, from 1 to 255."""
 
     prioritized: bool = False
     """Draw transitions in proportion to their priority (Schaul et al. 2016); otherwise all alike."""
 
     alpha: float = 0.6
-    """Exponent of the priorities, at least 0; 0 draws all alike."""
+    """Exponent of the priorities, from 0 to 1; 0 draws all alike."""
 
     beta_start: float = 0.4
     """Exponent of the importance weights at the start, from 0 to 1."""
@@ -77,10 +79,19 @@ class OffPolicy(WithPresets):
     """How often a step is trained on, on average, held from both sides; none lets both sides run freely."""
 
     samples_per_insert_error: float | None = None
-    """Samples by which either side may run ahead of `samples_per_insert`; none chooses it."""
+    """Samples by which either side may run ahead of `samples_per_insert` when relaxed; none chooses it."""
+
+    discipline: Literal["relaxed", "lockstep"] = "relaxed"
+    """relaxed lets actors and learner run freely within the balance; lockstep is exact: same seed, same numbers."""
+
+    lockstep_lag: int = 4
+    """Policy lag that lockstep holds, in updates, at least 1: from publishing weights to receiving their steps."""
+
+    publish_interval: int | Literal["auto"] = "auto"
+    """Updates between two publications of weights when relaxed; auto keeps their cost under 5 % of the updates'."""
 
     max_staleness: int | None = None
-    """Oldest policy that is learned from, in publications of weights; none sets no bound."""
+    """Oldest policy that is learned from, in updates; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
     """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
@@ -108,13 +119,19 @@ class OffPolicy(WithPresets):
             object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
         for name in ("batch_size", "n_step", "replay_capacity", "learning_starts", "learning_rate_updates"):
             require_at_least(name, getattr(self, name), 1)
+        require_at_least("lockstep_lag", self.lockstep_lag, 1)
+        if self.publish_interval != "auto":
+            require_at_least("publish_interval", self.publish_interval, 1)
+        if self.discipline == "lockstep" and self.samples_per_insert is None:
+            raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
         for name in ("learning_rate", "adam_eps", "tau", "max_grad_norm", "reward_scale"):
             require_positive(name, getattr(self, name))
         for name in ("samples_per_insert", "samples_per_insert_error"):
             require_positive(name, getattr(self, name))
-        for name in ("learning_rate_final", "alpha", "staleness_rate", "max_staleness"):
+        for name in ("learning_rate_final", "staleness_rate", "max_staleness"):
             require_at_least(name, getattr(self, name), 0)
-        for name in ("gamma", "tau", "beta_start", "beta_end"):
+        require_at_most("n_step", self.n_step, LONGEST_N_STEP)
+        for name in ("gamma", "tau", "alpha", "beta_start", "beta_end"):
             require_fraction(name, getattr(self, name))
         require_widths("hidden_sizes", self.hidden_sizes)
         if self.learning_starts > self.replay_capacity:

@@ -37,7 +37,7 @@ PRESETS: Mapping[str, Preset] = {
             "minibatch_size": 64,
             "gae_lambda": 0.9,
         },
-        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_seconds": 0.1},
+        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 2_000},
     ),
     # A mean of -200 over 50 greedy episodes, looked for every 4 iterations, twice in a row: 2 of 2 seeds at 60,000 and
     # 67,000 steps, with a best of -175. With learning_rate 2e-3, minibatch_size 256 and rewards as they are, -250 came
@@ -51,7 +51,7 @@ PRESETS: Mapping[str, Preset] = {
             "gamma": 0.9,
             "normalize_rewards": True,
         },
-        trainer={"num_actors": 1, "envs_per_actor": 16},
+        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 5_000},
     ),
     # 2,000 over 4 greedy episodes: seen at 84,000 steps with 3 of 3 seeds (looked for every 41,000), 7 seconds. With
     # gamma 0.99, gae_lambda 0.95 and initial_log_std -0.5 one seed came to 1,631 in 500,000 steps; with these,
@@ -68,7 +68,7 @@ PRESETS: Mapping[str, Preset] = {
             "normalize_observations": True,
             "normalize_rewards": True,
         },
-        trainer={"num_actors": 2, "envs_per_actor": 4},
+        trainer={"num_actors": 2, "envs_per_actor": 4, "eval_interval_steps": 10_000},
     ),
     # 200 over 20 greedy episodes, twice in a row: one seed at 206,000 steps (first seen at 165,000), 6.6 seconds.
     "LunarLander-v3": Preset(
@@ -80,7 +80,7 @@ PRESETS: Mapping[str, Preset] = {
             "entropy_coefficient": 0.01,
             "normalize_rewards": True,
         },
-        trainer={"num_actors": 1, "envs_per_actor": 16},
+        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 10_000},
     ),
     # -100 over 20 greedy episodes, looked for every 4 iterations, twice in a row: 4 of 4 seeds, median 63,000 and worst
     # 75,000 steps. With segment_length 64, learning_rate 2e-3, no entropy, observations as they are: 2 of 3 seeds came
@@ -94,7 +94,7 @@ PRESETS: Mapping[str, Preset] = {
             "entropy_coefficient": 0.01,
             "normalize_observations": True,
         },
-        trainer={"num_actors": 1, "envs_per_actor": 16},
+        trainer={"num_actors": 1, "envs_per_actor": 16, "eval_interval_steps": 5_000},
     ),
     # One seed, 8 greedy episodes: 276 at 331,000 and 298 at 495,000 steps, 12 seconds beside 111 of one actor.
     "BipedalWalker-v3": Preset(

@@ -52,12 +52,17 @@ class QHead(Protocol):
         """Scalar: mean of the action values of obs in the last update."""
         ...
 
+    def q_max(self) -> Tensor:
+        """Scalar: largest absolute action value of obs in the last update."""
+        ...
+
 
 class ValueHead:
     """DQN: an output is an action value (or, dueling, the state's value and the advantages); Huber's loss."""
 
     def __init__(self, config: DQN) -> None:
         self._dueling, self._delta = config.dueling, config.huber_delta
+        self._bound = config.bound_targets
         self._q = self._td = torch.empty(0, 0)
 
     def values(self, out: Tensor) -> Tensor:
@@ -69,6 +74,8 @@ class ValueHead:
         both, next_q, size = self.values(out), self.values(next_out), batch.size
         self._q = q = both[:size]
         next_value = bootstrap(next_q, both[size:] if both.shape[0] > size else None)
+        if self._bound:
+            next_value.clamp_(batch.low, batch.high)
         self._td = td_error(q, batch.action, batch.reward, batch.discount, next_value)
         grad = dqn_loss_gradient(self._td, batch.action, batch.weight, q.shape[1], self._delta)
         return dueling_gradient(grad) if self._dueling else grad
@@ -84,6 +91,10 @@ class ValueHead:
     def q_mean(self) -> Tensor:
         """See `QHead`."""
         return self._q.mean()
+
+    def q_max(self) -> Tensor:
+        """See `QHead`."""
+        return self._q.abs().max()
 
 
 class _AtomHead:
@@ -116,6 +127,10 @@ class _AtomHead:
     def q_mean(self) -> Tensor:
         """See `QHead`."""
         return self._means(self._atoms).mean()
+
+    def q_max(self) -> Tensor:
+        """See `QHead`."""
+        return self._means(self._atoms).abs().max()
 
     def _means(self, atoms: Tensor) -> Tensor:
         """Mean returns `[R, A]` of `[R, A, N]`."""
@@ -164,7 +179,7 @@ class QuantileHead(_AtomHead):
 
     def __init__(self, config: QRDQN, layout: QLayout) -> None:
         super().__init__(layout)
-        self._kappa = config.huber_delta
+        self._kappa, self._bound = config.huber_delta, config.bound_targets
         self._theta = self._target = torch.empty(0, 0)
 
     def _means(self, atoms: Tensor) -> Tensor:
@@ -172,6 +187,8 @@ class QuantileHead(_AtomHead):
 
     def _gradient_of(self, chosen: Tensor, following: Tensor, batch: StagedBatch) -> Tensor:
         self._theta = chosen
+        if self._bound:
+            following = following.clamp(batch.low, batch.high)
         self._target = torch.addcmul(batch.reward, batch.discount, following)
         return dist.quantile_gradient(chosen, self._target, batch.weight, self._kappa)
 

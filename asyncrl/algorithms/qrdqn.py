@@ -37,6 +37,9 @@ class QRDQN(QLearning):
     huber_delta: float | None = 1.0
     """The paper's kappa: error from which the loss is linear, above 0; none is plain quantile regression."""
 
+    bound_targets: bool = True
+    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("num_quantiles", self.num_quantiles, 1)

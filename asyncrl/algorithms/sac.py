@@ -34,6 +34,7 @@ class SAC(ContinuousControl):
     """
 
     name: ClassVar[str] = "sac"
+    entropy_in_values: ClassVar[bool] = True
     _gaussian: ClassVar[bool] = True
 
     num_critics: int = 2

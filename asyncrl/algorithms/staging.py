@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.losses.value_bounds import ValueBounds
 
 
 class StagedBatch:
@@ -25,12 +26,14 @@ class StagedBatch:
         scaling: for real-valued actions, centre and half range `[d]` each: they are staged as
             (action - centre) / half range, and as 0 where the range is empty.
         reward_scale: factor on the rewards.
+        bounds: extended by every batch, for bootstrapped values to be clipped to; None where nothing is clipped.
 
     Attributes:
         size: B.
         rows: `[2 B, inputs + 1]`: obs, then next_obs, with a last column of ones.
         action: `[B, 1]` int64, or `[B, d]` float32 in -1..1.
         reward, discount, weight: columns `[B, 1]`; weight is divided by B.
+        low, high: scalars, the bounds with this batch.
     """
 
     def __init__(
@@ -40,19 +43,23 @@ class StagedBatch:
         device: torch.device,
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         reward_scale: float = 1.0,
+        bounds: ValueBounds | None = None,
     ) -> None:
         self.size = size
+        self.bounds = bounds
         width, pinned = math.prod(spec.observation_shape) + 1, device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
         columns = 2 if discrete else math.prod(spec.action.shape)
         shape = (size, columns, width, discrete)
-        self._host = torch.zeros(size * (2 * width + 3 + columns), pin_memory=pinned)
+        self._host = torch.zeros(size * (2 * width + 3 + columns) + 2, pin_memory=pinned)
         self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        rows, numbers, action = (field.numpy() for field in _fields(self._host, *shape))
+        rows, numbers, action, limits = (field.numpy() for field in _fields(self._host, *shape))
         self._obs, self._next_obs = rows[:size, :-1], rows[size:, :-1]
-        self._numbers, self._action = [*numbers[:, :, 0]], action
-        self.rows, (self.reward, self.discount, self.weight), self.action = _fields(self._block, *shape)
+        self._numbers, self._action, self._limits = [*numbers[:, :, 0]], action, limits
+        self.rows, (self.reward, self.discount, self.weight), self.action, (self.low, self.high) = _fields(
+            self._block, *shape
+        )
         rows[:, -1] = 1.0
         self.rows[:, -1] = 1.0
         self._reward_scale = np.float32(reward_scale)
@@ -76,6 +83,9 @@ class StagedBatch:
         np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)
         np.divide(batch.weight, self.size, out=weight)
+        if self.bounds is not None:
+            self.bounds.extend(reward, discount)
+            self._limits[:] = self.bounds.values
         action = batch.action.reshape(self._action.shape)
         if self._scaling is None:
             np.copyto(self._action, action)
@@ -106,12 +116,13 @@ def _shift_and_factor(
 
 def _fields(
     block: Tensor, size: int, columns: int, width: int, discrete: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]` and actions.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]`, actions and the two bounds.
 
     Numbers are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
     """
     end = columns * size
     action = block[:end].view(torch.int64).view(size, 1) if discrete else block[:end].view(size, columns)
     numbers = block[end : end + 3 * size].view(3, size, 1)
-    return block[end + 3 * size :].view(2 * size, width), numbers, action
+    rows = block[end + 3 * size : -2].view(2 * size, width)
+    return rows, numbers, action, block[-2:]

@@ -96,6 +96,8 @@ class TD3Work(ContinuousWork):
         else:
             torch.tanh(out, out=self._next_action)
         next_q = self._target.forward()
+        if config.bound_targets:
+            next_q.clamp_(self.staged.low, self.staged.high)
         self._critics.backward(self._head.gradient(self._critics.forward(), next_q, None, None))
         if acting:
             self._follow_critic()

@@ -15,16 +15,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 _tanh_gradient = torch.ops.aten.tanh_backward.grad_input
 
 
-def initial_weights(blocks: Sequence[tuple[int, int]], generator: torch.Generator) -> Tensor:
-    """Flat parameters, all of a layer uniform in +-1 / sqrt(inputs), as `torch.nn.Linear` has them."""
-    inputs = [rows - 1 for rows, _ in blocks[:-1]] + [blocks[-1][1] - 1]
+def initial_weights(
+    blocks: Sequence[tuple[int, int]], generator: torch.Generator, head_inputs: int | None = None
+) -> Tensor:
+    """Flat parameters, all of a layer uniform in +-1 / sqrt(inputs), as `torch.nn.Linear` has them.
+
+    Args:
+        blocks: as `FlatMLP` has them.
+        generator: draws the weights.
+        head_inputs: fan-in of one output of the head; None for all columns of the head's block. In a dueling head each
+            output sees one stream, half of the columns.
+    """
+    inputs = [*(rows - 1 for rows, _ in blocks[:-1]), head_inputs or blocks[-1][1] - 1]
     bounds = [max(count, 1) ** -0.5 for count in inputs]
     parts = [
         torch.empty(rows * columns).uniform_(-bound, bound, generator=generator)
@@ -54,6 +65,25 @@ def split(flat: Tensor, blocks: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Views `[rows, columns]` of a flat tensor, one per block."""
     sizes = [rows * columns for rows, columns in blocks]
     return [part.view(shape) for part, shape in zip(flat.split(sizes), blocks, strict=True)]
+
+
+class HostCopy:
+    """Copies a flat tensor into arrays on the host: a memcpy on the CPU, a device-to-host copy elsewhere.
+
+    Args:
+        flat: float32 `[P]`, whose memory never moves.
+    """
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+        self._view: NDArray[np.float32] | None = flat.numpy() if flat.device.type == "cpu" else None
+
+    def __call__(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` `[P]`."""
+        if self._view is not None:
+            out[...] = self._view  # a tenth of the fixed cost of torch's copy
+        else:
+            torch.from_numpy(out).copy_(self._flat)
 
 
 class NamedTensors:

@@ -132,9 +132,12 @@ def _sigma_name(name: str) -> str:
     return f"sigma.{int(layer) + 1}.{part}"
 
 
-def initial_sigma(blocks: Sequence[tuple[int, int]], sigma: float) -> Tensor:
-    """Standard deviations at the start, `sigma / sqrt(inputs)` in a layer (Fortunato et al. 2018, section 3.2)."""
-    inputs = [*(rows - 1 for rows, _ in blocks[1:-1]), blocks[-1][1] - 1]
+def initial_sigma(blocks: Sequence[tuple[int, int]], sigma: float, head_inputs: int | None = None) -> Tensor:
+    """Standard deviations at the start, `sigma / sqrt(inputs)` in a layer (Fortunato et al. 2018, section 3.2).
+
+    `head_inputs` is the fan-in of one output of the head, as in `mlp.initial_weights`.
+    """
+    inputs = [*(rows - 1 for rows, _ in blocks[1:-1]), head_inputs or blocks[-1][1] - 1]
     parts = [
         torch.full((rows * columns,), sigma * max(count, 1) ** -0.5)
         for (rows, columns), count in zip(blocks[1:], inputs, strict=True)

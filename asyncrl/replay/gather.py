@@ -5,10 +5,11 @@ or TRUNCATED (bootstrap from the true final observation, which Gymnasium's NEXT_
 next row), and before the last row of an actor's life, whose successor nobody saw (bootstrap from that row).
 
 Cuts are made once, when a row becomes sampleable, and kept on a *card* of 16 bytes per leaf, private to the
-learner: return and discount as float32, then `(version << 8) + rows to the bootstrap`. A million steps do not fit
-the cache, and what a sample costs is the lines of main memory it waits for: a card is one line where reward, flags,
-version and incarnation would be four. Observations, actions and extras stay in the rings and are copied once, into
-the batch. `locate` asks for an item's lines while other items are still being looked up.
+learner: return and discount as float32, then `(policy_updates << 8) + rows to the bootstrap`. A million steps do
+not fit the cache, and what a sample costs is the lines of main memory it waits for: a card is one line where reward,
+flags, updates and incarnation would be four. The version, 8 bytes for all streams of a row, is read in the ring.
+Observations, actions and extras stay in the rings and are copied once, into the batch. `locate` asks for an item's
+lines while other items are still being looked up.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from asyncrl.replay.tables import (
     TO_NEXT_OBS,
     TO_OBS,
     TO_REWARD,
+    TO_UPDATES,
     TO_VERSION,
+    UPDATES,
     VERSION,
     id_of,
     take_apart,
@@ -66,6 +69,7 @@ def locate(
     prefetch(rings[here, OBS] + at * state[OBS_BYTES])
     prefetch(rings[here, OBS] + (at + state[N_STEP]) * state[OBS_BYTES])
     prefetch(rings[here, ACTION] + at * state[ACTION_BYTES])
+    prefetch(rings[here, VERSION] + (at & (slots - 1)) * 8)
     work[LEAF, i], work[RING, i], work[AT, i] = leaf, ring, at
     return row_id
 
@@ -156,24 +160,28 @@ def write_card(
         state[N_STEP],
         gamma,
     )
-    version = int64s(rings[here, VERSION], slots)[np.uintp(position & (slots - 1))]
+    updates = int64s(rings[here, UPDATES], slots)[np.uintp(position & (slots - 1))]
     card = state[CARDS] + leaf * CARD_BYTES
     float32s(card, 2)[0], float32s(card, 2)[1] = total, discount
-    int64s(card, 2)[1] = (version << 8) + ahead
+    int64s(card, 2)[1] = (updates << 8) + ahead
 
 
 @inlined
-def read_cards(state: NDArray[np.int64], batch: NDArray[np.int64], work: NDArray[np.int64]) -> None:
-    """Fills the batch's `reward`, `discount` and `version`, and AFTER."""
+def read_cards(
+    rings: NDArray[np.int64], state: NDArray[np.int64], batch: NDArray[np.int64], work: NDArray[np.int64]
+) -> None:
+    """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and AFTER."""
     size, slots = work.shape[1], state[NUM_SLOTS]
     reward, discount = float32s(batch[TO_REWARD], size), float32s(batch[TO_DISCOUNT], size)
-    version = int64s(batch[TO_VERSION], size)
+    version, updates = int64s(batch[TO_VERSION], size), int64s(batch[TO_UPDATES], size)
     for i in range(size):
         card = state[CARDS] + work[LEAF, i] * CARD_BYTES
         reward[i], discount[i] = float32s(card, 2)[0], float32s(card, 2)[1]
         last = int64s(card, 2)[1]
-        version[i] = last >> 8
+        updates[i] = last >> 8
         at = work[AT, i]
+        versions = int64s(rings[np.uintp(work[RING, i]), VERSION], slots)
+        version[i] = versions[np.uintp(at & (slots - 1))]
         work[AFTER, i] = (at & -slots) + ((at + (last & 255)) & (slots - 1))
 
 
@@ -218,7 +226,7 @@ def gather(
     work: NDArray[np.int64],
 ) -> None:
     """Fill everything of the batch but `ids`, `weight` and `staleness` for the rows that `locate` wrote down."""
-    read_cards(state, batch, work)
+    read_cards(rings, state, batch, work)
     copy_field(rings, ACTION, state[ACTION_BYTES], batch[TO_ACTION], work, AT)
     for extra in range(state[NUM_EXTRAS]):
         copy_field(rings, EXTRA + extra, state[EXTRA_BYTES + extra], batch[TO_EXTRA + extra], work, AT)

@@ -69,6 +69,7 @@ def _copy(segment: Segment) -> Segment:
         reward=segment.reward.copy(),
         flags=segment.flags.copy(),
         version=segment.version.copy(),
+        policy_updates=segment.policy_updates.copy(),
         extras={name: values.copy() for name, values in segment.extras.items()},
         fresh=False,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import Batch
+from asyncrl.core import LONGEST_N_STEP, Batch
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.handles import address_of
@@ -33,9 +33,9 @@ class ReplayStatistics:
         inserted: seen by `ingest`, RESET rows excluded.
         sampled: drawn, repetitions included.
         retired: that could still be sampled when they were granted away.
-        discarded_stale: given up because their policy version was too old, before they were granted away.
+        discarded_stale: given up because the policy that acted was too old, before they were granted away.
         stale_updates_ignored: new priorities for rows that were given up meanwhile.
-        largest_priority: what new rows get (after the exponent alpha).
+        largest_priority: of the recent ones, which new rows get (after the exponent alpha).
     """
 
     sampleable: int
@@ -72,6 +72,7 @@ class PrioritizedReplay:
         uniform: bool = False,
         frame_stack: int = 1,
         priority_eps: float = 1e-6,
+        priority_window_updates: int = 1_000,
         rng: np.random.Generator,
     ) -> None:
         """Begin with nothing sampleable.
@@ -84,6 +85,8 @@ class PrioritizedReplay:
             uniform: sample all rows alike and ignore `update_priorities`.
             frame_stack: observations joined along a new axis 1 of `obs` and `next_obs`; 1 means no such axis.
             priority_eps: added to |TD error|, so that every row keeps a chance.
+            priority_window_updates: calls of `update_priorities` in a window; a new row gets the largest priority of
+                the present and the previous window.
             rng: draws the strata.
 
         Raises:
@@ -91,6 +94,8 @@ class PrioritizedReplay:
                 hold one transition.
         """
         _check(rings, n_step, gamma, alpha, frame_stack, priority_eps)
+        if priority_window_updates < 1:
+            raise ValueError(f"priority_window_updates must be at least 1, got {priority_window_updates}")
         self.rings = tuple(rings)
         self._uniform = uniform
         self._rng = rng
@@ -99,10 +104,12 @@ class PrioritizedReplay:
         self.capacity = len(rings) * layout.num_slots * layout.num_envs
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
-        self._state = state_table(self.rings[0], self.tree.bits, env_bits, n_step, frame_stack)
+        self._state = state_table(
+            self.rings[0], self.tree.bits, env_bits, n_step, frame_stack, priority_window_updates
+        )
         self._cards = on_pages(np.uint8, self.tree.leaves.size * table.CARD_BYTES)
         self._state[table.CARDS] = address_of(self._cards)
-        self._numbers = np.array([gamma, alpha, priority_eps, 1.0])
+        self._numbers = np.array([gamma, alpha, priority_eps, 1.0, 0.0, 0.0])
         self._batches: dict[int, tuple[Batch, BatchTable]] = {}
         self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)
         self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
@@ -110,7 +117,7 @@ class PrioritizedReplay:
     def ingest(self) -> int:
         """Take note of what was published since the last call; returns its env-steps, RESET rows excluded.
 
-        Row i becomes sampleable once row i + n_step is published, with the largest priority so far.
+        Row i becomes sampleable once row i + n_step is published, with the largest of the recent priorities.
 
         Raises:
             RingCorrupt: a ring's `published` left what was granted.
@@ -199,15 +206,15 @@ class PrioritizedReplay:
         rows.retire(*self._tree, ring, position - reader.num_slots)
         reader.grant(position)
 
-    def retire_older_than(self, min_version: int) -> int:
-        """Give up all rows whose policy version is below `min_version`, now and at every later `ingest`.
+    def retire_older_than(self, min_updates: int) -> int:
+        """Give up all rows whose `policy_updates` are below `min_updates`, now and at every later `ingest`.
 
-        Versions never decrease along a ring, so they are a prefix of each. The bound itself never decreases.
+        They never decrease along a ring, so such rows are a prefix of each. The bound itself never decreases.
 
         Returns:
             Env-steps (RESET rows excluded) given up by this call, sampled before or not.
         """
-        return rows.retire_stale(*self._tree, min_version)
+        return rows.retire_stale(*self._tree, min_updates)
 
     @property
     def sampleable(self) -> int:
@@ -238,7 +245,7 @@ class PrioritizedReplay:
             retired=int(state[table.RETIRED]),
             discarded_stale=int(state[table.DISCARDED]),
             stale_updates_ignored=int(state[table.IGNORED]),
-            largest_priority=float(self._numbers[table.LARGEST]),
+            largest_priority=float(self._numbers[table.FIRST]),
         )
 
 
@@ -252,8 +259,8 @@ def _check(
             raise ValueError(f"rings must have one layout, got another in ring {i}")
     if rings[0].layout.padding:
         raise ValueError(f"rings of a replay must have no padding, got {rings[0].layout.padding}")
-    if not 1 <= n_step <= table.LONGEST_N_STEP:
-        raise ValueError(f"n_step must be between 1 and {table.LONGEST_N_STEP}, got {n_step}")
+    if not 1 <= n_step <= LONGEST_N_STEP:
+        raise ValueError(f"n_step must be between 1 and {LONGEST_N_STEP}, got {n_step}")
     if frame_stack < 1:
         raise ValueError(f"frame_stack must be at least 1, got {frame_stack}")
     if (slots := rings[0].num_slots) < n_step + frame_stack:

@@ -5,12 +5,11 @@
     closed        its priority is zero for ever                            position < CLOSED
 
 A row is *decided* as soon as `row + n_step < published`, so whatever the gather reads was published. New rows
-get the largest priority given so far (Schaul et al., arXiv 1511.05952, section 3.3, so that each is likely to
-be seen once); that maximum never shrinks while training runs. RESET rows, whose action was not taken, and the
-last row of an actor's life, whose successor nobody saw, get zero.
+get the largest of the recent priorities, so that each is likely to be seen once (see `sampling.note_largest`). RESET
+rows, whose action was not taken, and the last row of an actor's life, whose successor nobody saw, get zero.
 
-A row is *closed* before it is granted away (lazy writing: priority first, then memory), and when its policy
-version is older than the staleness bound. For frame stacks the `STACK - 1` rows after the granted ones are
+A row is *closed* before it is granted away (lazy writing: priority first, then memory), and when the policy that
+acted is older than the staleness bound. For frame stacks the `STACK - 1` rows after the granted ones are
 closed too: their stacks would begin in memory that is being overwritten.
 """
 
@@ -27,13 +26,13 @@ from asyncrl.replay.tables import (
     DECIDED,
     DISCARDED,
     ENV_BITS,
+    FIRST,
     FLAGS,
     GAMMA,
     HEADER,
     INCARNATION,
     INSERTED,
-    LARGEST,
-    MIN_VERSION,
+    MIN_UPDATES,
     N_STEP,
     NUM_ENVS,
     NUM_SLOTS,
@@ -42,7 +41,7 @@ from asyncrl.replay.tables import (
     SEEN,
     STACK,
     TREE_BITS,
-    VERSION,
+    UPDATES,
 )
 from asyncrl.replay.tree_kernels import Leaves, Nodes, inlined, sum_up_range
 from asyncrl.shm.atomics import kernel, load_acquire
@@ -132,11 +131,11 @@ def close_stale(
     state: NDArray[np.int64],
     ring: int,
 ) -> None:
-    """Close the published rows whose version is below MIN_VERSION: a prefix, for versions never decrease."""
+    """Close the published rows whose policy is older than MIN_UPDATES: a prefix, for updates never decrease."""
     slots = state[NUM_SLOTS]
-    version = int64s(rings[ring, VERSION], slots)
+    updates = int64s(rings[ring, UPDATES], slots)
     stop = rings[ring, CLOSED]
-    while stop < rings[ring, SEEN] and version[np.uintp(stop & (slots - 1))] < state[MIN_VERSION]:
+    while stop < rings[ring, SEEN] and updates[np.uintp(stop & (slots - 1))] < state[MIN_UPDATES]:
         stop += 1
     state[DISCARDED] += count_steps(rings, state, ring, rings[ring, CLOSED], stop)
     close_rows(leaves, nodes, first, rings, state, ring, stop)
@@ -166,7 +165,7 @@ def decide_rows(
         for env in range(envs):
             taken = goes_on and not flags[np.uintp(env * slots + slot)] & RESET
             leaf = ((ring * slots + slot) << env_bits) + env
-            leaves[np.uintp(leaf)] = numbers[LARGEST] if taken else 0.0
+            leaves[np.uintp(leaf)] = numbers[FIRST] if taken else 0.0
             state[SAMPLEABLE] += int(taken)
             if taken:
                 write_card(rings, state, numbers[GAMMA], ring, row, env, leaf)
@@ -192,7 +191,7 @@ def ingest(
             continue
         inserted += count_steps(rings, state, ring, rings[ring, SEEN], published)
         rings[ring, SEEN] = published
-        if state[MIN_VERSION] > 0:
+        if state[MIN_UPDATES] > 0:
             close_stale(leaves, nodes, first, rings, state, ring)
         decide_rows(leaves, nodes, first, rings, state, numbers, ring)
     state[INSERTED] += inserted
@@ -223,11 +222,11 @@ def retire_stale(
     first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
-    min_version: int,
+    min_updates: int,
 ) -> int:
-    """Close the rows of older versions, now and at every later ingest; returns env-steps newly discarded."""
+    """Close the rows of older policies, now and at every later ingest; returns env-steps newly discarded."""
     before = state[DISCARDED]
-    state[MIN_VERSION] = max(state[MIN_VERSION], min_version)
+    state[MIN_UPDATES] = max(state[MIN_UPDATES], min_updates)
     for ring in range(rings.shape[0]):
         close_stale(leaves, nodes, first, rings, state, ring)
     return state[DISCARDED] - before  # type: ignore[no-any-return]

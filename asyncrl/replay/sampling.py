@@ -13,18 +13,22 @@ from asyncrl.replay.handles import float32s, int64s
 from asyncrl.replay.power import power
 from asyncrl.replay.tables import (
     ALPHA,
+    CALLS,
     CLOSED,
     DECIDED,
     EPSILON,
+    FIRST,
     ID_BITS,
     IGNORED,
-    LARGEST,
     LEAF,
+    PRESENT,
+    PREVIOUS,
     SAMPLEABLE,
     SAMPLED,
     TO_IDS,
     TO_WEIGHT,
     TREE_BITS,
+    WINDOW,
     leaf_of,
     take_apart,
 )
@@ -100,6 +104,26 @@ def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
     prefetch_group(nodes, bits, group >> bits, BEFORE)
 
 
+@inlined
+def note_largest(state: NDArray[np.int64], numbers: NDArray[np.float64], largest: float) -> None:
+    """Make the largest of the recent priorities the first priority of new rows.
+
+    Schaul et al. (arXiv 1511.05952, section 3.3, algorithm 1) give a new row the largest priority so far. Errors shrink
+    while training runs, and one early outlier would put every new row far above all that was trained on. So the
+    maximum is taken over two windows of WINDOW updates each, the present one and the previous one: an outlier is
+    forgotten after WINDOW to 2 WINDOW updates. A window counts calls of `update` that set a priority, `largest` being
+    the largest one of such a call. The first priority is 1 until the first of these calls; from then on that 1 does
+    not count.
+    """
+    if state[CALLS] == state[WINDOW]:
+        numbers[PREVIOUS] = numbers[PRESENT]
+        numbers[PRESENT] = 0.0
+        state[CALLS] = 0
+    state[CALLS] += 1
+    numbers[PRESENT] = max(numbers[PRESENT], largest)
+    numbers[FIRST] = max(numbers[PRESENT], numbers[PREVIOUS])
+
+
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
 def update(
     leaves: Leaves,
@@ -119,7 +143,7 @@ def update(
         if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):
             return -1 - i
     power(errors, numbers[EPSILON], numbers[ALPHA], priorities[:size])
-    largest = numbers[LARGEST]
+    largest = 0.0
     count = ignored = 0
     for i in range(-_LOOKAHEAD, size):
         if i + _LOOKAHEAD < size:
@@ -135,6 +159,6 @@ def update(
             ignored += 1
     if count:
         sum_up(leaves, nodes, first, bits, dirty, count)
-    numbers[LARGEST] = largest
+        note_largest(state, numbers, largest)
     state[IGNORED] += ignored
     return ignored

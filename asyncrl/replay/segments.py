@@ -158,6 +158,7 @@ class SegmentQueue:
             reward=self._rows(ring.reward, first)[0],
             flags=self._rows(ring.flags, first)[0],
             version=self._rows(ring.version[np.newaxis], first)[0][0],
+            policy_updates=self._rows(ring.policy_updates[np.newaxis], first)[0][0],
             extras={name: self._rows(values, first)[0] for name, values in ring.extras.items()},
             weight=np.ones(self.length, np.float32),
             staleness=np.zeros(self.length, np.int64),

@@ -6,7 +6,8 @@ All rings of a replay have one layout. What kernels need to know of them stands 
     state[...]      shapes and settings common to all rings, then counters
     batch[...]      addresses of the arrays of one `Batch`
 
-and one of float64, `numbers`: the discount, the priorities' exponent and offset, and the largest priority so far.
+and one of float64, `numbers`: the discount, the priorities' exponent and offset, the first priority of a new row, and
+the largest priorities of the present and the previous window of updates.
 
 A *leaf* names a slot of a stream: `((ring * S + slot) << env_bits) + env`, where `2**env_bits` is E rounded up
 to a power of two, so that taking a leaf apart needs no division; the leaves in between keep priority zero. An
@@ -26,24 +27,35 @@ from asyncrl.replay.tree_kernels import inlined
 from asyncrl.shm import RingReader
 
 # Columns of `rings`.
-HEADER, OBS, ACTION, REWARD, FLAGS, VERSION, INCARNATION, SEEN, DECIDED, CLOSED, EXTRA = range(11)
+HEADER, OBS, ACTION, REWARD, FLAGS, VERSION, UPDATES, INCARNATION, SEEN, DECIDED, CLOSED, EXTRA = range(12)
 
 # Words of `numbers`, float64.
-GAMMA, ALPHA, EPSILON, LARGEST = range(4)
+GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
 # Words of `state`: constants, then counters, then the bytes of each extra field.
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-CARDS, MIN_VERSION, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED, EXTRA_BYTES = range(9, 18)
+CARDS, MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(9, 17)
+WINDOW, CALLS, EXTRA_BYTES = range(17, 20)
 
 # Words of `batch`.
-TO_OBS, TO_ACTION, TO_REWARD, TO_DISCOUNT, TO_NEXT_OBS, TO_WEIGHT, TO_IDS, TO_VERSION, TO_EXTRA = range(9)
+(
+    TO_OBS,
+    TO_ACTION,
+    TO_REWARD,
+    TO_DISCOUNT,
+    TO_NEXT_OBS,
+    TO_WEIGHT,
+    TO_IDS,
+    TO_VERSION,
+    TO_UPDATES,
+    TO_EXTRA,
+) = range(10)
 
 # Rows of `work[WORK_ROWS, B]`: the item's leaf, ring, place of its row and of its bootstrap row in `[E * S]`.
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
 
 ID_BITS = 48
 CARD_BYTES = 16
-LONGEST_N_STEP = 255
 
 
 @inlined
@@ -85,7 +97,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
         [
             [
                 *(address_of(a) for a in (ring.header, ring.obs, ring.action, ring.reward, ring.flags)),
-                *(address_of(a) for a in (ring.version, ring.incarnation)),
+                *(address_of(a) for a in (ring.version, ring.policy_updates, ring.incarnation)),
                 *(0, 0, 0),
                 *(address_of(a) for a in ring.extras.values()),
             ]
@@ -112,9 +124,20 @@ class BatchTable:
         expected: list[tuple[tuple[int, ...], Any]] = [obs]
         expected += [((size, *spec.action.shape), spec.action.dtype)]
         expected += [((size,), np.float32), ((size,), np.float32), obs, ((size,), np.float32)]
-        expected += [((size,), np.int64), ((size,), np.int64)]
+        expected += [((size,), np.int64), ((size,), np.int64), ((size,), np.int64)]
         expected += [((size, *f.shape), f.dtype) for f in ring.layout.extra_fields]
-        names = ["obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", *ring.extras]
+        names = [
+            "obs",
+            "action",
+            "reward",
+            "discount",
+            "next_obs",
+            "weight",
+            "ids",
+            "version",
+            "policy_updates",
+        ]
+        names += ring.extras
         for name, array, (shape, dtype) in zip(names, self.arrays, expected, strict=True):
             if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
                 raise ValueError(
@@ -131,7 +154,8 @@ class BatchTable:
         if missing := sorted(set(ring.extras) - set(batch.extras)):
             raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
         fixed: list[NDArray[Any]] = [batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs]
-        return [*fixed, batch.weight, batch.ids, batch.version, *(batch.extras[name] for name in ring.extras)]
+        fixed += [batch.weight, batch.ids, batch.version, batch.policy_updates]
+        return [*fixed, *(batch.extras[name] for name in ring.extras)]
 
     def is_of(self, batch: Batch) -> bool:
         """Whether `batch` still holds the arrays whose addresses these are."""
@@ -145,19 +169,22 @@ class BatchTable:
             and a[5] is batch.weight
             and a[6] is batch.ids
             and a[7] is batch.version
+            and a[8] is batch.policy_updates
             and (
-                len(a) == 8 or all(x is batch.extras.get(n) for n, x in zip(self._extras, a[8:], strict=True))
+                len(a) == 9 or all(x is batch.extras.get(n) for n, x in zip(self._extras, a[9:], strict=True))
             )
         )
 
 
-def state_table(ring: RingReader, bits: int, env_bits: int, n_step: int, stack: int) -> NDArray[np.int64]:
+def state_table(
+    ring: RingReader, bits: int, env_bits: int, n_step: int, stack: int, window: int
+) -> NDArray[np.int64]:
     """The `state` table, all counters at zero."""
     steps = ring.num_envs * ring.num_slots
     state = np.zeros(EXTRA_BYTES + len(ring.extras), np.int64)
     state[TREE_BITS], state[ENV_BITS] = bits, env_bits
     state[NUM_ENVS], state[NUM_SLOTS] = ring.num_envs, ring.num_slots
-    state[N_STEP], state[STACK] = n_step, stack
+    state[N_STEP], state[STACK], state[WINDOW] = n_step, stack, window
     state[OBS_BYTES], state[ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
     state[NUM_EXTRAS] = len(ring.extras)
     state[EXTRA_BYTES:] = [a.nbytes // steps for a in ring.extras.values()]

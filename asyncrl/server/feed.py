@@ -10,7 +10,7 @@ from functools import cached_property
 
 import msgspec
 
-from asyncrl.metrics import Snapshot, flat
+from asyncrl.metrics import EvaluationResult, Snapshot, flat, flat_evaluation
 from asyncrl.server.prometheus import prometheus_text
 
 LOGGER = logging.getLogger("asyncrl.server")
@@ -31,6 +31,8 @@ HISTORY_FIELDS = (
     "loss",
     "staleness_mean",
     "staleness_p95",
+    "policy_lag_mean",
+    "policy_lag_p95",
     "samples_per_insert_achieved",
     "learner_wait_fraction",
     "actor_wait_fraction",
@@ -46,8 +48,13 @@ class Reading:
 
     @cached_property
     def json(self) -> bytes:
-        """Strict JSON on one line: the fields, then the metrics by public name; NaN and infinity are null."""
-        return msgspec.json.encode({**vars(self.snapshot), **flat(self.snapshot)})
+        """Strict JSON on one line: the fields, then the metrics by public name; NaN and infinity are null.
+
+        All evaluations so far are not in it (`/history` and `/events` have them), only the last and the best.
+        """
+        fields = {name: value for name, value in vars(self.snapshot).items() if name != "evaluations"}
+        last = self.snapshot.evaluation
+        return msgspec.json.encode(fields | flat(self.snapshot) | (flat_evaluation(last) if last else {}))
 
     @cached_property
     def prometheus(self) -> bytes:
@@ -70,6 +77,7 @@ class SnapshotFeed:
         self._taken_at = float("-inf")
         self._tick: asyncio.Future[None] | None = None
         self._history: list[tuple[float | None, ...]] = []
+        self._evaluations: tuple[EvaluationResult, ...] = ()
         self._stride = 1
         self._ticks = 0
         self._failing = False
@@ -112,16 +120,15 @@ class SnapshotFeed:
         self._wake()
 
     def history(self) -> bytes:
-        """JSON object of columns: `HISTORY_FIELDS` and `evaluation`; equal lengths, oldest first."""
-        names = (*HISTORY_FIELDS, "evaluation")
-        columns = zip(*self._history, strict=True) if self._history else ((),) * len(names)
-        return msgspec.json.encode(dict(zip(names, columns, strict=True)))
+        """JSON object of columns, `HISTORY_FIELDS`, of equal lengths, oldest first; and `evaluations`, all of them."""
+        columns = zip(*self._history, strict=True) if self._history else ((),) * len(HISTORY_FIELDS)
+        moments = dict(zip(HISTORY_FIELDS, columns, strict=True))
+        return msgspec.json.encode({**moments, "evaluations": self._evaluations})
 
     def _remember(self, snapshot: Snapshot) -> None:
+        self._evaluations = snapshot.evaluations
         if self._ticks % self._stride == 0:
-            evaluation = snapshot.evaluation
-            row = tuple(getattr(snapshot, name) for name in HISTORY_FIELDS)
-            self._history.append((*row, evaluation.return_mean if evaluation else None))
+            self._history.append(tuple(getattr(snapshot, name) for name in HISTORY_FIELDS))
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
             # Thin out instead of forgetting: the curve keeps its beginning, at half the resolution.

@@ -47,11 +47,44 @@ RUN_METRICS = (
     (
         "staleness_mean",
         "gauge",
-        "Mean staleness of samples, in policy versions, last interval.",
+        "Mean staleness of samples, in updates, last interval.",
         "staleness_mean",
     ),
-    ("staleness_p95", "gauge", "95th percentile of staleness, last interval.", "staleness_p95"),
-    ("staleness_max", "gauge", "Largest staleness, last interval.", "staleness_max"),
+    ("staleness_p95", "gauge", "95th percentile of staleness, in updates, last interval.", "staleness_p95"),
+    ("staleness_max", "gauge", "Largest staleness, in updates, last interval.", "staleness_max"),
+    (
+        "staleness_versions_mean",
+        "gauge",
+        "Mean staleness of samples, in policy versions, last interval.",
+        "staleness_versions_mean",
+    ),
+    (
+        "staleness_versions_p95",
+        "gauge",
+        "95th percentile of staleness, in policy versions, last interval.",
+        "staleness_versions_p95",
+    ),
+    (
+        "staleness_versions_max",
+        "gauge",
+        "Largest staleness, in policy versions, last interval.",
+        "staleness_versions_max",
+    ),
+    (
+        "policy_lag_mean",
+        "gauge",
+        "Mean policy lag of received steps, in updates, last interval.",
+        "policy_lag_mean",
+    ),
+    (
+        "policy_lag_p95",
+        "gauge",
+        "95th percentile of policy lag, in updates, last interval.",
+        "policy_lag_p95",
+    ),
+    ("policy_lag_max", "gauge", "Largest policy lag, in updates, last interval.", "policy_lag_max"),
+    ("publish_interval", "gauge", "Updates between two publications of weights.", "publish_interval"),
+    ("publish_seconds", "gauge", "Median cost of a publication of weights.", "publish_seconds"),
     ("discarded_fraction", "gauge", "Share of steps that became too stale to use.", "discarded_fraction"),
     ("samples_per_insert_target", "gauge", "Samples per inserted step, target.", "samples_per_insert_target"),
     ("samples_per_insert", "gauge", "Samples per inserted step, achieved.", "samples_per_insert_achieved"),
@@ -94,20 +127,33 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.evaluation is not None:
         yield from _head("evaluation_return_mean", "gauge", "Mean return of the last greedy evaluation.")
         yield f"asyncrl_evaluation_return_mean {_number(snapshot.evaluation.return_mean)}"
-    yield from _staleness(snapshot)
+        yield from _head("evaluation_env_steps", "gauge", "Environment steps behind the evaluated weights.")
+        yield f"asyncrl_evaluation_env_steps {snapshot.evaluation.env_steps}"
+    yield from _histogram(
+        "staleness",
+        "Staleness of every sample used, in updates.",
+        snapshot.staleness_edges,
+        snapshot.staleness_counts,
+    )
+    yield from _histogram(
+        "policy_lag",
+        "Policy lag of every environment step received, in updates.",
+        snapshot.policy_lag_edges,
+        snapshot.policy_lag_counts,
+    )
     yield from _actors(snapshot.actors)
 
 
-def _staleness(snapshot: Snapshot) -> Iterator[str]:
-    """The histogram since the start. Its sum is not kept, and the format does not demand one."""
-    yield from _head("staleness", "histogram", "Staleness of every sample used, in policy versions.")
+def _histogram(name: str, text: str, edges: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[str]:
+    """A histogram since the start. Its sum is not kept, and the format does not demand one."""
+    yield from _head(name, "histogram", text)
     total = 0
-    for above, count in zip(snapshot.staleness_edges[1:], snapshot.staleness_counts, strict=False):
+    for above, count in zip(edges[1:], counts, strict=False):
         total += count
-        yield f'asyncrl_staleness_bucket{{le="{above - 1}"}} {total}'
-    total = sum(snapshot.staleness_counts)
-    yield f'asyncrl_staleness_bucket{{le="+Inf"}} {total}'
-    yield f"asyncrl_staleness_count {total}"
+        yield f'asyncrl_{name}_bucket{{le="{above - 1}"}} {total}'
+    total = sum(counts)
+    yield f'asyncrl_{name}_bucket{{le="+Inf"}} {total}'
+    yield f"asyncrl_{name}_count {total}"
 
 
 def _actors(actors: tuple[ActorStatistics, ...]) -> Iterator[str]:

@@ -126,7 +126,11 @@ class Routes:
         return await self._checkpoint()
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """A snapshot at once and then one a second; at the end a last one and `event: end`."""
+        """A snapshot at once and then one a second; at the end a last one and `event: end`.
+
+        Before a snapshot comes `event: evaluations` where there are new ones, at first with all so far: `first` is the
+        number of the first of `evaluations`, counted from 0 at the run's start.
+        """
         if len(self.streams) >= MAX_STREAMS:
             raise Refusal(503, f"at most {MAX_STREAMS} event streams, all are taken", {"Retry-After": "10"})
         task = asyncio.current_task()
@@ -144,8 +148,10 @@ class Routes:
         try:
             await response.prepare(request)
             await self._send(response, b"retry: 2000\n\n")
+            known = 0
             while True:
-                await self._send(response, self._event())
+                event, known = self._event(known)
+                await self._send(response, event)
                 if self._feed.closed:
                     break
                 await self._feed.next_tick()
@@ -157,12 +163,19 @@ class Routes:
             pass
         return response
 
-    def _event(self) -> bytes:
+    def _event(self, known: int) -> tuple[bytes, int]:
+        """What a stream that has `known` evaluations is told now, and how many it has then."""
         try:
-            return b"data: " + self._feed.current().json + b"\n\n"
+            reading = self._feed.current()
+            evaluations = reading.snapshot.evaluations
+            text = b"data: " + reading.json + b"\n\n"
+            if len(evaluations) > known:
+                news = msgspec.json.encode({"first": known, "evaluations": evaluations[known:]})
+                text = b"event: evaluations\ndata: " + news + b"\n\n" + text
         except Exception:
             # The feed's ticker logs it; a stream outlives a snapshot that could not be made.
-            return b": no snapshot\n\n"
+            return b": no snapshot\n\n", known
+        return text, len(evaluations)
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> None:
         async with asyncio.timeout(self._write_seconds):

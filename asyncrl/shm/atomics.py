@@ -44,17 +44,20 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", _intrinsic(function))
 
 
-def kernel(signature: str, *, nogil: bool = True) -> Callable[[Function], Function]:
+def kernel(
+    signature: str, *, nogil: bool = True, fastmath: frozenset[str] | set[str] = frozenset()
+) -> Callable[[Function], Function]:
     """Compile a function for `signature`, cached on disk, without the GIL, with NumPy's rules for division.
 
     Args:
         signature: numba signature, e.g. `"int64(int64[::1], int64)"`.
         nogil: False only for kernels of a few nanoseconds, where giving the GIL away and taking it back would
             cost more than the kernel (37 ns of about 230) and invite another thread in between.
+        fastmath: LLVM's flags for floating point; `{"reassoc"}` lets a sum become vector instructions.
     """
 
     def compiled(function: Function) -> Function:
-        dispatcher: Any = njit(nogil=nogil, error_model="numpy")(function)
+        dispatcher: Any = njit(nogil=nogil, error_model="numpy", fastmath=set(fastmath))(function)
         dispatcher.enable_caching()
         own = Path(function.__code__.co_filename)
         stamp = source_stamp() if own.is_relative_to(_PACKAGE) else (*source_stamp(), *_stamps([own]))

@@ -90,6 +90,7 @@ class _RingEnd:
         reward: `[E, S]` float32.
         flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET`.
         version: `[S]` int64, policy version that acted.
+        policy_updates: `[S]` int64, updates that the learner had made when it published that version.
         incarnation: `[S]` int32, life of the actor that wrote the row.
         extras: name to `[E, S, ...]`, one per extra field.
     """
@@ -108,6 +109,7 @@ class _RingEnd:
         self.reward: NDArray[np.float32] = segment["reward"][used]
         self.flags: NDArray[np.uint8] = segment["flags"][used]
         self.version: NDArray[np.int64] = segment["version"]
+        self.policy_updates: NDArray[np.int64] = segment["policy_updates"]
         self.incarnation: NDArray[np.int32] = segment["incarnation"]
         self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name][used] for f in layout.extra_fields}
         self.episode_return: NDArray[np.float64] = segment["episode_return"]
@@ -129,8 +131,8 @@ class _RingEnd:
 class RingWriter(_RingEnd):
     """The actor's end; one per ring at any time, used by one thread.
 
-    Per row t = `published` the actor fills action, reward, flags, version, incarnation and extras of slot t,
-    writes the *next* observation into slot t + 1, and publishes; so it needs `granted > t + 1` before it
+    Per row t = `published` the actor fills action, reward, flags, version, policy_updates, incarnation and extras of
+    slot t, writes the *next* observation into slot t + 1, and publishes; so it needs `granted > t + 1` before it
     steps. (The observation of slot t was written by the step before, or by the first reset.) A new writer on
     an old ring goes on at `published`.
 

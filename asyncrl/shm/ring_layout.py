@@ -45,7 +45,7 @@ STATES = ("starting", "running", "waiting")
 EPISODE_LOG = 4096
 """Entries of the episode log; episode i stands at i mod 4096."""
 
-_FIXED = ("header", "obs", "action", "reward", "flags", "version", "incarnation")
+_FIXED = ("header", "obs", "action", "reward", "flags", "version", "policy_updates", "incarnation")
 _LOG = ("episode_return", "episode_length")
 
 
@@ -91,6 +91,7 @@ class RingLayout:
             ArraySpec("flags", streams, "uint8"),
             *(ArraySpec(f.name, (*streams, *f.shape), f.dtype) for f in self.extra_fields),
             ArraySpec("version", (self.num_slots,), "int64"),
+            ArraySpec("policy_updates", (self.num_slots,), "int64"),
             ArraySpec("incarnation", (self.num_slots,), "int32"),
             ArraySpec("episode_return", (EPISODE_LOG,), "float64"),
             ArraySpec("episode_length", (EPISODE_LOG,), "int64"),

@@ -148,14 +148,19 @@ class Segment:
         arrays: the layout.
     """
 
-    def __init__(self, fd: int, arrays: Sequence[ArraySpec], populate: bool = False) -> None:
+    def __init__(
+        self, fd: int, arrays: Sequence[ArraySpec], populate: bool = False, writable: bool = True
+    ) -> None:
         self.fd = fd
         self.arrays = tuple(arrays)
         *starts, self.nbytes = _offsets(self.arrays)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
-        self._map: mmap.mmap | None = mmap.mmap(fd, self.nbytes, flags=flags)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._map: mmap.mmap | None = mmap.mmap(fd, self.nbytes, flags=flags, prot=protection)
         # `frombuffer` holds the map open; `ndarray(buffer=map)` does not: `close` would unmap live views.
         block = np.frombuffer(self._map, np.uint8)
+        if not writable:
+            block = np.asarray(_SaysWritable(block))
         self._views: dict[str, NDArray[Any]] = {
             a.name: np.ndarray(a.shape, a.dtype, buffer=block, offset=start)
             for a, start in zip(self.arrays, starts, strict=True)
@@ -196,8 +201,14 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, fd: int, arrays: Sequence[ArraySpec]) -> Segment:
+    def attach(cls, fd: int, arrays: Sequence[ArraySpec], *, writable: bool = True) -> Segment:
         """Map memory that another process created; takes `fd` over and closes it in `close`.
+
+        Args:
+            fd: its descriptor.
+            arrays: the layout that it was created with.
+            writable: False has the system end this process (SIGSEGV) where anything in it writes there. NumPy is
+                not told, since kernels are compiled for writable arrays only: the flag of a view still says so.
 
         Raises:
             ValueError: the memory is smaller than the layout.
@@ -205,7 +216,7 @@ class Segment:
         size, needed = os.fstat(fd).st_size, bytes_needed(arrays)
         if size < needed:
             raise ValueError(f"segment must hold the layout's {needed} bytes, got a descriptor of {size}")
-        return cls(fd, arrays)
+        return cls(fd, arrays, writable=writable)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The array of that name: a view. Raises KeyError where there is none or the segment is closed."""
@@ -239,6 +250,14 @@ class Segment:
         # At interpreter exit modules are half gone, and the system closes everything anyway.
         if not _finalizing() and hasattr(self, "_views"):
             self.close()
+
+
+class _SaysWritable:
+    """The memory of a read-only array, offered as writable; keeps the array, and with it the mapping, alive."""
+
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        self.block = block
+        self.__array_interface__ = {**block.__array_interface__, "data": (block.ctypes.data, False)}
 
 
 def _anonymous_file(name: str) -> int:

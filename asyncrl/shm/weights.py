@@ -5,9 +5,11 @@ nobody is sent to read:
 
     header[LATEST]         version of the newest complete weights; 0 = nothing published yet
     header[HOLDS + 16 b]   version that buffer b holds completely, or -v while version v is written into it
+    header[UPDATES + 16 b] updates that the learner had made when it published them
     values[b]              float32 [weight_count]
 
-Publishing v: HOLDS[b] = -v, fence, write, HOLDS[b] = v (release), LATEST = v (release). Refreshing: read
+Publishing v: HOLDS[b] = -v, fence, write, HOLDS[b] = v (release), LATEST = v (release). Weights that are not finite
+are never committed. Refreshing: read
 LATEST, check that its buffer holds it, copy, fence, check again; a reader that was overtaken (by two
 publications during one copy) tries again with the newer version, a bounded number of times, and otherwise
 keeps what it has.
@@ -29,6 +31,7 @@ from asyncrl.shm.segment import ArraySpec, Segment
 
 LATEST = 0
 HOLDS = 16
+UPDATES = 17
 ATTEMPTS = 16
 """How often one `refresh` looks for a complete buffer before it keeps what it has."""
 ATTEMPTS_WHEN_SPOILT = 10_000
@@ -53,25 +56,32 @@ def _begin(header: NDArray[np.int64]) -> int:
     return version  # type: ignore[no-any-return]
 
 
-@kernel("void(int64[::1], int64)", nogil=False)
-def _commit(header: NDArray[np.int64], version: int) -> None:
+@kernel("boolean(int64[::1], float32[::1], int64, int64)", fastmath={"reassoc"})
+def _commit(header: NDArray[np.int64], values: NDArray[np.float32], version: int, updates: int) -> bool:
+    """Make `version`, written into `values`, the newest, unless one of `values` is not finite; whether it is now."""
+    total = np.float32(0.0)
+    for i in range(values.shape[0]):
+        total += values[i] * np.float32(0.0)  # 0 of a number, NaN of what is none
+    if total != 0.0:
+        return False
+    header[UPDATES + 16 * (version & 1)] = updates
     store_release(header, HOLDS + 16 * (version & 1), version)
     store_release(header, LATEST, version)
+    return True
 
 
-@kernel("int64(int64[::1], float32[:, ::1], float32[::1])")
-def _publish(header: NDArray[np.int64], values: NDArray[np.float32], new: NDArray[np.float32]) -> int:
-    version = _begin(header)
-    copy_words(values[version & 1], new)
-    _commit(header, version)
-    return version
-
-
-@kernel("int64(int64[::1], float32[:, ::1], float32[::1], int64)")
+@kernel("int64(int64[::1], float32[:, ::1], float32[::1], int64, int64[::1])")
 def _refresh(
-    header: NDArray[np.int64], values: NDArray[np.float32], out: NDArray[np.float32], have: int
+    header: NDArray[np.int64],
+    values: NDArray[np.float32],
+    out: NDArray[np.float32],
+    have: int,
+    updates: NDArray[np.int64],
 ) -> int:
-    """Version now in `out`, or `have` with `out` untouched, or -1 where `out` is spoilt for good."""
+    """Version now in `out`, or `have` with `out` untouched, or -1 where `out` is spoilt for good.
+
+    `updates[0]` becomes those of a new version.
+    """
     attempts = ATTEMPTS
     while attempts > 0:
         attempts -= 1
@@ -82,8 +92,10 @@ def _refresh(
         if load_acquire(header, holds) != version:
             continue
         copy_words(out, values[version & 1])
+        made = header[UPDATES + 16 * (version & 1)]
         fence()
         if load_acquire(header, holds) == version:
+            updates[0] = made
             return version  # type: ignore[no-any-return]
         if have >= 0:  # overtaken in mid-copy: `out` is neither old nor new, there is no way back
             have, attempts = -1, ATTEMPTS_WHEN_SPOILT
@@ -107,6 +119,8 @@ class WeightMailbox:
         self.weight_count = weight_count
         self._header: NDArray[np.int64] = segment["header"]
         self._values: NDArray[np.float32] = segment["values"]
+        self._buffers = (self._values[0], self._values[1])
+        self._refreshed = np.zeros(1, np.int64)
 
     @classmethod
     def create(cls, weight_count: int, *, poison: bool = False) -> WeightMailbox:
@@ -118,9 +132,15 @@ class WeightMailbox:
         return cls(Segment.create("weights", arrays, poison=poison, populate=True), weight_count)
 
     @classmethod
-    def attach(cls, fd: int, weight_count: int) -> WeightMailbox:
-        """The mailbox behind a descriptor, which is taken over. Raises ValueError where it is too small."""
-        return cls(Segment.attach(fd, _arrays(weight_count)), weight_count)
+    def attach(cls, fd: int, weight_count: int, *, writable: bool = True) -> WeightMailbox:
+        """The mailbox behind a descriptor, which is taken over. Raises ValueError where it is too small.
+
+        Args:
+            fd: its descriptor.
+            weight_count: what it was created for.
+            writable: False for a process that only refreshes: whatever writes there ends it (SIGSEGV).
+        """
+        return cls(Segment.attach(fd, _arrays(weight_count), writable=writable), weight_count)
 
     @property
     def fd(self) -> int:
@@ -132,26 +152,38 @@ class WeightMailbox:
         """Version of the newest complete weights; 0 where nothing was published yet."""
         return _latest(self._header)
 
-    def publish(self, values: NDArray[np.float32]) -> int:
+    @property
+    def updates(self) -> int:
+        """Updates that had been made when the weights of the last `refresh` were published; 0 before the first."""
+        return int(self._refreshed[0])
+
+    def publish(self, values: NDArray[np.float32], updates: int = 0) -> int:
         """Copy `values` (float32 `[weight_count]`, contiguous) in; returns their version. Publisher only.
 
-        Raises ValueError where shape, dtype or layout differ.
+        Raises ValueError where shape, dtype or layout differ, or a value is NaN or infinite; nothing is published then.
         """
         self._check("values", values)
-        return _publish(self._header, self._values, values)
+        version = self.publish_with(lambda out: np.copyto(out, values), updates)
+        if version == 0:
+            raise ValueError("values must be finite, got NaN or infinity")
+        return version
 
-    def publish_with(self, fill: Callable[[NDArray[np.float32]], object]) -> int:
-        """Let `fill` write the new weights straight into shared memory; returns their version..
+    def publish_with(self, fill: Callable[[NDArray[np.float32]], object], updates: int = 0) -> int:
+        """Let `fill` write the new weights straight into shared memory. Publisher only.
 
         Args:
             fill: is given the back buffer, float32 `[weight_count]`, holding older weights or nothing, and
                 must write every element before it returns. Where it raises, nothing is published and the
                 exception goes on.
+            updates: updates that the learner has made.
+
+        Returns:
+            Their version, or 0 where a weight is NaN or infinite: nothing is published then.
         """
         version = _begin(self._header)
-        fill(self._values[version & 1])
-        _commit(self._header, version)
-        return version
+        values = self._buffers[version & 1]
+        fill(values)
+        return version if _commit(self._header, values, version, updates) else 0
 
     def refresh(self, out: NDArray[np.float32], have: int) -> int:
         """Copy the newest weights into `out` unless that is version `have`; returns the version in `out`.
@@ -168,7 +200,7 @@ class WeightMailbox:
         self._check("out", out)
         if have < 0:
             raise ValueError(f"have must be at least 0, got {have}")
-        version = _refresh(self._header, self._values, out, have)
+        version = _refresh(self._header, self._values, out, have, self._refreshed)
         assert version >= 0, "the weight mailbox is corrupt: its newest buffer never held what it says"
         return version
 
@@ -176,6 +208,7 @@ class WeightMailbox:
         """Let go of the memory; idempotent. The mailbox must not be used afterwards."""
         vars(self).pop("_header", None)
         vars(self).pop("_values", None)
+        vars(self).pop("_buffers", None)
         self.segment.close()
 
     def _check(self, name: str, values: NDArray[np.float32]) -> None:

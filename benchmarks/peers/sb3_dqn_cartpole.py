@@ -14,7 +14,7 @@ import time
 
 import torch
 from stable_baselines3 import DQN
-from until_target import UntilTarget, versions
+from until_target import UntilTarget, means
 
 MAX_STEPS = 150_000
 EVALUATE_EVERY = 1_000
@@ -57,7 +57,7 @@ def main() -> None:
         "env_steps": model.num_timesteps,
         "return_mean": until.return_mean,
         "cpu_seconds": time.process_time() - started,
-        "versions": versions(),
+        **means(model),
     }
     print(json.dumps(result))
 

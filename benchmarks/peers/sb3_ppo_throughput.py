@@ -17,7 +17,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
-from until_target import versions
+from until_target import means
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
         "train_seconds": seconds,
         "env_steps_per_second": model.num_timesteps / seconds,
         "return_mean": float(mean),
-        "versions": versions(),
+        **means(model),
     }
     print(json.dumps(result))
 

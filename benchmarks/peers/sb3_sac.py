@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from until_target import UntilTarget, versions
+from until_target import UntilTarget, means
 
 BATCH = 256
 ENDLESS = 10**9
@@ -151,7 +151,7 @@ def main() -> None:
     started = time.process_time()
     model = SAC("MlpPolicy", arguments.env, **settings(arguments))
     result = (until if arguments.mode == "until" else updates)(model, arguments)
-    result |= {"cpu_seconds": time.process_time() - started, "versions": versions()}
+    result |= {"cpu_seconds": time.process_time() - started, **means(model)}
     print(json.dumps(result))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from sb3_sac import flags, settings, until, updates
 from sbx import SAC
-from until_target import versions
+from until_target import means
 
 KEPT = 100
 
@@ -66,7 +66,8 @@ def main() -> None:
     result |= {"compile_seconds": compiled, "acting_compile_seconds": acting}
     if arguments.mode == "until":
         result["train_seconds_without_compilation"] = result["train_seconds"] - compiled
-    result |= {"cpu_seconds": time.process_time() - started, "versions": versions("sbx-rl", "jax", "jaxlib")}
+    packages = ("sbx-rl", "jax", "jaxlib")
+    result |= {"cpu_seconds": time.process_time() - started, **means(model, *packages)}
     print(json.dumps(result))
 
 

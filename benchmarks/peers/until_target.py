@@ -8,10 +8,13 @@ target, or when training has taken its seconds.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -96,6 +99,12 @@ class UntilTarget(BaseCallback):
         return float(mean)
 
 
-def versions(*more: str) -> dict[str, str]:
-    """What the peer ran with; it may be another environment than ours."""
-    return {name: version(name) for name in ("stable-baselines3", "torch", "gymnasium", *more)}
+def means(model: Any, *packages: str) -> dict[str, Any]:
+    """What the peer ran with: versions (its packages need not be ours), cores, torch threads and environments."""
+    names = ("stable-baselines3", "torch", "gymnasium", *packages)
+    return {
+        "versions": {name: version(name) for name in names},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "environments": model.n_envs,
+    }

@@ -81,6 +81,21 @@ def test_step_waits_for_weights_and_for_the_next_rows_slot(benches: list[Bench])
     assert np.all(bench.policy.weights == 1)
 
 
+def test_rows_are_stamped_with_version_and_updates_of_the_weights_that_acted(benches: list[Bench]) -> None:
+    bench = make(benches, fakes.SimpleEnv)
+    actor = bench.actor()
+    own = bench.policy.weights
+    bench.reader.grant(8)
+    for version, updates in ((1, 0), (2, 5), (3, 5), (4, 17)):
+        bench.mailbox.publish(np.full(3, version, np.float32), updates)
+        assert actor.step()
+        assert bench.policy.weights is own and own.tolist() == [version] * 3, "refreshed in place"
+        assert actor.weights_version == version == bench.policy.changes
+    assert actor.step() and bench.policy.changes == 4, "nothing new, nothing refreshed"
+    assert bench.reader.version[:5].tolist() == [1, 2, 3, 4, 4]
+    assert bench.reader.policy_updates[:5].tolist() == [0, 5, 5, 17, 17]
+
+
 def test_slots_beyond_the_grant_stay_untouched(benches: list[Bench]) -> None:
     bench = make(benches, fakes.SimpleEnv)
     poison = bench.reader.obs.copy()
@@ -131,7 +146,7 @@ def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benche
     ring.reward[:, 3] = ring.action[:, 3] = 99  # what a death in the middle of row 3 may have left
     ring.extras["echo"][:, 3] = 99
     second = bench.actor(incarnation=4)
-    bench.mailbox.publish(np.full(3, 2, np.float32))
+    bench.mailbox.publish(np.full(3, 2, np.float32), updates=40)
     assert second.step(), "the reset row"
     assert not second.step(), "row 4 needs slot 5"
     assert ring.published() == 4
@@ -145,6 +160,7 @@ def test_next_life_begins_with_a_reset_row_from_the_true_next_observation(benche
     assert ring.extras["echo"][:, 3].tolist() == [[0, 0]] * 2
     assert ring.extras["echo"][:, 4].tolist() == [[2, 2], [2, 3]]
     assert ring.version[:7].tolist() == [1, 1, 1, 2, 2, 2, 2]
+    assert ring.policy_updates[:7].tolist() == [0, 0, 0, 40, 40, 40, 40]
     assert ring.incarnation[:7].tolist() == [0, 0, 0, 4, 4, 4, 4]
 
 

@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs import EnvSource, describe
-from asyncrl.errors import ActorKilled, EnvironmentRaised
+from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised
 
 
 class Lottery(fakes.SimpleEnv):
@@ -122,17 +122,18 @@ def test_remote_evaluations_use_the_weights_they_were_given(server: ForkServer) 
     remotely(server, EchoesAction, story)
 
 
-def test_requests_take_turns_and_rounds_differ(server: ForkServer) -> None:
-    results: list[list[int]] = []
+def test_requests_take_turns_and_the_key_alone_says_which_episodes_are_played(server: ForkServer) -> None:
+    keys = [(0, 0), (0, 1), (1, 0), (2,)]
+    played: list[dict[tuple[int, ...], list[int]]] = []
 
-    async def story(evaluator: RemoteEvaluator) -> None:
-        rounds = await asyncio.gather(*(evaluator.evaluate(weights(0), 8) for _ in range(3)))
-        results.append([int(n) for _, lengths in rounds for n in lengths])
-        assert len({tuple(lengths) for _, lengths in rounds}) == 3
+    async def play(evaluator: RemoteEvaluator, order: list[tuple[int, ...]]) -> None:
+        rounds = await asyncio.gather(*(evaluator.evaluate(weights(0), 8, key) for key in order))
+        played.append({key: lengths.tolist() for key, (_, lengths) in zip(order, rounds, strict=True)})
 
-    remotely(server, Lottery, story)
-    remotely(server, Lottery, story)
-    assert results[0] == results[1], "the same seed plays the same episodes"
+    remotely(server, Lottery, lambda evaluator: play(evaluator, keys))
+    remotely(server, Lottery, lambda evaluator: play(evaluator, keys[::-1]))
+    assert len({tuple(lengths) for lengths in played[0].values()}) == 4
+    assert played[0] == played[1], "the same seed and key play the same episodes, in whatever order"
 
 
 def test_loop_stays_live_during_an_evaluation(server: ForkServer) -> None:
@@ -160,7 +161,32 @@ def test_priority_is_lowered(server: ForkServer) -> None:
     remotely(server, ShowsNiceness, story, niceness=5)
 
 
-def test_killed_evaluator_is_reported_and_replaced(server: ForkServer) -> None:
+def test_killed_evaluator_is_replaced_and_plays_the_same_episodes_again(server: ForkServer) -> None:
+    undisturbed: list[list[int]] = []
+
+    async def whole(evaluator: RemoteEvaluator) -> None:
+        undisturbed.append((await evaluator.evaluate(weights(0), 8))[1].tolist())
+
+    async def story(evaluator: RemoteEvaluator) -> None:
+        await evaluator.start(3)
+        first = evaluator.pid
+        os.kill(first, signal.SIGSTOP)  # it is killed with the request unanswered
+        given = weights(0)
+        task = asyncio.create_task(evaluator.evaluate(given, 8))
+        await asyncio.sleep(0)
+        given[:] = np.nan
+        os.kill(first, signal.SIGKILL)
+        _, lengths = await task
+        assert lengths.tolist() == undisturbed[0]
+        assert evaluator.pid not in (0, first)
+
+    remotely(server, Lottery, whole)
+    remotely(server, Lottery, story)
+
+
+def test_evaluator_that_is_killed_too_often_is_reported_and_the_next_request_forks_another(
+    server: ForkServer,
+) -> None:
     async def story(evaluator: RemoteEvaluator) -> None:
         await evaluator.start(3)
         task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
@@ -170,6 +196,24 @@ def test_killed_evaluator_is_reported_and_replaced(server: ForkServer) -> None:
         returns, _ = await evaluator.evaluate(weights(2), 1)
         assert returns.tolist() == [6.0]
 
+    remotely(server, EchoesAction, story, max_restarts=0)
+
+
+def test_evaluator_whose_environment_is_not_built_in_time_is_shown_and_killed(server: ForkServer) -> None:
+    async def story() -> None:
+        spec = describe(EnvSource.from_user(fakes.SimpleEnv))
+        source = EnvSource.from_user(fakes.HangsWhenBuilt)
+        policy = pickle.dumps(fakes.RandomPolicy())
+        evaluator = RemoteEvaluator(server, source, spec, policy, seed=5, ready_timeout_seconds=0.3)
+        with pytest.raises(EnvironmentHung, match=r"(?s)was not built and reset within 0\..*in __init__"):
+            await evaluator.evaluate(weights(0), 1)
+        assert evaluator.pid == 0
+        await evaluator.close()
+
+    asyncio.run(story())
+
+
+def test_evaluation_that_is_cancelled_leaves_no_process(server: ForkServer) -> None:
     async def endless(evaluator: RemoteEvaluator) -> None:
         await evaluator.start(3)
         task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
@@ -180,7 +224,6 @@ def test_killed_evaluator_is_reported_and_replaced(server: ForkServer) -> None:
             await task
         await until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of a process nobody waits for")
 
-    remotely(server, EchoesAction, story)
     remotely(server, fakes.SimpleEnv, endless)
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import fakes
 import psutil
 import pytest
-from actors_rig import PATIENCE_SECONDS, Rig
+from actors_rig import PATIENCE_SECONDS, Rig, until
 
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.frames import FrameWriter, receive_frame
 from asyncrl.actors.pool import probe
 from asyncrl.envs import EnvSource
 from asyncrl.errors import EnvironmentNotBuilt, ResourceError, UnknownEnvironment
@@ -57,7 +61,11 @@ def run_script(tmp_path: Path, text: str, **environ: str) -> subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    try:
+        out, err = process.communicate(timeout=2 * PATIENCE_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 0, err
     return out
 
@@ -148,11 +156,13 @@ def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("victims", ["main", "server", "main and server"])
 def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
-    """Two actors in C code with the interpreter locked, deaf to SIGTERM, each with a helper process."""
+    """Two actors in C code with the interpreter locked, deaf to SIGTERM, each with a helper in its own session."""
     script = (
         RUN
         + """
-    class Stuck(fakes.HangsInC, fakes.StartsHelper):
+    import misbehaving
+
+    class Stuck(fakes.HangsInC, misbehaving.DetachesHelper):
         pass
 
     async def report(rig):
@@ -165,7 +175,8 @@ def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
     asyncio.run(story(Stuck, report))
     """
     )
-    main = run_script(tmp_path, script)
+    # With the server the run could go on; here it shall end.
+    main = run_script(tmp_path, script.replace("ForkServer()", "ForkServer(max_restarts=0)"))
     assert main.stdout is not None and main.stderr is not None
     line = main.stdout.readline()
     assert line, main.stderr.read()
@@ -272,3 +283,177 @@ def test_kill_ends_everything_at_once_from_any_thread() -> None:
             server.close()
 
     asyncio.run(story())
+
+
+def closing(server: ForkServer, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a story with a server of its own; it must end in time, and so must the server."""
+    server.start()
+
+    async def limited() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await story()
+
+    try:
+        asyncio.run(limited())
+    finally:
+        server.close()
+
+
+def ready_was_sent(server: ForkServer) -> bool:
+    """Whether READY lies in the socket, still unread."""
+    assert server._life is not None
+    return bool(select.select([server._life._socket], [], [], 0)[0])
+
+
+def end_between_ready_and_the_first_fork(server: ForkServer) -> None:
+    wait_for(lambda: ready_was_sent(server), "READY")
+    (child,) = psutil.Process(server.pid).children()  # before READY is read, `pid` is the guardian's
+    child.kill()
+    wait_for(lambda: not alive(child.pid), "its end")
+
+
+@pytest.mark.parametrize("victim", ["server", "guardian"])
+def test_server_that_dies_between_ready_and_the_first_fork_is_replaced(victim: str) -> None:
+    server = ForkServer(max_restarts=1)
+
+    async def story() -> None:
+        if victim == "server":
+            end_between_ready_and_the_first_fork(server)
+        else:
+            wait_for(lambda: ready_was_sent(server), "READY")
+            os.kill(server.pid, signal.SIGKILL)
+        first = server.pid
+        assert (await probe(server, EnvSource.from_user("CartPole-v1"))).name == "CartPole-v1"
+        assert server.pid not in (0, first) and not alive(first)
+
+    closing(server, story)
+
+
+def test_server_that_dies_too_often_is_an_error_at_once() -> None:
+    server = ForkServer(max_restarts=0)
+
+    async def story() -> None:
+        end_between_ready_and_the_first_fork(server)
+        for _ in range(2):
+            with pytest.raises(ResourceError, match="No actor could be started: the fork server ended"):
+                await probe(server, EnvSource.from_user("CartPole-v1"))
+
+    closing(server, story)
+
+
+def test_server_that_cannot_import_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cloudpickle.py").write_text("raise SystemExit(5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ForkServer()
+
+    async def story() -> None:
+        with pytest.raises(ResourceError, match=r"(?s)the fork server ended.*exit status: 5"):
+            await probe(server, EnvSource.from_user("CartPole-v1"))
+
+    closing(server, story)
+
+
+def test_server_that_is_suspended_before_it_is_ready_is_given_up() -> None:
+    server = ForkServer(max_restarts=0, ready_seconds=0.3)
+
+    async def story() -> None:
+        wait_for(lambda: psutil.Process(server.pid).children(), "the guardian's fork")
+        os.kill(psutil.Process(server.pid).children()[0].pid, signal.SIGSTOP)
+        with pytest.raises(ResourceError, match=r"the fork server did not answer for 0\.3 s and was killed"):
+            await probe(server, EnvSource.from_user("CartPole-v1"))
+
+    closing(server, story)
+
+
+@pytest.mark.parametrize("death", ["killed", "hung"])
+def test_run_goes_on_though_its_server_is_suspended_and_an_actor_dies(death: str) -> None:
+    """The suspended server neither reports the death nor passes on a signal; it is killed, and all begin again."""
+    server = ForkServer(request_seconds=0.3)
+
+    async def story() -> None:
+        async with Rig(
+            server, fakes.SimpleEnv, num_actors=2, num_slots=4096, step_timeout_seconds=0.5
+        ) as rig:
+            rig.publish_weights()
+            rig.grant(10)
+            await rig.rows(9)
+            suspended, before = server.pid, [a.pid for a in rig.pool.statistics()]
+            os.kill(suspended, signal.SIGSTOP)
+            os.kill(before[0], signal.SIGKILL if death == "killed" else signal.SIGSTOP)
+            await until(lambda: sorted(rig.deaths) == [0, 1], "the end of all actors of this server")
+            rig.grant(12)
+            await rig.rows(20)
+            assert not any(alive(pid) for pid in [suspended, *before])
+            assert [int(ring.incarnation[15]) for ring in rig.pool.rings] == [1, 1]
+            assert not rig.failures
+
+    closing(server, story)
+
+
+def test_closing_a_suspended_server_takes_two_seconds_at_most() -> None:
+    server = ForkServer()
+
+    async def story() -> None:
+        rig = Rig(server, fakes.SimpleEnv, num_actors=3)
+        async with rig:
+            pids = [server.pid, *(a.pid for a in rig.pool.statistics())]
+            os.kill(server.pid, signal.SIGSTOP)
+            rig.pool.rings[0].grant(8)
+            for pid in pids[1:]:
+                os.kill(pid, signal.SIGSTOP)  # deaf to everything but SIGKILL
+        before = time.monotonic()
+        server.close()
+        assert time.monotonic() - before < 3.0
+        wait_for(lambda: not any(alive(pid) for pid in pids), "the end of all")
+
+    closing(server, story)
+
+
+def test_fork_that_the_system_refuses_is_an_error_and_the_server_lives() -> None:
+    server = ForkServer()
+
+    async def story() -> None:
+        source = EnvSource.from_user("CartPole-v1")
+        await probe(server, source)
+        pid, limits = server.pid, resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        held = len(os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (held, limits[1]))
+        with pytest.raises(ResourceError, match="The probe process could not be forked: too many open files"):
+            await probe(server, source)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        await probe(server, source)
+        assert server.pid == pid
+
+    closing(server, story)
+
+
+def test_frames_wait_where_the_peer_does_not_read_and_nothing_blocks() -> None:
+    ours, theirs = socket.socketpair()
+    held, beyond = os.pipe()
+    writer = FrameWriter(ours)
+    try:
+        sent = 0
+        while writer.send({"number": sent, "padding": "x" * 5_000}, [held]):
+            sent += 1
+        for _ in range(20):
+            sent += 1
+            assert not writer.send({"number": sent, "padding": ""}, [held])
+        os.close(held)
+        numbers = []
+        while len(numbers) <= sent:
+            frame, fds = receive_frame(theirs) or pytest.fail("the end of the socket")
+            numbers.append(frame["number"])
+            assert len(fds) == 1, "descriptors travel with their frame"
+            os.close(fds[0])
+            writer.flush()
+        assert numbers == list(range(sent + 1))
+        assert writer.flush()
+        theirs.close()
+        assert writer.send({"number": 0}, [beyond]), "what is sent to a peer that is gone is dropped"
+    finally:
+        os.close(beyond)
+        writer.clear()
+        ours.close()
+        theirs.close()

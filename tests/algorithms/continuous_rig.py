@@ -37,7 +37,8 @@ def filled_batch(size: int = SIZE, seed: int = 0, spec: EnvSpec = SPEC) -> Batch
 
 
 def permuted(batch: Batch, order: np.ndarray) -> Batch:
-    names = ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", "staleness")
+    names = ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", "policy_updates")
+    names += ("staleness",)
     return Batch(**{name: getattr(batch, name)[order] for name in names})
 
 

@@ -91,6 +91,7 @@ def acted(
         reward=rng.normal(size=(envs, rows)).astype(np.float32),
         flags=flags_of(envs, rows, rng),
         version=np.zeros(rows, np.int64),
+        policy_updates=np.zeros(rows, np.int64),
         extras={name: value.reshape(envs, rows, *value.shape[1:]) for name, value in extras.items()},
         weight=np.ones(rows, np.float32),
         staleness=np.zeros(rows, np.int64),
@@ -156,7 +157,8 @@ class Guessing:
         self._position += rows
         ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.int64)
         first = self._position - rows
-        return Segment(0, first, obs, self._obs.copy(), action, reward, flags, zeros, extras, ones, zeros)
+        last = self._obs.copy()
+        return Segment(0, first, obs, last, action, reward, flags, zeros, zeros, extras, ones, zeros)
 
     def greedy_reward(self, policy: Any, count: int = 500) -> float:
         """Mean reward of the greedy action."""

@@ -70,7 +70,7 @@ def filled_batch(algorithm: Algorithm, spec: EnvSpec, seed: int = 0, size: int =
     batch.reward[:] = rng.normal(size=size)
     batch.discount[:] = np.where(rng.random(size) < 0.5, 0.0, 0.9)
     batch.weight[:] = rng.random(size)
-    batch.ids[:], batch.version[:] = np.arange(size), 0
+    batch.ids[:], batch.version[:], batch.policy_updates[:] = np.arange(size), 0, 0
     for field in algorithm.extra_fields(spec):
         batch.extras[field.name][:] = rng.normal(size=(size, *field.shape))
     return batch
@@ -116,6 +116,26 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
         greedy = policy.greedy(obs)
         assert greedy.shape == action.shape and greedy.dtype == action.dtype and lies_within(spec, greedy)
         assert (obs == kept).all() and 0 <= policy.exploration_rate <= 1
+
+
+def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) -> None:
+    """An actor refreshes straight into `weights`, and its process got the policy pickled."""
+    algorithm, spec = record(name), SPECS[kind]
+    weights = weights_of(algorithm.make_core(spec, "cpu", 3))
+    loaded, refreshed = (pickle.loads(pickle.dumps(algorithm.make_policy(spec))) for _ in range(2))
+    loaded.load_weights(weights)
+    own = refreshed.weights
+    assert own.shape == (refreshed.weight_count,) and own.dtype == np.float32
+    assert own.flags.c_contiguous and own.flags.writeable
+    own[:] = weights
+    refreshed.weights_changed()
+    assert refreshed.weights is own
+    obs = observations(spec, 7, np.random.default_rng(0))
+    for policy in (loaded, refreshed):
+        policy.assign_streams(0, 7, 7)
+    assert (loaded.greedy(obs) == refreshed.greedy(obs)).all()
+    first, second = (policy.act(obs, np.random.default_rng(1), 0)[0] for policy in (loaded, refreshed))
+    assert (first == second).all() and loaded.exploration_rate == refreshed.exploration_rate
 
 
 def test_policy_and_core_count_the_same_weights(name: str, kind: str) -> None:

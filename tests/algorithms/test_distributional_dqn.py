@@ -312,6 +312,23 @@ def test_deviations_begin_as_asked_for() -> None:
         torch.testing.assert_close(sigma, torch.full_like(sigma, 0.2 / inputs**0.5))
 
 
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("hidden", [(9, 64), (64,)])
+def test_a_dueling_head_is_scaled_by_the_inputs_of_one_stream(name: str, hidden: tuple[int, ...]) -> None:
+    config = make(name, dueling=True, noisy=True, noisy_sigma=0.2, hidden_sizes=hidden)
+    core = config.make_core(SPEC, "cpu", 0)
+    online, atoms, head = core.state_dict()["online"], core.layout.atoms, len(hidden)
+    weight, sigma = online[f"{head}.weight"], online[f"sigma.{head}.weight"]
+    for stream, rows, columns in ((0, slice(atoms), slice(64)), (1, slice(atoms, None), slice(64, None))):
+        block = weight[rows, columns]
+        assert 0.9 / 64**0.5 < block.abs().max() <= 1 / 64**0.5, f"stream {stream}"
+        assert block.std() == pytest.approx(1 / (3 * 64) ** 0.5, rel=0.15)
+        torch.testing.assert_close(sigma[rows, columns], torch.full_like(sigma[rows, columns], 0.2 / 64**0.5))
+    bias = online[f"sigma.{head}.bias"]
+    torch.testing.assert_close(bias, torch.full_like(bias, 0.2 / 64**0.5))
+    assert online[f"{head}.bias"].abs().max() <= 1 / 64**0.5
+
+
 def test_dueling_streams_never_mix() -> None:
     core = make("c51", dueling=True, noisy=True).make_core(SPEC, "cpu", 0)
     for seed in range(5):
@@ -352,11 +369,13 @@ def test_quantiles_are_averaged_before_they_are_published() -> None:
 
 
 @pytest.mark.parametrize(("name", "is_dueling"), list(itertools.product(SMALL, (False, True))))
-def test_mean_of_the_values_is_reported(name: str, is_dueling: bool) -> None:
+def test_mean_and_largest_of_the_values_are_reported(name: str, is_dueling: bool) -> None:
     core, batch = make(name, dueling=is_dueling).make_core(SPEC, "cpu", 0), filled_batch()
-    expected = core.action_values(batch.obs).mean()
+    expected = core.action_values(batch.obs)
     core.update(batch)
-    assert core.metrics()["train/q_mean"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    metrics = core.metrics()
+    assert metrics["train/q_mean"] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-6)
+    assert metrics["train/q_max"] == pytest.approx(np.abs(expected).max(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", SMALL)

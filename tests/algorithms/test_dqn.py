@@ -45,6 +45,7 @@ def written(core: DQNCore) -> np.ndarray:
 def linear_core(**options: Any) -> DQNCore:
     """One hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
     spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
+    options = {"bound_targets": False} | options
     core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_core(spec, "cpu", 0)
     one, zero = torch.ones(1, 1), torch.zeros(1)
     shared = {"0.weight": one, "0.bias": zero}
@@ -62,6 +63,26 @@ def hand_batch() -> Batch:
     return batch
 
 
+def test_bootstrapped_values_are_clipped_to_what_transitions_allow() -> None:
+    core = linear_core(double=True, max_grad_norm=None, bound_targets=True)
+    priorities = core.update(hand_batch()).priorities
+    # reward / (1 - discount) is 0.5 / 0.5 = 1 and -1 / 1: so 1 in place of the target's 2, y = 0.5 + 0.5 * 1 = 1
+    assert priorities is not None and priorities.tolist() == [0.0, 6.0]
+    metrics = core.metrics()
+    assert (metrics["train/value_low"], metrics["train/value_high"]) == (-1.0, 1.0)
+
+
+def test_bounds_are_part_of_the_state() -> None:
+    core, other = linear_core(bound_targets=True), linear_core(bound_targets=True)
+    core.update(hand_batch())
+    other.load_state_dict(core.state_dict())
+    batch = hand_batch()
+    batch.reward[:] = 0.0
+    first, second = core.update(batch).priorities, other.update(batch).priorities
+    assert first is not None and second is not None and first.tolist() == second.tolist()
+    assert other.metrics()["train/value_high"] == 1.0
+
+
 def test_double_update_by_hand() -> None:
     core = linear_core(double=True, max_grad_norm=None)
     priorities = core.update(hand_batch()).priorities
@@ -71,6 +92,7 @@ def test_double_update_by_hand() -> None:
     # Huber with delta 1: (1 * 0.125 + 0.25 * 5.5) / 2
     assert core.metrics()["train/loss"] == pytest.approx((0.125 + 1.375) / 2)
     assert core.metrics()["train/q_mean"] == pytest.approx((1 + 3 + 2 + 5) / 4)
+    assert core.metrics()["train/q_max"] == 5.0
 
 
 def test_single_update_by_hand() -> None:
@@ -289,7 +311,9 @@ def test_uniform_replay_has_no_priorities() -> None:
         ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),
         ({"tau": 0.0}, "tau must be greater than 0, got 0.0"),
         ({"tau": 1.1}, "tau must be from 0 to 1, got 1.1"),
-        ({"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
+        ({"n_step": 300}, "n_step must be at most 255, got 300"),
+        ({"alpha": -0.1}, "alpha must be from 0 to 1, got -0.1"),
+        ({"alpha": 2}, "alpha must be from 0 to 1, got 2.0"),
         ({"beta_end": 2.0}, "beta_end must be from 0 to 1, got 2.0"),
         ({"target_update": "medium"}, "target_update must be one of soft, hard, got 'medium'"),
         ({"target_update_interval": 0}, "target_update_interval must be at least 1, got 0"),
@@ -316,6 +340,7 @@ def test_values_out_of_range(options: dict[str, Any], text: str) -> None:
 
 def test_values_at_the_edge_are_taken() -> None:
     DQN(gamma=1.0, tau=1.0, alpha=0.0, beta_start=0.0, exploration_steps=0, max_staleness=0, n_step=1)
+    DQN(alpha=1.0, n_step=255)
     DQN(max_grad_norm=None, huber_delta=None, samples_per_insert=None, max_staleness=None)
 
 

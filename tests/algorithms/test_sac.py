@@ -295,6 +295,17 @@ def test_bad_numbers_show() -> None:
     assert not np.isfinite(core.metrics()["train/loss"])
 
 
+@pytest.mark.parametrize("options", [{}, {"policy_delay": 2}], ids=str)
+def test_mean_and_largest_of_the_values_are_reported(options: dict[str, Any]) -> None:
+    core, filled = core_of(**options), filled_batch()
+    twin = SACTwin(core)
+    batch = twin.tensors(filled)
+    expected = twin.judge(twin.critics, batch["obs"], batch["action"]).detach()
+    core.update(filled)
+    assert core.metrics()["train/q_mean"] == pytest.approx(float(expected.mean()), rel=1e-4, abs=1e-6)
+    assert core.metrics()["train/q_max"] == pytest.approx(float(expected.abs().max()), rel=1e-4)
+
+
 @pytest.mark.parametrize("options", [{}, {"policy_delay": 2, "max_grad_norm": 1.0}], ids=str)
 def test_update_never_looks_at_a_value(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph can hold: on the meta device, without values, everything must still run."""

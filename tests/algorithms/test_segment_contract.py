@@ -87,6 +87,26 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
 
 
 @for_every_kind
+def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) -> None:
+    """An actor refreshes straight into `weights`, and its process got the policy pickled."""
+    algorithm, spec, core = made(name, kind)
+    loaded, refreshed = (pickle.loads(pickle.dumps(algorithm.make_policy(spec))) for _ in range(2))
+    loaded.load_weights(weights_of(core))
+    own = refreshed.weights
+    assert own.shape == (refreshed.weight_count,) and own.dtype == np.float32
+    assert own.flags.c_contiguous and own.flags.writeable
+    own[:] = weights_of(core)
+    refreshed.weights_changed()
+    assert refreshed.weights is own and loaded.exploration_rate == refreshed.exploration_rate
+    obs = observations(spec, (7,), np.random.default_rng(0))
+    assert (loaded.greedy(obs) == refreshed.greedy(obs)).all()
+    first, second = (policy.act(obs, np.random.default_rng(1), 0) for policy in (loaded, refreshed))
+    assert (first[0] == second[0]).all()
+    for field, values in first[1].items():
+        assert (values == second[1][field]).all()
+
+
+@for_every_kind
 def test_policy_and_core_agree_on_log_probabilities(name: str, kind: str) -> None:
     algorithm, spec, core = made(name, kind)
     for seed in range(4):  # so that the statistics of the observations are not what they began with

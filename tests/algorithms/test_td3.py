@@ -224,9 +224,20 @@ def test_metrics_before_and_after_the_first_update(record: type) -> None:
     for seed in range(2):
         core.update(filled_batch(seed=seed))
     metrics = core.metrics()
-    names = ("loss", "actor_loss", "q_mean", "learning_rate", "grad_norm")
+    names = ("loss", "actor_loss", "q_mean", "q_max", "value_low", "value_high", "learning_rate", "grad_norm")
     assert set(metrics) == {f"train/{name}" for name in names}
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
+
+
+@both
+def test_mean_and_largest_of_the_values_are_reported(record: type) -> None:
+    core, filled = core_of(record), filled_batch()
+    twin = TD3Twin(core)
+    batch = twin.tensors(filled)
+    expected = twin.judge(twin.critics, batch["obs"], batch["action"]).detach()
+    core.update(filled)
+    assert core.metrics()["train/q_mean"] == pytest.approx(float(expected.mean()), rel=1e-4, abs=1e-6)
+    assert core.metrics()["train/q_max"] == pytest.approx(float(expected.abs().max()), rel=1e-4)
 
 
 @both

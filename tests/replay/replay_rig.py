@@ -32,7 +32,7 @@ class RandomActor:
     def __init__(self, writer: RingWriter, rows: list[SlowRow], rng: np.random.Generator) -> None:
         self.writer, self.rows, self.rng = writer, rows, rng
         self.flags = np.zeros(writer.num_envs, np.uint8)
-        self.version = self.incarnation = 0
+        self.version = self.policy_updates = self.incarnation = 0
         self.next_obs: Any = None
 
     def restart(self) -> None:
@@ -49,7 +49,7 @@ class RandomActor:
         arrays = [w.action, w.reward, w.flags, *w.extras.values()]
         for array in arrays:
             array[:, slots] = np.full(array.dtype.itemsize, POISON, np.uint8).view(array.dtype)[0]
-        for array in (w.version, w.incarnation):
+        for array in (w.version, w.policy_updates, w.incarnation):
             array[slots] = np.full(array.dtype.itemsize, POISON, np.uint8).view(array.dtype)[0]
         w.obs[:, slots if self.next_obs is None else slots[1:]] = np.full(
             w.obs.dtype.itemsize, POISON, np.uint8
@@ -84,13 +84,15 @@ class RandomActor:
             reward=np.where(ended, 0, self._random(w.reward[:, slot])).astype(np.float32),
             flags=self.flags.copy(),
             version=self.version,
+            policy_updates=self.policy_updates,
             incarnation=self.incarnation,
             extras={name: self._random(array[:, slot]) for name, array in w.extras.items()},
         )
         w.action[:, slot], w.reward[:, slot], w.flags[:, slot] = row.action, row.reward, row.flags
         for name, values in row.extras.items():
             w.extras[name][:, slot] = values
-        w.version[slot], w.incarnation[slot] = row.version, row.incarnation
+        w.version[slot], w.policy_updates[slot] = row.version, row.policy_updates
+        w.incarnation[slot] = row.incarnation
         self.next_obs = self._random(w.obs[:, after])
         w.obs[:, after] = self.next_obs
         self.rows.append(row)
@@ -157,6 +159,7 @@ class Rig:
             assert batch.reward[i] == np.float32(expected.reward)
             assert batch.discount[i] == np.float32(expected.discount)
             assert batch.version[i] == expected.version
+            assert batch.policy_updates[i] == expected.policy_updates
             for name, value in expected.extras.items():
                 np.testing.assert_array_equal(batch.extras[name][i], value)
 
@@ -180,6 +183,7 @@ def rig(
     uniform: bool = False,
     spec: EnvSpec = DEFAULT_SPEC,
     extras: tuple[FieldSpec, ...] = (),
+    window: int = 1_000,
 ) -> Iterator[Rig]:
     """A rig whose rings are granted in full once; gamma and alpha keep all sums exact."""
     rng = np.random.default_rng(seed)
@@ -195,10 +199,19 @@ def rig(
             uniform=uniform,
             frame_stack=frame_stack,
             priority_eps=EPS,
+            priority_window_updates=window,
             rng=np.random.default_rng(seed),
         )
         twin = SlowReplay(
-            rings, envs, slots, n_step=n_step, gamma=gamma, alpha=alpha, eps=EPS, frame_stack=frame_stack
+            rings,
+            envs,
+            slots,
+            n_step=n_step,
+            gamma=gamma,
+            alpha=alpha,
+            eps=EPS,
+            frame_stack=frame_stack,
+            window=window,
         )
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)

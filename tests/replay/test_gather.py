@@ -29,7 +29,7 @@ def test_n_step_cut_agrees_with_the_definition(n_step: int, gamma: float, form: 
             life += int(rng.random() < 0.1)
             flags = rng.choice([0, 0, 0, TERMINATED, TRUNCATED, 3], size=2).astype(np.uint8)
             nothing = np.zeros(2)
-            rows.append(SlowRow(nothing, nothing, rng.normal(size=2).astype(np.float32), flags, 0, life))
+            rows.append(SlowRow(nothing, nothing, rng.normal(size=2).astype(np.float32), flags, 0, 0, life))
         reward, flags = np.zeros(2 * slots, np.float32), np.zeros(2 * slots, np.uint8)
         incarnation = np.zeros(slots, np.int32)
         for p in range(position, position + slots):

@@ -18,6 +18,7 @@ def segment(number: int, version: int) -> Segment:
         reward=np.full(rows, number, np.float32),
         flags=np.zeros(rows, np.uint8),
         version=np.array([version, version, version + 1], np.int64),
+        policy_updates=np.array([version, version, version + 1], np.int64) * 10,
         extras={"log_prob": np.full(rows, number, np.float32)},
         weight=np.full(3, 0.5, np.float32),
         staleness=np.full(3, 9, np.int64),
@@ -43,13 +44,14 @@ def test_what_is_kept_is_a_copy_that_is_not_fresh() -> None:
         original.last_obs,
         original.reward,
         original.version,
+        original.policy_updates,
         original.extras["log_prob"],
     ):
         values[...] = -1
     (drawn,) = past.draw(1)
     assert not drawn.fresh and (drawn.obs == 7).all() and (drawn.last_obs == 7).all()
     assert (drawn.reward == 7).all() and (drawn.extras["log_prob"] == 7).all()
-    assert drawn.version.tolist() == [1, 1, 2]
+    assert drawn.version.tolist() == [1, 1, 2] and drawn.policy_updates.tolist() == [10, 10, 20]
 
 
 def test_weights_start_at_one_at_every_use() -> None:

@@ -29,6 +29,7 @@ def random_operation(r: Rig, batch: Batch, old: list[np.ndarray[Any, Any]]) -> N
     actor = r.actors[ring]
     if kind <= 1:
         actor.version += int(r.rng.integers(0, 2))
+        actor.policy_updates += int(r.rng.integers(0, 4))
         actor.write(int(r.rng.integers(1, 12)))
     elif kind == 2:
         r.ingest()
@@ -41,7 +42,7 @@ def random_operation(r: Rig, batch: Batch, old: list[np.ndarray[Any, Any]]) -> N
         actor.restart()
         actor.poison()
     elif kind == 5 and r.rng.random() < 0.3:
-        bound = max(a.version for a in r.actors) - 12
+        bound = max(a.policy_updates for a in r.actors) - 18
         assert r.replay.retire_older_than(bound) == r.twin.retire_older_than(bound)
         assert r.replay.retire_older_than(bound) == 0
     elif kind == 6 and old:
@@ -81,7 +82,7 @@ def check_against_twin(r: Rig) -> None:
     assert statistics.stale_updates_ignored == r.twin.ignored
     assert statistics.discarded_stale == r.twin.discarded
     assert statistics.retired == r.twin.retired
-    assert statistics.largest_priority == r.twin.largest
+    assert statistics.largest_priority == r.twin.largest()
     assert r.replay.published_rows().tolist() == r.twin.seen
     assert r.replay.published() == sum(r.twin.seen) * r.twin.num_envs
 
@@ -103,18 +104,22 @@ def test_random_operations_agree_with_the_twin(
         frame_stack=frames,
         spec=FRAMES_SPEC,
         extras=EXTRAS[:1],
+        window=3,
     ) as r:
         batch, old = r.batch(16), []
-        for _ in range(400):
+        for _ in range(500):
             random_operation(r, batch, old)
             check_against_twin(r)
         assert r.twin.ignored > 0
+        assert len(r.twin.maxima) > 4 * 3, "windows must follow one another"
         assert max(len(rows) for rows in r.twin.rows) > 2 * slots, "the rings must wrap"
 
 
 def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret(monkeypatch, tree_kernels, tables, power, gather, rows, sampling, sum_tree)
-    with rig(0, rings=2, envs=3, slots=16, n_step=3, frame_stack=2, spec=FRAMES_SPEC, extras=EXTRAS) as r:
+    with rig(
+        0, rings=2, envs=3, slots=16, n_step=3, frame_stack=2, spec=FRAMES_SPEC, extras=EXTRAS, window=3
+    ) as r:
         batch, old = r.batch(6), []
         for _ in range(250):
             random_operation(r, batch, old)
@@ -226,19 +231,49 @@ def test_rows_that_were_never_sampleable_cannot_be_given_a_priority() -> None:
         assert r.replay.tree.total == total
 
 
-def test_new_rows_get_the_largest_priority_so_far() -> None:
-    with rig(2, slots=32, n_step=1) as r:
-        r.actors[0].write(10)
-        r.ingest()
-        keys = sorted(r.twin.priority)
-        r.replay.update_priorities(r.ids(keys[:1]), np.array([7.0], np.float32))
-        r.replay.update_priorities(r.ids(keys[:1]), np.array([0.25], np.float32))
-        before = r.replay.tree.leaves.copy()
-        r.actors[0].write(10)
+def priority_of_new_rows(r: Rig) -> float:
+    """The one priority of some rows that are published now."""
+    before = r.replay.tree.leaves.copy()
+    while r.actors[0].write(4):
         r.ingest()
         new = r.replay.tree.leaves[(before == 0) & (r.replay.tree.leaves > 0)]
-        assert len(new) > 0
-        assert (new == 7.0 + EPS).all()
+        if len(new):
+            assert len(set(new.tolist())) == 1
+            return float(new[0])
+    raise AssertionError("the ring is full")
+
+
+def test_new_rows_get_the_largest_of_the_recent_priorities() -> None:
+    with rig(2, slots=256, n_step=1, window=2) as r:
+        assert priority_of_new_rows(r) == 1.0, "before any priority was given"
+        (key, *_) = sorted(r.twin.priority)
+        # Windows of two calls: (7, 0.25), (0.5, 0.125), (0.25, 0.25), (3, ...)
+        for error, largest in (
+            *((7.0, 7.0), (0.25, 7.0), (0.5, 7.0), (0.125, 7.0)),
+            *((0.25, 0.5), (0.25, 0.5), (3.0, 3.0)),
+        ):
+            assert r.replay.update_priorities(r.ids([key]), np.array([error], np.float32)) == 0
+            assert r.replay.statistics().largest_priority == largest + EPS
+            assert priority_of_new_rows(r) == largest + EPS
+
+
+def test_the_first_priority_does_not_outlast_the_first_update() -> None:
+    with rig(2, slots=64, n_step=1) as r:
+        priority_of_new_rows(r)
+        (key, *_) = sorted(r.twin.priority)
+        r.replay.update_priorities(r.ids([key]), np.array([0.25], np.float32))
+        assert priority_of_new_rows(r) == 0.25 + EPS
+
+
+def test_a_call_that_sets_nothing_counts_in_no_window() -> None:
+    with rig(2, slots=16, n_step=1, window=1) as r:
+        priority_of_new_rows(r)
+        keys = sorted(r.twin.priority)
+        r.replay.update_priorities(r.ids(keys[:1]), np.array([0.25], np.float32))
+        closed = [(0, keys[-1][1] + 1, 0)]  # not decided yet
+        for _ in range(3):
+            assert r.replay.update_priorities(r.ids(closed), np.array([5.0], np.float32)) == 1
+        assert r.replay.statistics().largest_priority == 0.25 + EPS
 
 
 @pytest.mark.parametrize(
@@ -327,18 +362,18 @@ def test_stale_rows_are_given_up_once_and_for_all() -> None:
     with rig(6, envs=2, slots=32) as r:
         actor = r.actors[0]
         for version in range(10):
-            actor.version = version
+            actor.version, actor.policy_updates = version, 100 * version
             actor.write(2)
         r.ingest()
-        discarded = r.replay.retire_older_than(5)
-        assert discarded == r.twin.retire_older_than(5) > 0
-        assert r.replay.retire_older_than(3) == 0
+        discarded = r.replay.retire_older_than(500)
+        assert discarded == r.twin.retire_older_than(500) > 0
+        assert r.replay.retire_older_than(300) == 0
         batch = r.batch(64)
         r.replay.sample(batch, 0.5)
-        assert batch.version.min() >= 5
+        assert batch.version.min() == 5 and batch.policy_updates.min() == 500, "by updates, not by versions"
         # Rows that arrive too old are never sampleable.
-        actor.version = 9
-        r.replay.retire_older_than(11)
+        actor.policy_updates = 900
+        r.replay.retire_older_than(901)
         assert r.replay.sampleable == 0
         actor.write(4)
         r.replay.ingest()
@@ -377,6 +412,7 @@ def test_wrong_calls_are_named() -> None:
         ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
         ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
         ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
+        ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
         ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
         ({"n_step": 16}, r"num_slots must be at least n_step \+ frame_stack, got 16"),
     ],

@@ -103,7 +103,8 @@ class Rig:
         np.testing.assert_array_equal(segment.reward, np.stack([r.reward for r in rows], 1), strict=True)
         np.testing.assert_array_equal(segment.flags, np.stack([r.flags for r in rows], 1), strict=True)
         assert segment.version.tolist() == [r.version for r in rows]
-        assert segment.version.dtype == np.int64
+        assert segment.policy_updates.tolist() == [r.policy_updates for r in rows]
+        assert segment.version.dtype == segment.policy_updates.dtype == np.int64
         assert segment.extras.keys() == rows[0].extras.keys()
         for name, values in segment.extras.items():
             expected = np.stack([r.extras[name] for r in rows], 1)
@@ -167,7 +168,7 @@ def test_random_operations_agree_with_a_queue_of_lists(slots, length, rings, spe
             kind = rng.integers(7)
             ring = int(rng.integers(rings))
             if kind == 0:
-                r.actors[ring].version = round_
+                r.actors[ring].version, r.actors[ring].policy_updates = round_, 3 * round_
                 r.actors[ring].write(int(rng.integers(1, 2 * length + 2)))
             elif kind == 1:
                 assert queue.poll() == twin.poll()
@@ -460,6 +461,7 @@ def bad_parts(segment: core.Segment) -> list[str]:
         "reward": ((rows * 4 + e) & 0xFFFFF).astype(np.float32),
         "flags": (rows + e) & 7,
         "version": rows * 3,
+        "policy_updates": rows * 5,
     }
     bad = [name for name, values in expected.items() if not np.array_equal(getattr(segment, name), values)]
     extra = ((rows * 2 + e) & 0xFFFFF).astype(np.float32)[:, :, np.newaxis]

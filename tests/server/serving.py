@@ -180,6 +180,12 @@ class EventStream:
             lines.append(line)
         return "".join(lines).rstrip("\n")
 
+    def snapshot(self) -> str:
+        """The next event that is a snapshot."""
+        while not (event := self.event()).startswith("data: "):
+            assert event, "the stream has ended"
+        return event
+
     def close(self) -> None:
         self.response.close()
         self._connection.close()

@@ -91,6 +91,7 @@ def test_close_ends_streams_at_once_with_a_last_snapshot(loops: str) -> None:
     thread = ServerThread(loops=loops).start()
     stream = thread.stream()
     assert stream.event() == "retry: 2000"
+    assert stream.event().startswith("event: evaluations")
     assert stream.event().startswith("data: ")
     with thread.open(b"GET /st"), thread.open():
         wait_until(lambda: thread.server.statistics().open == 3, "all three connections")
@@ -181,4 +182,4 @@ def test_a_long_history_keeps_its_beginning_and_stays_short() -> None:
 
 def test_a_history_of_nothing_has_its_columns() -> None:
     history = json.loads(SnapshotFeed(make_snapshot).history())
-    assert history["wall_seconds"] == [] and history["evaluation"] == []
+    assert history["wall_seconds"] == [] and history["evaluations"] == []

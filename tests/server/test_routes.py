@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 import pytest
-from serving import TOKEN, ServerThread, wait_until
+from serving import TOKEN, EventStream, ServerThread, wait_until
 from snapshots import make_actor, make_snapshot
 
 from asyncrl.errors import CheckpointError
-from asyncrl.metrics import METRIC_NAMES, Snapshot
+from asyncrl.metrics import METRIC_NAMES, EvaluationResult, Snapshot
 from asyncrl.server import routes
 
 PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
@@ -40,7 +40,8 @@ def test_every_path_answers(server: ServerThread, path: str, method: str) -> Non
 def test_stats_has_every_field_and_every_metric(server: ServerThread) -> None:
     server.run.snapshot = make_snapshot(train_metrics={"train/td_error": 0.5})
     stats = server.ask("/stats").json()
-    assert set(Snapshot.__dataclass_fields__) | set(METRIC_NAMES) | {"train/td_error"} == set(stats)
+    fields = set(Snapshot.__dataclass_fields__) - {"evaluations"}
+    assert fields | set(METRIC_NAMES) | {"train/td_error"} == set(stats)
     assert stats["env_steps"] == stats["time/total_timesteps"] == 1000
     assert stats["actors"][1]["pid"] == 4001
     assert stats["evaluation"]["return_mean"] == stats["eval/mean_reward"] == 200.0
@@ -56,8 +57,7 @@ def test_stats_stays_strict_json(server: ServerThread, bad: float) -> None:
     assert stats["loss"] is stats["train/loss"] is stats["train/x"] is stats["return_mean"] is None
     assert stats["actors"][0]["last_error"] == '</script>\u2028"\n'
     with closing(server.stream()) as stream:
-        stream.event()
-        event = stream.event()
+        event = stream.snapshot()
     assert json.loads(event.removeprefix("data: "), parse_constant=pytest.fail)["loss"] is None
 
 
@@ -80,7 +80,7 @@ def test_a_failing_snapshot_breaks_nothing_else(server: ServerThread) -> None:
         assert stream.event() == "retry: 2000"
         assert stream.event() == ": no snapshot"
         server.run.fails = None
-        assert stream.event().startswith("data: {")
+        assert stream.snapshot().startswith("data: {")
 
 
 @pytest.mark.parametrize("shared", ["uvloop"], indirect=True)
@@ -91,19 +91,46 @@ def test_events_bring_a_snapshot_at_once_and_then_one_a_second(server: ServerThr
         assert stream.event() == "retry: 2000"
         began = server.loop.time()
         server.run.snapshot = make_snapshot(env_steps=1000)
-        assert json.loads(stream.event().removeprefix("data: "))["env_steps"] == 1000
+        assert json.loads(stream.snapshot().removeprefix("data: "))["env_steps"] == 1000
         server.run.snapshot = make_snapshot(env_steps=2000)
-        seen = [json.loads(stream.event().removeprefix("data: "))["env_steps"] for _ in range(2)]
+        seen = [json.loads(stream.snapshot().removeprefix("data: "))["env_steps"] for _ in range(2)]
         assert seen == [2000, 2000]
         assert 0.9 < server.loop.time() - began < 2.5
 
 
 def test_history_keeps_what_was(server: ServerThread) -> None:
-    wait_until(lambda: len(server.ask("/history").json()["env_steps"]) > 0, "a first moment")
+    wait_until(lambda: server.ask("/history").json()["evaluations"], "a first moment")
     history = server.ask("/history").json()
+    evaluations = history.pop("evaluations")
     assert len({len(column) for column in history.values()}) == 1
-    assert {"wall_seconds", "return_mean", "evaluation", "staleness_p95"} <= set(history)
-    assert history["evaluation"][-1] == 200.0
+    assert {"wall_seconds", "return_mean", "policy_lag_mean", "staleness_p95"} <= set(history)
+    assert [(e["env_steps"], e["updates"], e["return_mean"]) for e in evaluations] == [(900, 220, 200.0)]
+
+
+def evaluations_of(count: int) -> tuple[EvaluationResult, ...]:
+    return tuple(EvaluationResult(float(i), 0.0, 9.0, 5, i, 100 * i, 0.1 * i, 10 * i) for i in range(count))
+
+
+def test_history_and_events_have_every_evaluation_however_many_came_in_a_second(server: ServerThread) -> None:
+    def told(stream: EventStream) -> tuple[int, list[float]]:
+        while not (event := stream.event()).startswith("event: evaluations"):
+            assert event
+        news = json.loads(event.partition("data: ")[2])
+        return news["first"], [e["return_mean"] for e in news["evaluations"]]
+
+    server.run.snapshot = make_snapshot(evaluations=evaluations_of(3))
+    with closing(server.stream()) as stream:
+        # The feed may have kept the snapshot from before for a moment.
+        seen: list[float] = []
+        while len(seen) < 3:
+            first, means = told(stream)
+            seen[first:] = means
+        assert seen == [0.0, 1.0, 2.0] or seen == [200.0, 1.0, 2.0]
+        server.run.snapshot = make_snapshot(evaluations=evaluations_of(8))
+        assert told(stream) == (3, [3.0, 4.0, 5.0, 6.0, 7.0]), "only what is new"
+    wait_until(lambda: len(server.ask("/history").json()["evaluations"]) == 8, "a moment with all of them")
+    assert [e["return_mean"] for e in server.ask("/history").json()["evaluations"]] == [*range(8)]
+    assert "evaluations" not in server.ask("/stats").json()
 
 
 def test_prometheus_text_parses(server: ServerThread) -> None:
@@ -127,11 +154,34 @@ def test_prometheus_text_parses(server: ServerThread) -> None:
 
 def test_the_staleness_histogram_is_cumulative(server: ServerThread) -> None:
     samples, kinds = parse_prometheus(server.ask("/metrics").body.decode())
-    # Counts 10, 20, 5, 1 from 0, 1, 2 and 4 versions on: at most 0, 1 and 3 are 10, 30 and 35.
+    # Counts 10, 20, 5, 1 from 0, 1, 2 and 4 updates on: at most 0, 1 and 3 are 10, 30 and 35.
     buckets = {labels[0][1]: v for (name, labels), v in samples.items() if name == "asyncrl_staleness_bucket"}
     assert buckets == {"0": 10, "1": 30, "3": 35, "+Inf": 36}
     assert kinds["asyncrl_staleness"] == "histogram"
     assert samples["asyncrl_staleness_count", ()] == 36
+
+
+def test_policy_lag_and_both_kinds_of_staleness_say_their_units(server: ServerThread) -> None:
+    text = server.ask("/metrics").body.decode()
+    samples, kinds = parse_prometheus(text)
+    for name, value in (
+        ("policy_lag_mean", 2.6),
+        ("policy_lag_p95", 4),
+        ("policy_lag_max", 7),
+        ("staleness_mean", 2.1),
+        ("staleness_versions_mean", 1.1),
+        ("staleness_versions_p95", 2),
+        ("staleness_versions_max", 3),
+    ):
+        assert samples[f"asyncrl_{name}", ()] == value
+        unit = "in policy versions" if "versions" in name else "in updates"
+        assert re.search(f"# HELP asyncrl_{name} .*{unit}", text), name
+    assert samples["asyncrl_publish_interval", ()] == 4
+    assert samples["asyncrl_publish_seconds", ()] == 25e-6
+    assert samples["asyncrl_evaluation_env_steps", ()] == 900
+    assert kinds["asyncrl_policy_lag"] == "histogram"
+    assert samples["asyncrl_policy_lag_bucket", (("le", "1"),)] == 400
+    assert samples["asyncrl_policy_lag_count", ()] == 1000
 
 
 SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
@@ -266,6 +316,16 @@ def test_the_page_cannot_be_made_to_run_what_a_run_says(server: ServerThread) ->
 def test_the_page_has_a_place_for(name: str) -> None:
     page = routes.load_page()[0].decode()
     assert f'id="{name}"' in page or name.capitalize() in page
+
+
+def test_the_page_says_how_far_actors_are_behind_and_shows_every_evaluation() -> None:
+    page = routes.load_page()[0].decode()
+    assert 'acting " + updates(s.policy_lag_mean) + " behind"' in page
+    assert (
+        "[s.policy_lag_edges, s.policy_lag_counts]" in page
+        and "[s.staleness_edges, s.staleness_counts]" in page
+    )
+    assert "event: evaluations" in page
 
 
 def test_the_page_reads_only_fields_that_exist() -> None:

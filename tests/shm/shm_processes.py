@@ -41,7 +41,7 @@ DIE_WITH_PARENT = 1
 
 _ROW = (
     "int64[::1], int64[:, :, ::1], int64[:, ::1], float32[:, ::1], uint8[:, ::1], float32[:, :, ::1], "
-    "int64[::1], int32[::1]"
+    "int64[::1], int64[::1], int32[::1]"
 )
 
 
@@ -52,7 +52,7 @@ def write_observation(obs, e, slot, row):
 
 
 @kernel(f"void({_ROW}, int64, int64)")
-def write_row(header, obs, action, reward, flags, extra, version, incarnation, row, life):
+def write_row(header, obs, action, reward, flags, extra, version, updates, incarnation, row, life):
     """Everything of row `row` but its observation, and the observation of row `row + 1`."""
     slot, following = row & (version.shape[0] - 1), (row + 1) & (version.shape[0] - 1)
     for e in range(obs.shape[0]):
@@ -62,15 +62,16 @@ def write_row(header, obs, action, reward, flags, extra, version, incarnation, r
         extra[e, slot, :] = np.float32((row * 2 + e) & 0xFFFFF)
         write_observation(obs, e, following, row + 1)
     version[slot] = row * 3
+    updates[slot] = row * 5
     incarnation[slot] = life
 
 
 @kernel(f"int64({_ROW}, int64, int64)")
-def first_bad_row(header, obs, action, reward, flags, extra, version, incarnation, start, stop):
+def first_bad_row(header, obs, action, reward, flags, extra, version, updates, incarnation, start, stop):
     """First row of [start, stop) that is not what `write_row` writes there, or -1."""
     for row in range(start, stop):
         slot = row & (version.shape[0] - 1)
-        good = version[slot] == row * 3
+        good = version[slot] == row * 3 and updates[slot] == row * 5
         for e in range(obs.shape[0]):
             good &= action[e, slot] == row * 4 + e
             good &= reward[e, slot] == np.float32((row * 4 + e) & 0xFFFFF)
@@ -85,7 +86,9 @@ def first_bad_row(header, obs, action, reward, flags, extra, version, incarnatio
 
 
 @kernel(f"void({_ROW}, int64[::1], int64, int64, boolean)")
-def write_rows(header, obs, action, reward, flags, extra, version, incarnation, armed, life, until, wrongly):
+def write_rows(
+    header, obs, action, reward, flags, extra, version, updates, incarnation, armed, life, until, wrongly
+):
     """Write and publish rows up to `until` as grants allow; `wrongly`: the position first, then the data."""
     row = header[PUBLISHED]
     for e in range(obs.shape[0]):
@@ -97,7 +100,7 @@ def write_rows(header, obs, action, reward, flags, extra, version, incarnation, 
             pass
         if wrongly:
             store_release(header, PUBLISHED, row + 1)
-        write_row(header, obs, action, reward, flags, extra, version, incarnation, row, life)
+        write_row(header, obs, action, reward, flags, extra, version, updates, incarnation, row, life)
         if not wrongly:
             publish_rows(header, armed, 1, obs.shape[0])
         row += 1
@@ -107,7 +110,7 @@ def rows_of(end: Any) -> tuple[Any, ...]:
     """The arrays of a counting ring's end in the order the kernels above take them."""
     return (
         *(end.header, end.obs, end.action, end.reward, end.flags),
-        *(end.extras["log_prob"], end.version, end.incarnation),
+        *(end.extras["log_prob"], end.version, end.policy_updates, end.incarnation),
     )
 
 
@@ -372,12 +375,12 @@ def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
 
 
 def publish_weights(fd: int, until: int) -> int:
-    """Publish version v as v everywhere, up to version `until`, with an update's worth of work in between."""
+    """Publish version v as v everywhere, made by 7 v updates, up to version `until`; an update's work in between."""
     mailbox = WeightMailbox.attach(fd, WEIGHTS)
     values, work = np.empty(WEIGHTS, np.float32), np.empty(WEIGHTS, np.float32)
     while (version := mailbox.version) < until:
         values.fill(version + 1)
-        assert mailbox.publish(values) == version + 1
+        assert mailbox.publish(values, 7 * (version + 1)) == version + 1
         np.sqrt(values, out=work)
     return mailbox.version
 

@@ -53,11 +53,12 @@ def test_layout_is_stream_major_and_travels():
         "flags": ((2, 8), "uint8"),
         "value": ((2, 8), "float32"),
         "version": ((8,), "int64"),
+        "policy_updates": ((8,), "int64"),
         "incarnation": ((8,), "int32"),
         "episode_return": ((EPISODE_LOG,), "float64"),
         "episode_length": ((EPISODE_LOG,), "int64"),
     }
-    assert layout.bytes_per_row() == 2 * (3 * 4 + 8 + 4 + 1 + 4) + 8 + 4
+    assert layout.bytes_per_row() == 2 * (3 * 4 + 8 + 4 + 1 + 4) + 8 + 8 + 4
     assert layout.nbytes() >= 8 * layout.bytes_per_row()
 
 

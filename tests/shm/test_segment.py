@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +206,22 @@ def test_available_is_the_least_of_machine_and_control_groups(
 
 def test_available_bytes_of_this_machine_is_plausible():
     assert 1 << 20 < available_bytes() < 1 << 50
+
+
+def test_memory_attached_read_only_is_seen_by_kernels_and_ends_a_process_that_writes() -> None:
+    with Segment.create("test", ARRAYS) as one:
+        name = ARRAYS[0].name
+        one[name][:] = 3
+        two = Segment.attach(os.dup(one.fd), ARRAYS, writable=False)
+        view = two[name]
+        assert view.flags.writeable, "kernels are compiled for writable arrays"
+        two.close()
+        assert (view == 3).all(), "a view keeps the mapping"
+        code = (
+            "import sys; from asyncrl.shm.segment import ArraySpec, Segment;"
+            f"s = Segment.attach(int(sys.argv[1]), {ARRAYS!r}, writable=False);"
+            f"assert (s[{name!r}] == 3).all(); s[{name!r}][:] = 4"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(one.fd)], pass_fds=(one.fd,), timeout=60)
+        assert done.returncode == -signal.SIGSEGV
+        assert (one[name] == 3).all()

@@ -41,12 +41,12 @@ def test_versions_count_publications_and_only_newer_ones_are_copied(mailbox):
     reader = WeightMailbox.attach(os.dup(mailbox.fd), WEIGHTS)
     out, have = np.empty(WEIGHTS, np.float32), 0
     for version in range(1, 6):
-        assert mailbox.publish(full(version)) == version == reader.version
+        assert mailbox.publish(full(version), 10 * version) == version == reader.version
         have = reader.refresh(out, have)
-        assert have == version
+        assert have == version and reader.updates == 10 * version
         assert_holds(out, version)
     out.fill(-1)
-    assert reader.refresh(out, have) == have
+    assert reader.refresh(out, have) == have and reader.updates == 50
     assert_holds(out, -1)
     reader.close()
 
@@ -59,20 +59,43 @@ def test_publish_with_fills_shared_memory_in_place(mailbox):
 
 
 def test_a_fill_that_raises_publishes_nothing(mailbox):
-    mailbox.publish(full(1))
+    mailbox.publish(full(1), 5)
 
     def fill(back: np.ndarray) -> None:
         back[:10] = -7
         raise OverflowError("half way")
 
-    with pytest.raises(OverflowError, match="half way"):
-        mailbox.publish_with(fill)
-    out = np.empty(WEIGHTS, np.float32)
-    assert (mailbox.version, mailbox.refresh(out, 0)) == (1, 1)
-    assert_holds(out, 1)
-    assert mailbox.publish(full(2)) == 2
-    assert mailbox.refresh(out, 1) == 2
+    for _ in range(3):
+        with pytest.raises(OverflowError, match="half way"):
+            mailbox.publish_with(fill, 99)
+        out = np.empty(WEIGHTS, np.float32)
+        assert (mailbox.version, mailbox.refresh(out, 0), mailbox.updates) == (1, 1, 5)
+        assert_holds(out, 1)
+    assert mailbox.publish(full(2), 6) == 2
+    assert (mailbox.refresh(out, 1), mailbox.updates) == (2, 6)
     assert_holds(out, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 1, WEIGHTS // 2, WEIGHTS - 1])
+def test_weights_that_are_not_finite_are_never_committed(mailbox, bad, at):
+    mailbox.publish(full(1), 5)
+    values, out = full(2), np.empty(WEIGHTS, np.float32)
+    values[at] = bad
+    assert mailbox.publish_with(lambda back: np.copyto(back, values), 6) == 0
+    with pytest.raises(ValueError, match="values must be finite, got NaN or infinity"):
+        mailbox.publish(values, 6)
+    assert (mailbox.version, mailbox.refresh(out, 0), mailbox.updates) == (1, 1, 5)
+    assert_holds(out, 1)
+    assert (mailbox.publish(full(3), 7), mailbox.refresh(out, 1), mailbox.updates) == (2, 2, 7)
+    assert_holds(out, 3)
+
+
+def test_the_largest_finite_weights_are_committed(mailbox):
+    values = full(np.finfo(np.float32).max)
+    values[::2] *= -1
+    values[1] = np.finfo(np.float32).tiny / 2
+    assert mailbox.publish(values) == 1
 
 
 def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbox):
@@ -85,6 +108,7 @@ def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbo
         if version > have:
             refreshed += 1
             assert_holds(out, version)
+            assert mailbox.updates == 7 * version, "weights of one version with the updates of another"
         assert version >= have
         have = version
     assert nursery.join(pid) == until and have == until
@@ -157,7 +181,7 @@ def plain(monkeypatch, mailbox):
     monkeypatch.setattr(module, "fence", lambda: None)
 
     def refresh(out: np.ndarray, have: int) -> int:
-        return module._refresh.py_func(mailbox._header, mailbox._values, out, have)
+        return module._refresh.py_func(mailbox._header, mailbox._values, out, have, mailbox._refreshed)
 
     yield refresh, during
 
@@ -166,10 +190,11 @@ def test_a_reader_that_is_overtaken_twice_takes_the_newest(plain, mailbox):
     refresh, during = plain
     mailbox.publish(full(1))
     out = full(0)
-    during.append(lambda: [mailbox.publish(full(v)) for v in (2, 3)])
-    during.append(lambda: mailbox.publish_with(lambda back: back.fill(4)))
+    during.append(lambda: [mailbox.publish(full(v), 7 * v) for v in (2, 3)])
+    during.append(lambda: mailbox.publish_with(lambda back: back.fill(4), 28))
     assert refresh(out, 0) == 3, "overtaken by 2 and 3 once, then undisturbed by 4 in the other buffer"
     assert_holds(out, 3)
+    assert mailbox.updates == 21
 
 
 def test_a_reader_that_cannot_find_whole_weights_keeps_what_it_has(plain, mailbox):

@@ -1,0 +1,71 @@
+"""File descriptors: how many a run needs, found before it starts, and the error where they run out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+
+from asyncrl.errors import TooFewDescriptors
+
+PER_ACTOR = 6
+"""Ring and its mapping, socket, stack file; and while it starts, its end of the socket and its payload."""
+BESIDES = 64
+"""Mailbox, doorbell, evaluator, event loop, the run's files, the page and a few of its readers; with room to spare."""
+
+
+def require_descriptors(num_actors: int) -> None:
+    """Raise `TooFewDescriptors` (ASYNC030) where this process may not open as many files as a run needs."""
+    limit, held = _limit(), _held()
+    needed = held + BESIDES + PER_ACTOR * num_actors
+    if limit is not None and needed > limit:
+        raise TooFewDescriptors(
+            f"A run with {num_actors} actors needs {needed:,} file descriptors, but {limit:,} are allowed.",
+            facts={"open already": held, "for each actor": PER_ACTOR, "for everything else": BESIDES},
+            fix=f"run `ulimit -n {_round_up(needed)}` in the shell before, or lower num_actors",
+        )
+
+
+@contextlib.contextmanager
+def descriptors_or_error(who: str) -> Iterator[None]:
+    """Turn the system's "too many open files" into `TooFewDescriptors` (ASYNC030).
+
+    Args:
+        who: what cannot be started without them.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = _limit()
+        raise TooFewDescriptors(
+            f"{who} cannot be started: {os.strerror(error.errno)}.",
+            facts={"allowed": limit},
+            fix=f"run `ulimit -n {_round_up(2 * (limit or 1024))}` in the shell before, or lower num_actors",
+        ) from error
+
+
+def _limit() -> int | None:
+    """Descriptors that this process may hold, None where there is no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _held() -> int:
+    """Descriptors that this process holds; 0 where the system does not list them."""
+    for directory in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return len(os.listdir(directory))
+    return 0
+
+
+def _round_up(count: int) -> int:
+    """The next power of two, 1,024 at least: a number that people set."""
+    return max(1024, 1 << (count - 1).bit_length())

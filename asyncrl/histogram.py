@@ -1,0 +1,129 @@
+"""Histogram of non-negative counts, with mean, 95th percentile and maximum: for staleness and policy lag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.shm.atomics import kernel
+
+_EXACT = 16
+"""The histogram is exact up to 15, then has four buckets per doubling (error of a percentile under 20 %)."""
+_OPEN = _EXACT + 4 * 32
+
+
+def _edges() -> NDArray[np.int64]:
+    """Lower bucket edges: 0..15, then 16, 20, 24, 28, 32, 40, ... four to an octave."""
+    tail = [(4 + k % 4) << (k // 4 + 2) for k in range(_OPEN - _EXACT)]
+    return np.array([*range(_EXACT), *tail], np.int64)
+
+
+EDGES: NDArray[np.int64] = _edges()
+"""Lower edges of the buckets; the last bucket is open."""
+
+
+@dataclass(frozen=True)
+class HistogramStatistics:
+    """Distribution of the values counted since the last report, and the histogram since the start.
+
+    Attributes:
+        mean, p95: p95 is the lower edge of the bucket that holds the 95th percentile.
+        max: exact.
+        samples: how many values the three are taken over.
+        edges, counts: `counts[i]` values since the start with `edges[i] <= value < edges[i + 1]`, trailing empty
+            buckets left out.
+    """
+
+    mean: float = 0.0
+    p95: float = 0.0
+    max: int = 0
+    samples: int = 0
+    edges: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+class Histogram:
+    """Counts non-negative integers; used from one thread."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_OPEN, np.int64)
+        self._reported = np.zeros(_OPEN, np.int64)
+        self._sums = np.zeros(3, np.int64)  # samples, sum, max; since the last report
+        self._total = np.zeros(3, np.int64)  # the same, since the start
+
+    def add(self, now: int, then: NDArray[np.int64], each: int = 1) -> int:
+        """Count `now - then[i]` for every i; returns the largest.
+
+        Args:
+            now: what is subtracted from.
+            then: int64 `[n]`, contiguous.
+            each: how often every value counts.
+        """
+        return int(_add(now, then, each, self._counts, self._sums))
+
+    def statistics(self, reset: bool = False) -> HistogramStatistics:
+        """Distribution since the last report (with `reset`, a new interval begins)."""
+        recent = self._counts - self._reported
+        samples, total, most = (int(x) for x in self._sums)
+        used = int(np.flatnonzero(self._counts)[-1]) + 1 if self._counts.any() else 0
+        result = HistogramStatistics(
+            mean=total / samples if samples else 0.0,
+            p95=_percentile(recent, 0.95),
+            max=most,
+            samples=samples,
+            edges=tuple(int(e) for e in EDGES[:used]),
+            counts=tuple(int(c) for c in self._counts[:used]),
+        )
+        if reset:
+            self._total[0] += samples
+            self._total[1] += total
+            self._total[2] = max(int(self._total[2]), most)
+            self._reported[:] = self._counts
+            self._sums[:] = 0
+        return result
+
+    def overall(self) -> HistogramStatistics:
+        """Distribution over the whole run."""
+        recent = self.statistics()
+        samples = int(self._total[0]) + recent.samples
+        total = int(self._total[1]) + int(self._sums[1])
+        return HistogramStatistics(
+            mean=total / samples if samples else 0.0,
+            p95=_percentile(self._counts, 0.95),
+            max=max(int(self._total[2]), recent.max),
+            samples=samples,
+            edges=recent.edges,
+            counts=recent.counts,
+        )
+
+
+def _percentile(counts: NDArray[np.int64], share: float) -> float:
+    """Lower edge of the bucket at which the cumulated counts reach `share` of the whole; 0 where there are none."""
+    cumulated = np.cumsum(counts)
+    if cumulated[-1] == 0:
+        return 0.0
+    return float(EDGES[int(np.searchsorted(cumulated, share * cumulated[-1]))])
+
+
+@kernel("int64(int64, int64[::1], int64, int64[::1], int64[::1])")
+def _add(
+    now: int, then: NDArray[np.int64], each: int, counts: NDArray[np.int64], sums: NDArray[np.int64]
+) -> int:
+    """One pass over `then`: histogram and sums. Returns the largest difference."""
+    most = np.int64(0)
+    for i in range(then.shape[0]):
+        value = now - then[i]
+        most = max(most, value)
+        sums[1] += value * each
+        bucket = value
+        if value >= 16:
+            octave = 4
+            while value >> (octave + 1) > 0:
+                octave += 1
+            bucket = 16 + 4 * (octave - 4) + ((value >> (octave - 2)) & 3)
+        counts[min(bucket, counts.shape[0] - 1)] += each
+    sums[0] += then.shape[0] * each
+    sums[2] = max(sums[2], most)
+    return most  # type: ignore[return-value]

@@ -1,0 +1,158 @@
+"""Whether lockstep replay gives the same weights to the bit: five runs of each algorithm under three conditions.
+
+    quiet        twice, as it is
+    one-core     once, all processes pinned to one core
+    suspended    twice, with an actor or the whole group of actors stopped at random for 20 to 50 milliseconds
+
+Each run is a fresh process that makes `--updates` updates with one seed. Compared are the SHA-256 of the final weights,
+the updates and the environment steps. The script ends with status 1 where two of them differ.
+
+    python benchmarks/lockstep_exact.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+# Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from harness import Report, markdown
+
+CONDITIONS = ("quiet", "quiet", "one-core", "suspended", "suspended")
+ENVIRONMENTS = {"dqn": "CartPole-v1", "rainbow": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+BATCH, SAMPLES_PER_INSERT, LEARNING_STARTS = 64, 16.0, 500
+
+
+def algorithm(name: str) -> Any:
+    """The record of that name: prioritized DQN, and the others as they are by default."""
+    from asyncrl.algorithms import ALGORITHMS
+
+    options: dict[str, Any] = {
+        "discipline": "lockstep",
+        "batch_size": BATCH,
+        "samples_per_insert": SAMPLES_PER_INSERT,
+        "learning_starts": LEARNING_STARTS,
+        "replay_capacity": 20_000,
+        "hidden_sizes": (64, 64),
+    }
+    if name == "dqn":
+        options["prioritized"] = True
+    return ALGORITHMS[name](**options)
+
+
+def one(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
+    """Train once, in this process; what came out of it."""
+    from asyncrl import Trainer
+
+    if condition == "one-core":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    trainer = Trainer(
+        ENVIRONMENTS[name], algorithm(name), seed=seed, num_actors=2, envs_per_actor=4, http="off",
+        report_interval_seconds=0.05, eval_interval_seconds=1e6, target_eval_episodes=1,
+    )  # fmt: skip
+    trainer.start(total_steps=LEARNING_STARTS + round(updates * BATCH / SAMPLES_PER_INSERT))
+    over, suspended = threading.Event(), [0]
+    if condition == "suspended":
+        jitter = threading.Thread(target=suspend, args=(trainer, over, suspended))
+        jitter.start()
+    try:
+        result = asyncio.run(trainer.wait())
+    finally:
+        over.set()
+        if condition == "suspended":
+            jitter.join()
+    return {
+        "sha256": hashlib.sha256(result.policy.weights.tobytes()).hexdigest(),
+        "updates": result.summary["updates"],
+        "env_steps": result.summary["env_steps"],
+        "train_seconds": result.summary["train_seconds"],
+        "suspensions": suspended[0],
+    }
+
+
+def suspend(trainer: Any, over: threading.Event, count: list[int]) -> None:
+    """Stop one actor, or all at once, for 20 to 50 milliseconds, again and again until `over`."""
+    rng = random.Random(os.getpid())
+    while not over.wait(rng.uniform(0.0, 0.1)):
+        snapshot = trainer.snapshot()
+        pids = [actor.pid for actor in snapshot.actors if actor.pid] if snapshot is not None else []
+        if not pids:
+            continue
+        chosen = pids if rng.random() < 0.3 else [rng.choice(pids)]
+        for pid in chosen:
+            _signal(pid, signal.SIGSTOP)
+        time.sleep(rng.uniform(0.02, 0.05))
+        for pid in chosen:
+            _signal(pid, signal.SIGCONT)
+        count[0] += 1
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        os.kill(pid, number)
+
+
+def fresh(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
+    """`one` in a process of its own."""
+    line = [sys.executable, __file__, "--one", name, "--condition", condition]
+    line += ["--updates", str(updates), "--seed", str(seed)]
+    done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=3_600)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def main() -> None:
+    """Run everything and write results/lockstep_exact.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--updates", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default=",".join(ENVIRONMENTS), help="comma-separated algorithms")
+    parser.add_argument("--trial", action="store_true", help="write no result file")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--condition", choices=sorted(set(CONDITIONS)), help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.one:
+        print(json.dumps(one(parsed.one, parsed.condition, parsed.updates, parsed.seed)))
+        return
+    report, rows, differing = Report("lockstep_exact"), [], []
+    for name in parsed.only.split(","):
+        found = []
+        for condition in CONDITIONS:
+            found.append({"condition": condition, **fresh(name, condition, parsed.updates, parsed.seed)})
+            print(name, found[-1], flush=True)
+        distinct = {(f["sha256"], f["updates"], f["env_steps"]) for f in found}
+        if len(distinct) > 1:
+            differing.append(name)
+        report.add(f"{name}_distinct_results", [float(len(distinct))], "", "1")
+        report.add(f"{name}_updates", [float(f["updates"]) for f in found], "")
+        report.add(f"{name}_suspensions", [float(f["suspensions"]) for f in found], "")
+        report.note(name, found)
+        hashes = ", ".join(sorted({f["sha256"][:12] for f in found}))
+        rows.append([name, ENVIRONMENTS[name], found[0]["updates"], len(found), len(distinct), hashes])
+    table = markdown(["algorithm", "env", "updates", "runs", "distinct", "SHA-256 of the weights"], rows)
+    print(table)
+    report.note("table", table.splitlines())
+    if not parsed.trial:
+        report.write()
+    if differing:
+        sys.exit(f"lockstep is not exact: {', '.join(differing)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Environments that break what is around them: their process, its helpers, memory that is not theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fakes
+import numpy as np
+
+
+class DetachesHelper(fakes.SimpleEnv):
+    """Starts a helper in a session of its own whose parent ends at once, as a daemon; shows both process ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        daemon = (
+            "import os, sys, time\n"
+            "if os.fork(): os._exit(0)\n"
+            "os.setsid()\n"
+            "print(os.getpid(), flush=True)\n"
+            "os.close(1)\n"
+            "time.sleep(3600)"
+        )
+        started = subprocess.run([sys.executable, "-c", daemon], stdout=subprocess.PIPE, check=True)
+        self.helper = int(started.stdout)
+
+    def observe(self) -> Any:
+        return np.array([os.getpid(), self.helper], np.float32)
+
+
+class ReadsNull(fakes.SimpleEnv):
+    """Dies of a real segmentation fault in its 5th step."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 4:
+            self.follow_a_wild_pointer()
+        return super().step(action)
+
+    def follow_a_wild_pointer(self) -> None:
+        ctypes.string_at(0)
+
+
+class Aborts(ReadsNull):
+    def follow_a_wild_pointer(self) -> None:
+        os.abort()
+
+
+class OverwritesWeights(ReadsNull):
+    """Writes into the first mapping of the weights that its process has."""
+
+    def follow_a_wild_pointer(self) -> None:
+        maps = Path("/proc/self/maps").read_text()
+        found = re.search(r"^([0-9a-f]+)-\S+ .* /memfd:weights", maps, re.MULTILINE)
+        assert found is not None
+        ctypes.memset(int(found[1], 16), 0xFF, 64)
+
+
+class HangsInReset(fakes.SimpleEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        while True:
+            time.sleep(3600)

@@ -1,0 +1,47 @@
+"""Options that every replay algorithm has: pace, publication and discipline, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrl.algorithms import ALGORITHMS
+
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_lockstep_needs_samples_per_insert(name: str) -> None:
+    record: Any = ALGORITHMS[name]
+    text = "samples_per_insert must be a number with discipline='lockstep', got None"
+    with pytest.raises(ValueError, match=text):
+        record(discipline="lockstep", samples_per_insert=None)
+    assert record(discipline="lockstep", samples_per_insert=4).samples_per_insert == 4.0
+    assert record(discipline="relaxed", samples_per_insert=None).samples_per_insert is None
+
+
+@pytest.mark.parametrize("name", REPLAY)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lockstep_lag": 0}, "lockstep_lag must be at least 1, got 0"),
+        ({"publish_interval": 0}, "publish_interval must be at least 1, got 0"),
+        ({"publish_interval": "often"}, "publish_interval"),
+        ({"discipline": "synchronous"}, "discipline"),
+    ],
+)
+def test_options_outside_their_range_are_refused(name: str, options: dict[str, Any], text: str) -> None:
+    record: Any = ALGORITHMS[name]
+    with pytest.raises((ValueError, TypeError), match=text):
+        record(**options)
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_defaults_and_values_from_the_command_line(name: str) -> None:
+    record: Any = ALGORITHMS[name]
+    made = record()
+    assert (made.publish_interval, made.lockstep_lag) == ("auto", 4)
+    assert record(publish_interval="7").publish_interval == 7
+    assert record(publish_interval="auto").publish_interval == "auto"
+    assert record(publish_interval=1, lockstep_lag=1).lockstep_lag == 1

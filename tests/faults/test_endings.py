@@ -1,0 +1,417 @@
+"""How runs end: weights and summary are kept whatever fails, nothing waits for ever, and signals are heard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from fakes import SimpleEnv
+
+import asyncrl
+from asyncrl import DQN, Trainer, errors
+from asyncrl.actors import evaluator
+from asyncrl.checkpoint import read_policy
+from asyncrl.interrupts import Interrupts
+
+PACKAGE = str(Path(asyncrl.__file__).parent.parent)
+SECONDS = 60
+SMALL: dict[str, Any] = {
+    "envs_per_actor": 2,
+    "num_actors": 1,
+    "http": "off",
+    "target_eval_episodes": 3,
+    "eval_interval_seconds": 1000.0,
+}
+
+
+def small() -> DQN:
+    return DQN(
+        hidden_sizes=(16,), learning_starts=50, replay_capacity=2_000, batch_size=16, samples_per_insert=4.0
+    )
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
+
+
+class RaisesAtStep300(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole that raises at its 300th step: when the run has learned something."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 300:
+            raise KeyError("the table is gone")
+        return self.env.step(action)
+
+
+def test_a_run_that_fails_leaves_its_weights_and_a_summary(tmp_path: Path) -> None:
+    trainer = Trainer(RaisesAtStep300, small(), run_dir=tmp_path, **SMALL)
+    with pytest.raises(errors.EnvironmentRaised, match="the table is gone"):
+        trainer.learn(total_steps=50_000)
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["stop_reason"]) == ("failed", "failed")
+    assert "[ASYNC002]" in summary["error"]
+    assert "the table is gone" in summary["error"]
+    assert summary["updates"] > 0
+    assert trainer.result is not None
+    saved = read_policy(tmp_path / "checkpoints" / "latest")
+    assert saved.meta.updates == summary["updates"]
+    assert saved.weights.tolist() == trainer.result.policy.weights.tolist()
+
+
+def test_a_start_that_fails_leaves_a_summary_and_its_directory_may_be_used_again(tmp_path: Path) -> None:
+    with pytest.raises(errors.SpacesDoNotFit):
+        Trainer("Pendulum-v1", small(), run_dir=tmp_path, **SMALL).learn(total_steps=100)
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["env_steps"]) == ("failed", 0)
+    assert "[ASYNC005]" in summary["error"]
+    Trainer("CartPole-v1", small(), run_dir=tmp_path, **SMALL).learn(total_steps=200)
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["error"], summary["stop_reason"]) == ("finished", None, "total_steps")
+
+
+def test_a_final_evaluation_that_fails_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+        raise errors.EnvironmentRaised("greedy actions fell off the table")
+
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
+    trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **SMALL)
+    with pytest.warns(errors.EvaluationIncomplete, match=r"ASYNC041.*fell off the table"):
+        result = trainer.learn(total_steps=400)
+    assert (result.stop_reason, result.evaluation) == ("total_steps", None)
+    assert "fell off the table" in result.summary["eval"]["error"]
+    assert summary_of(tmp_path) == result.summary
+    saved = read_policy(tmp_path / "checkpoints" / "latest")
+    assert saved.weights.tolist() == result.policy.weights.tolist()
+
+
+def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "EPISODE_STEPS", 70, raising=False)
+    trainer = Trainer(SimpleEnv, small(), **SMALL)
+
+    async def main() -> Any:
+        trainer.start(max_seconds=0.2)
+        return await asyncio.wait_for(trainer.wait(), 30)
+
+    with pytest.warns(
+        errors.EvaluationIncomplete, match=r"ASYNC041.*3 of 3.*70 steps.*eval_max_episode_steps"
+    ):
+        result = asyncio.run(main())
+    assert result.stop_reason == "max_seconds"
+    assert (result.evaluation.length_mean, result.evaluation.return_mean) == (70, 70)
+    assert result.summary["eval"]["cut_episodes"] == 3
+
+
+FULL_DISK = """
+import json, resource, sys, time, warnings
+from pathlib import Path
+from asyncrl import DQN, Trainer
+from asyncrl.checkpoint import load, read_policy
+
+seen = []
+warnings.showwarning = lambda message, *rest: seen.append(str(message)[:10])
+warnings.simplefilter("always")
+run = Path(sys.argv[1])
+latest = run / "checkpoints" / "latest"
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+def most_bytes(number):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
+
+def until(condition, what):
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert not trainer.done, f"the run ended before: {what}"
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+trainer = Trainer(
+    "CartPole-v1",
+    DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16, samples_per_insert=1.0),
+    num_actors=1, envs_per_actor=2, http="off", eval_interval_seconds=1000.0, run_dir=run,
+    checkpoint_interval_seconds=0.1, report_interval_seconds=0.05,
+)
+trainer.start()
+until(lambda: latest.exists() and (trainer.snapshot().updates or 0) > 0, "the first checkpoint")
+most_bytes(100)
+until(lambda: seen.count("[ASYNC040]") == 2, "a warning for numbers and one for checkpoints")
+before = load(latest)[1].updates
+goal = trainer.snapshot().updates + 200
+until(lambda: trainer.snapshot().updates > goal, "learning goes on while the disk is full")
+assert load(latest)[1].updates == before, "the old checkpoint stays"
+lines = (run / "metrics.jsonl").read_bytes()
+assert lines.endswith(b"\\n") and all(json.loads(line) for line in lines.splitlines())
+most_bytes(hard)
+until(lambda: load(latest)[1].updates > before, "a checkpoint once there is space")
+until(lambda: (run / "metrics.jsonl").stat().st_size > len(lines), "a line once there is space")
+most_bytes(100)
+trainer.stop()
+import asyncio
+result = asyncio.run(trainer.wait())
+most_bytes(hard)
+saved = read_policy(latest).meta.updates
+print(json.dumps([result.stop_reason, result.summary["updates"] >= saved, seen.count("[ASYNC040]"),
+                  (run / "summary.json").exists(), sorted(p.name for p in run.rglob("*.tmp"))]))
+"""
+
+
+def child(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return subprocess.Popen([sys.executable, *arguments], env=environ, text=True, **options)
+
+
+def test_training_goes_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    program = child(
+        "-c", textwrap.dedent(FULL_DISK), str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = program.communicate(timeout=SECONDS)
+    assert program.returncode == 0, err
+    # One warning each for numbers and checkpoints when the disk was full first, and for checkpoints and the summary
+    # when it was full at the end.
+    assert json.loads(out) == ["stopped", True, 4, False, []]
+
+
+def wait_until(condition: Callable[[], bool], program: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert program.poll() is None, f"it ended with {program.returncode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
+    """What a dropped ssh session is: SIGHUP more than once, and nobody to read what is printed."""
+    options = [
+        "--actors",
+        "1",
+        "--envs-per-actor",
+        "2",
+        "--dqn.learning-starts",
+        "50",
+        "--report-interval-seconds",
+    ]
+    command = [
+        "-m",
+        "asyncrl",
+        "train",
+        "CartPole-v1",
+        "--algo",
+        "dqn",
+        *options,
+        "0.1",
+        "--run-dir",
+        str(tmp_path),
+    ]
+
+    def close_streams() -> None:
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+
+    program = child(*command, preexec_fn=close_streams)
+    try:
+        lines = tmp_path / "metrics.jsonl"
+        wait_until(lambda: lines.exists() and '"train/loss"' in lines.read_text(), program)
+        program.send_signal(signal.SIGHUP)
+        program.send_signal(signal.SIGHUP)
+        assert program.wait(SECONDS) == 130
+    finally:
+        program.kill()
+        program.wait()
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["stop_reason"]) == ("interrupted", "interrupted")
+    assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates == summary["updates"]
+
+
+class Stopped:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def kill(self) -> None:
+        self.reasons.append("killed")
+
+
+def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixture[str]) -> None:
+    def unheard(*_: Any) -> None:
+        stopped.reasons.append("unheard")
+
+    stopped = Stopped()
+    before = signal.signal(signal.SIGHUP, unheard)
+    try:
+        with Interrupts() as interrupts:
+            interrupts.run = stopped
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+            deadline = time.monotonic() + 10
+            while not stopped.reasons and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert stopped.reasons == ["interrupted"]
+        assert signal.getsignal(signal.SIGHUP) is unheard
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        with Interrupts():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- the steps of the end, each failing in turn -------------------------------------------------------------------
+
+
+class Rig:
+    """The parts of a run, which note when they are asked and fail where they are told to."""
+
+    updates = 7
+    max_seconds: float | None = None
+    cut_episodes = 0
+    best = None
+
+    def __init__(self, run: Path | None, fails: str = "") -> None:
+        from asyncrl.clock import TrainClock
+        from asyncrl.ending import Ending
+        from asyncrl.run_directory import RunDirectory
+
+        self.log: list[str] = []
+        self.fails = fails
+        self.directory = RunDirectory(run)
+        self.ending = Ending(
+            self.directory,
+            TrainClock(),
+            self.publish,
+            lambda: 0.0,
+            asyncio.Event(),
+            3,
+            learner=self,  # type: ignore[arg-type]
+            saver=self,  # type: ignore[arg-type]
+            schedule=self,  # type: ignore[arg-type]
+            evaluator=self,
+            make_policy=lambda weights: weights,  # type: ignore[arg-type,return-value]
+        )
+
+    def _note(self, step: str) -> None:
+        self.log.append(step)
+        if step == self.fails:
+            raise errors.ResourceError(f"{step} failed")
+
+    async def report(self) -> None:
+        self._note("report")
+
+    async def current_weights(self) -> Any:
+        self._note("weights")
+        return np.ones(2, np.float32), 1
+
+    async def save_latest(self, weights: Any) -> str:
+        self._note("save")
+        return ""
+
+    async def evaluate_now(self, episodes: int) -> Any:
+        self._note("evaluate")
+        if self.fails == "evaluation hangs":
+            await asyncio.Event().wait()
+        if self.fails == "user stops":
+            self.ending.stop_requested.set()
+            await asyncio.Event().wait()
+        from asyncrl.metrics import EvaluationResult
+
+        return EvaluationResult(1.0, 0.0, 5.0, episodes, 1, 2, 3.0)
+
+    def publish(self, report: Any, reason: str, error: str | None) -> Any:
+        from snapshots import make_snapshot
+
+        self.log.append(f"publish {reason}")
+        return make_snapshot(stop_reason=reason, error=error)
+
+    def end(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
+        outcome, error = asyncio.run(self.ending.end(reason, error))
+        self.directory.close()
+        return outcome, error
+
+
+STEPS = ["report", "weights", "save", "evaluate", "publish total_steps"]
+
+
+def test_the_checkpoint_comes_before_the_evaluation_and_the_summary_last(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    outcome, error = rig.end()
+    assert (rig.log, error) == (STEPS, None)
+    assert summary_of(tmp_path) == outcome.summary
+    assert outcome.summary["eval"] == {
+        "return_mean": 1.0, "return_std": 0.0, "episodes": 3, "cut_episodes": 0, "error": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fails", "warning", "eval_error"),
+    [
+        ("save", errors.FilesNotWritten, None),
+        ("evaluate", errors.EvaluationIncomplete, "evaluate failed"),
+        ("evaluation hangs", errors.EvaluationIncomplete, "it took longer than 0 s"),
+        ("user stops", None, "interrupted"),
+    ],
+)
+def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+    warning: type[Warning] | None,
+    eval_error: str | None,
+) -> None:
+    from asyncrl import ending
+
+    if fails == "evaluation hangs":
+        monkeypatch.setattr(ending, "EVALUATION_SECONDS", 0.0)
+        monkeypatch.setattr(ending, "GRACE_SECONDS", 0.01)
+    rig = Rig(tmp_path, fails)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome, error = rig.end()
+    assert [type(w.message) for w in caught] == ([warning] if warning else [])
+    assert (rig.log, error) == (STEPS, None)
+    assert outcome.policy.tolist() == [1, 1]
+    assert summary_of(tmp_path)["state"] == "finished"
+    assert (eval_error or "") in (outcome.summary["eval"]["error"] or "")
+
+
+def test_a_summary_that_cannot_be_written_is_in_the_result(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    (tmp_path / ".summary.json.tmp").mkdir()
+    with pytest.warns(errors.FilesNotWritten, match=r"ASYNC040.*summary\.json"):
+        outcome, error = rig.end()
+    assert error is None
+    assert outcome.summary["state"] == "finished"
+
+
+def test_a_learner_that_diverged_does_not_overwrite_the_last_checkpoint(tmp_path: Path) -> None:
+    diverged = errors.TrainingDiverged("the loss became NaN")
+    rig = Rig(tmp_path)
+    assert rig.end("failed", diverged) == (None, diverged)
+    assert rig.log == ["report", "publish failed"]
+    assert summary_of(tmp_path)["error"] == "[ASYNC022] the loss became NaN"
+
+
+def test_a_learner_that_fails_only_at_the_end_fails_the_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "weights")
+    outcome, error = rig.end()
+    assert (outcome, str(error)) == (None, "[ASYNC000] weights failed")
+    assert summary_of(tmp_path)["state"] == "failed"

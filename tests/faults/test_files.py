@@ -1,0 +1,585 @@
+"""Files of a run: forged ones are refused in a few words, and one that cannot be written loses nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import CountingEnv, RandomPolicy, SimpleEnv
+from snapshots import make_snapshot
+
+from asyncrl import DQN, commands, errors
+from asyncrl.actors.episodes import EpisodePlayer
+from asyncrl.actors.streams import PlainStreams
+from asyncrl.arguments import EvalOptions
+from asyncrl.checkpoint import CheckpointMeta, load, read_policy, save
+from asyncrl.checkpoint_folder import CheckpointFolder
+from asyncrl.config import TrainerConfig
+from asyncrl.core import DiscreteAction, EnvSpec
+from asyncrl.divergence import Divergence
+from asyncrl.env_checks import spec_of
+from asyncrl.metrics import EvaluationResult, flat
+from asyncrl.run_directory import RunDirectory
+from asyncrl.saving import CheckpointSaver
+from asyncrl.writers import CsvWriter, JsonlWriter, RunWriters
+
+SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+ALGORITHM = DQN(hidden_sizes=(8,))
+WEIGHT_COUNT = ALGORITHM.make_policy(SPEC).weight_count
+
+
+def meta(**changes: Any) -> CheckpointMeta:
+    values = {"env": "CartPole-v1", "algo": "dqn", "spec": SPEC, "options": dataclasses.asdict(ALGORITHM)}
+    return CheckpointMeta(**{**values, **changes})
+
+
+def refused(path: Path, reader: Callable[[Path], object] = load) -> errors.CheckpointError:
+    with pytest.raises(errors.CheckpointError) as raised:
+        reader(path)
+    text = str(raised.value)
+    assert text.startswith("[ASYNC019] ")
+    assert str(path) in text
+    assert len(text.splitlines()) <= 4
+    assert len(text) < 900
+    assert raised.value.__cause__ is None or isinstance(raised.value.__cause__, OSError)
+    return raised.value
+
+
+# --- checkpoints that somebody else wrote -------------------------------------------------------------------------
+
+
+def parts(path: Path) -> tuple[bytes, bytes]:
+    """Header and payload of a good checkpoint."""
+    save(path, {"weights": np.zeros(WEIGHT_COUNT, np.float32), "core": {"step": 3}}, meta())
+    data = path.read_bytes()
+    length = struct.unpack_from("<I", data, 44)[0]
+    return data[56 : 56 + length], data[56 + length :]
+
+
+def forge(path: Path, header: bytes, payload: bytes) -> None:
+    """A file whose sizes and digest are right, whatever it says."""
+    rest = struct.pack("<IIQ", 1, len(header), len(payload)) + header + payload
+    path.write_bytes(b"ASYNCRL\0" + hashlib.sha256(rest).digest() + rest)
+
+
+def changed(header: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    record = json.loads(header)
+    change(record)
+    return json.dumps(record).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.pop("env"), "'env'"),
+        (lambda r: r.pop("spec"), "spec must be an object, got NoneType"),
+        (lambda r: r["spec"].pop("action"), "spec.action must be an object, got NoneType"),
+        (lambda r: r["spec"]["action"].pop("kind"), "spec.action.kind must be one of discrete"),
+        (lambda r: r["spec"]["action"].update(kind=["discrete"]), "spec.action.kind must be one of discrete"),
+        (lambda r: r["spec"].update(action=[1]), "spec.action must be an object, got list"),
+        (lambda r: r.update(moon_phase=3), "CheckpointMeta has no moon_phase"),
+        (lambda r: r["spec"].update(frames=3), "EnvSpec has no frames"),
+        (lambda r: r.update(seed="three"), "CheckpointMeta.seed: Expected `int`, got `str`"),
+        (lambda r: r["spec"].update(observation_shape="4"), "EnvSpec.observation_shape: Expected `array`"),
+        (lambda r: r["spec"].update(observation_dtype="object"), "observation_dtype must be of numbers"),
+        (lambda r: r["spec"].update(observation_dtype="floot"), "floot"),
+        (lambda r: r.update(options=[1]), "CheckpointMeta.options: Expected `object`, got `array`"),
+    ],
+)
+def test_a_foreign_header_is_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    path = tmp_path / "latest"
+    header, payload = parts(path)
+    forge(path, changed(header, change), payload)
+    error = refused(path)
+    assert says in error.what
+    assert error.facts["failed check"] == "header"
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (b"\xff\xfe", "header"),
+        (b"env=CartPole", "header"),
+        (b"[1]", "the header must be an object, got list"),
+        (b"[" * 200_000, "nested too deep"),
+        (b"1" * 10_000, "header"),
+    ],
+)
+def test_a_header_that_is_no_json_object_is_named(tmp_path: Path, header: bytes, says: str) -> None:
+    path = tmp_path / "latest"
+    forge(path, header, parts(path)[1])
+    assert says in refused(path).what
+
+
+class Malicious:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def payload_of(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def laughter(levels: int) -> list[Any]:
+    """2 ** levels values in a few hundred bytes."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def compressed(payload: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(payload)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return file.getvalue()
+
+
+def test_a_malicious_payload_does_nothing_and_is_named_in_a_few_words(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    header, good = parts(path)
+    mark = tmp_path / "executed"
+    huge = {"weights": {"asyncrl:ndarray": torch.zeros(1).expand(1 << 40)}}
+    for payload, says in (
+        (payload_of({"core": Malicious(mark)}), "payload"),
+        (pickle.dumps({"core": Malicious(mark)}), "payload"),
+        (b"", "payload"),
+        (good[: len(good) // 2], "payload"),
+        (compressed(good), "it is compressed"),
+        (payload_of([1, 2]), "it holds a list, not a dict"),
+        (payload_of({"core": laughter(40)}), "more than 100,000 values"),
+        (payload_of(huge), "not a dense tensor"),
+        (payload_of({"weights": {"asyncrl:ndarray": 3}}), "not a dense tensor"),
+    ):
+        forge(path, header, payload)
+        error = refused(path)
+        assert says in error.what
+        assert error.facts["failed check"] == "payload"
+    assert not mark.exists()
+
+
+def test_what_is_no_file_or_says_another_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    parts(path)
+    os.truncate(path, 1 << 42)  # sparse: a reader that allocates first would fail in another way
+    assert refused(path).facts["failed check"] == "length"
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is not a file" in refused(tmp_path / "pipe").what
+    assert "Is a directory" in refused(tmp_path).what or "not a file" in refused(tmp_path).what
+    forge(path, b" " * (17 << 20), b"")
+    assert "the header has 17825792 bytes" in refused(path).what
+
+
+def test_mutated_headers_and_payloads_are_refused_or_read(tmp_path: Path) -> None:
+    path, rng = tmp_path / "latest", random.Random(1)
+    header, payload = parts(path)
+    outcomes = {"refused": 0, "read": 0}
+    for i in range(400):
+        pair = [bytearray(header), bytearray(payload)]
+        mutated = pair[i % 2]
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        forge(path, bytes(pair[0]), bytes(pair[1]))
+        try:
+            commands._policy_bytes(read_policy(path), path)
+            outcomes["read"] += 1
+        except errors.CheckpointError:
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 10
+
+
+def test_a_damaged_checkpoint_offers_the_one_before_it(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for steps in (100, 200):
+        folder.save({"weights": np.zeros(3, np.float32)}, meta(env_steps=steps))
+    damaged = (tmp_path / "200").read_bytes()[:-1]
+    (tmp_path / "200").write_bytes(damaged)
+    assert refused(tmp_path / "latest").fix == f"use the one before it, {tmp_path / '100'}"
+
+
+class UnusedServer:
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "says"),
+    [
+        (WEIGHT_COUNT + 5, {}, f"a policy of {WEIGHT_COUNT:,} weights, it holds {WEIGHT_COUNT + 5:,}"),
+        (WEIGHT_COUNT - 5, {}, f"it holds {WEIGHT_COUNT - 5:,}"),
+        (WEIGHT_COUNT, {"learnin_rate": 1.0}, "learnin_rate"),
+        (WEIGHT_COUNT, {"hidden_sizes": [10**9, 10**9]}, "does not fit"),
+        (WEIGHT_COUNT, {"hidden_sizes": "wide"}, "hidden_sizes"),
+    ],
+)
+def test_weights_that_do_not_fit_their_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: int, options: dict[str, Any], says: str
+) -> None:
+    class Plays:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        async def evaluate(self, weights: Any, episodes: int) -> Any:
+            return np.ones(episodes), np.ones(episodes, np.int64)
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(commands, "RemoteEvaluator", Plays)
+    path = tmp_path / "latest"
+    told = {**dataclasses.asdict(ALGORITHM), **options}
+    save(path, {"weights": np.zeros(weights, np.float32)}, meta(options=told))
+    play = EvalOptions(run=str(path), episodes=1)
+    error = refused(path, lambda _: commands.evaluate(play, UnusedServer()))  # type: ignore[arg-type]
+    assert says in error.what
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "latest", {"weights": np.full(WEIGHT_COUNT, np.nan, np.float32)}, meta())
+    assert "NaN or infinite" in refused(tmp_path / "latest", read_policy).what
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_with_a_checkpoint_and_no_metrics_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").write_bytes(b"hours of work")
+    with pytest.raises(errors.ConfigurationError, match="holds a run: checkpoints/latest"):
+        RunDirectory(tmp_path)
+    (tmp_path / "checkpoints" / "latest").unlink()
+    RunDirectory(tmp_path).close()
+
+
+def test_two_runs_in_one_directory_are_refused_and_the_holder_is_named(tmp_path: Path) -> None:
+    first = RunDirectory(tmp_path)
+    with pytest.raises(
+        errors.ConfigurationError, match=f"in use by a run that goes on: pid {os.getpid()} on"
+    ):
+        RunDirectory(tmp_path)
+    first.close()
+    RunDirectory(tmp_path).close()
+
+
+def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_json("summary.json", {"loss": float("nan"), "max": [float("inf"), 1.0]})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": None, "max": [None, 1.0]}
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            directory.write_json("summary.json", {})
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == [".lock"]
+    directory.close()
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_that_cannot_be_written_is_missing_and_the_others_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = RunWriters(tmp_path, tensorboard=False)
+    files = [tmp_path / "metrics.jsonl", tmp_path / "progress.csv"]
+    writers.write(make_snapshot(env_steps=1))
+    before = [file.read_bytes() for file in files]
+    write = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.warns(
+        errors.FilesNotWritten, match=r"ASYNC040.*No space left on device.*training goes on"
+    ) as warned:
+        writers.write(make_snapshot(env_steps=2))
+        writers.write(make_snapshot(env_steps=3))
+    assert len(warned) == 1
+    assert [file.read_bytes() for file in files] == before
+    monkeypatch.undo()
+    writers.write(make_snapshot(env_steps=4))
+    lines = [json.loads(line)["time/total_timesteps"] for line in files[0].read_text().splitlines()]
+    assert lines == [1, 4]
+    assert len(files[1].read_text().splitlines()) == 3
+    writers.close()
+
+
+@pytest.mark.parametrize("writer", [JsonlWriter, CsvWriter])
+def test_a_file_that_vanishes_is_made_again(tmp_path: Path, writer: Any) -> None:
+    path = tmp_path / "run" / "numbers"
+    path.parent.mkdir()
+    writing = writer(path)
+    writing.write(flat(make_snapshot()), 1)
+    first = path.read_bytes()
+    path.unlink()
+    path.parent.rmdir()
+    writing.write(flat(make_snapshot()), 1)
+    assert path.read_bytes() == first
+    writing.close()
+
+
+def test_tensorboard_goes_on_after_a_write_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    writers = RunWriters(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda *_: 0)
+        with pytest.warns(errors.FilesNotWritten):
+            writers.write(make_snapshot(env_steps=1))
+    writers.write(make_snapshot(env_steps=2))
+    writers.close()
+    (file,) = (tmp_path / "tb").iterdir()
+    assert {event.step for event in EventFileLoader(str(file)).Load() if event.summary.value} == {2}
+
+
+# --- checkpoints that cannot be written ---------------------------------------------------------------------------
+
+
+class FakeLearner:
+    inserted_steps, updates, policy_version = 0, 5, 1
+
+    async def current_weights(self) -> Any:
+        return np.zeros(3, np.float32), 1
+
+    async def state_dict(self) -> Any:
+        return {}
+
+
+def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
+    from asyncrl.clock import TrainClock
+
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    return CheckpointSaver(config, ALGORITHM, SPEC, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, learner = RunDirectory(tmp_path), FakeLearner()
+    folder = tmp_path / "checkpoints"
+    best = np.ones(3, np.float32)
+
+    async def main() -> None:
+        saving = saver(directory, learner)
+        assert await saving.save_latest()
+        learner.inserted_steps = 10
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.warns(errors.FilesNotWritten, match=r"ASYNC040.*No space left") as warned:
+                await saving.save_best(EvaluationResult(9.0, 0.0, 1.0, 1, 1, 10, 1.0), best)
+                assert await saving.save_latest() == ""
+                with pytest.raises(errors.ResourceError, match=r"cannot be written: .*No space left"):
+                    await saving.save_on_request()
+            assert len(warned) == 1
+        assert load(folder / "latest")[1].env_steps == 0
+        assert not (folder / "best").exists()
+        learner.inserted_steps = 20
+        assert await saving.save_latest() == str(folder / "20")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    asyncio.run(main())
+    assert (read_policy(folder / "best").weights == best).all()
+    assert load(folder / "best")[1].env_steps == 10
+    assert load(folder / "latest")[1].env_steps == 20
+    directory.close()
+
+
+def test_a_checkpoint_that_fails_at_any_call_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    names = ("open", "fsync", "replace", "link", "unlink", "close")
+    calls = 0
+
+    def counting(function: Callable[..., Any], fails_at: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fails_at:
+                raise OSError(5, "Input/output error")
+            return function(*arguments, **options)
+
+        return call
+
+    def state(steps: int) -> dict[str, Any]:
+        return {"weights": np.full(2_000, steps, np.float32)}
+
+    folder.save(state(0), meta(env_steps=0), best=True)
+    failed = step = 0
+    while not failed or failed == step:  # until one save meets no failure
+        step += 1
+        calls = 0
+        with monkeypatch.context() as patched:
+            for name in names:
+                patched.setattr(os, name, counting(getattr(os, name), step))
+            try:
+                folder.save(state(step), meta(env_steps=step), best=True)
+            except OSError:
+                failed += 1
+            if calls < step:
+                break
+        for name in ("latest", "best"):
+            read = read_policy(tmp_path / name)
+            assert (read.weights == read.meta.env_steps).all()
+    assert failed >= 6
+    folder.save(state(step), meta(env_steps=step), best=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["latest", "best", str(step)])
+
+
+def test_a_save_that_is_cancelled_ends_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run cancels the periodic save and saves: two threads in one folder would spoil their files."""
+    directory, learner = RunDirectory(tmp_path), FakeLearner()
+    entered, released, log = threading.Event(), threading.Event(), []
+    write = CheckpointFolder.save
+
+    def slow(self: CheckpointFolder, state: Any, meta: CheckpointMeta, **options: Any) -> Path:
+        log.append(f"begin {meta.env_steps}")
+        entered.set()
+        assert released.wait(10)
+        path = write(self, state, meta, **options)
+        log.append(f"end {meta.env_steps}")
+        return path
+
+    monkeypatch.setattr(CheckpointFolder, "save", slow)
+
+    async def main() -> None:
+        saving = saver(directory, learner)
+        periodic = asyncio.create_task(saving.save_latest())
+        await asyncio.to_thread(entered.wait, 10)
+        periodic.cancel()
+        await asyncio.wait({periodic})
+        learner.inserted_steps = 10
+        last = asyncio.create_task(saving.save_latest())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        released.set()
+        await last
+
+    asyncio.run(main())
+    assert log == ["begin 0", "end 0", "begin 10", "end 10"]
+    assert load(tmp_path / "checkpoints" / "latest")[1].env_steps == 10
+    directory.close()
+
+
+# --- what errors say ----------------------------------------------------------------------------------------------
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class RaisesUnspeakable(SimpleEnv):
+    def step(self, action: Any) -> Any:
+        raise Unspeakable
+
+
+def test_an_exception_whose_str_raises_is_named_by_its_type() -> None:
+    with pytest.raises(
+        errors.EnvironmentRaised, match=r"raised Unspeakable in an evaluation: .*str.* raised Runtime"
+    ):
+        EpisodePlayer(RaisesUnspeakable(), RandomPolicy()).play(1, 0)
+
+
+def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
+    error = errors.EnvironmentRaised(
+        "\x1b[2J\x1b]0;owned\x07" + "x" * 10_000_000,
+        facts={"said": "\x1b[31mred", "bad": Unspeakable()},
+        remote_traceback="\x9b31m" + "y" * 10_000_000,
+    )
+    text = str(error)
+    assert str(pickle.loads(pickle.dumps(errors.EnvironmentRaised(error.what)))) == f"[ASYNC002] {error.what}"
+    assert len(text) < 30_000
+    assert "10,000," in text
+    assert "said: \\x1b[31mred" in text
+    assert "bad: (a Unspeakable whose text cannot be shown" in text
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert errors.printable("naïve 機械\ttab\nline") == "naïve 機械\ttab\nline"
+
+
+@pytest.mark.parametrize("reward", ["1.5", np.str_("1.5"), b"1.5"])
+def test_text_is_no_reward(reward: Any) -> None:
+    class TextReward(CountingEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return (obs, reward, *rest)
+
+    env = TextReward()
+    streams = PlainStreams([env], spec_of("text", env))
+    obs = np.zeros((1, 4), np.float32)
+    streams.reset([0], obs)
+    with pytest.raises(errors.OldGymAPI, match=r"returned the text b?'1\.5'|returned the text np.str_"):
+        streams.step(np.zeros(1, np.int64), obs, np.zeros(1))
+    with pytest.raises(errors.OldGymAPI, match="as reward; it must return a number there"):
+        EpisodePlayer(TextReward(), RandomPolicy()).play(1, 0)
+
+
+def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
+    divergence = Divergence(tmp_path / "gone", lambda: {"obs": np.zeros(2)})
+    with pytest.raises(errors.TrainingDiverged) as raised:
+        divergence.look_at(float("nan"), 3)
+    assert raised.value.facts["last finite loss"] == "none was reported"
+    assert "not saved (FileNotFoundError" in str(raised.value.facts["batch saved"])
+
+
+# --- episodes without an end --------------------------------------------------------------------------------------
+
+
+def test_an_episode_without_an_end_is_ended_at_the_limit_of_steps() -> None:
+    player = EpisodePlayer([SimpleEnv(), SimpleEnv()], RandomPolicy())
+    returns, lengths = player.play(3, 0, max_steps=11)
+    assert (returns.tolist(), lengths.tolist(), player.cut_episodes) == ([11.0] * 3, [11] * 3, 3)
+
+
+def test_episodes_are_ended_as_they_stand_when_the_time_is_over() -> None:
+    player = EpisodePlayer([SimpleEnv(), SimpleEnv()], RandomPolicy())
+    returns, lengths = player.play(5, 0, max_seconds=0.05)
+    assert len(returns) == player.cut_episodes == 2
+    assert (lengths >= 1).all()
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 7}, {"max_steps": 10**9, "max_seconds": 0.05}])
+def test_a_vector_without_ends_is_ended_too(limits: dict[str, Any]) -> None:
+    import gymnasium
+
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+    vector = gymnasium.vector.SyncVectorEnv([SimpleEnv, SimpleEnv], autoreset_mode=mode)
+    player = EpisodePlayer(vector, RandomPolicy())
+    _, lengths = player.play(4, 0, **limits)
+    if "max_seconds" in limits:
+        assert len(lengths) == player.cut_episodes == 2
+    else:
+        assert (lengths.tolist(), player.cut_episodes) == ([7] * 4, 4)

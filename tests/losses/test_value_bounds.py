@@ -1,0 +1,138 @@
+"""Bounds on action values against hand-worked transitions and the values of random decision processes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from asyncrl.algorithms import DDPG, QRDQN, TD3
+from asyncrl.core import Batch, BoxAction, DiscreteAction, EnvSpec
+from asyncrl.errors import ActionValuesOutOfRange
+from asyncrl.losses.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
+
+
+def bounds_of(*transitions: tuple[float, float]) -> list[float]:
+    """(low, high) after transitions of (reward, discount)."""
+    bounds = ValueBounds()
+    reward, discount = (np.array(values, np.float32) for values in zip(*transitions, strict=True))
+    bounds.extend(reward, discount)
+    return bounds.values.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("transitions", "expected"),
+    [
+        ([(1.0, 0.9), (1.0, 0.0)], (0.0, 10.0)),
+        ([(-1.0, 0.9), (-3.0, 0.0)], (-10.0, 0.0)),
+        ([(-0.1, 0.9), (-100.0, 0.0), (0.5, 0.9)], (-100.0, 5.0)),  # a crash counts once
+        ([(2.0 + 0.9 * 2.0 + 0.81 * 2.0, 0.9**3), (2.0, 0.0)], (0.0, 20.0)),  # three steps, as one step of 2
+        ([(2.0 + 0.9 * 2.0, 0.9**2), (2.0, 0.9)], (0.0, 20.0)),  # cut by a time limit after two and one
+        ([(0.0, 0.9)], (0.0, 0.0)),
+        ([(1.0, 1.0), (-2.0, 0.5)], (-4.0, math.inf)),
+        ([(-1.0, 1.0), (3.0, 0.0)], (-math.inf, 3.0)),
+        ([(0.0, 1.0)], (0.0, 0.0)),
+    ],
+)
+def test_bounds_by_hand(transitions: list[tuple[float, float]], expected: tuple[float, float]) -> None:
+    assert bounds_of(*transitions) == pytest.approx(expected, rel=1e-5)
+
+
+def test_bounds_only_widen_and_the_kernel_is_its_source() -> None:
+    rng = np.random.default_rng(0)
+    bounds, plain = ValueBounds(), np.zeros(2, np.float32)
+    for _ in range(50):
+        reward = rng.normal(0, 3, 8).astype(np.float32)
+        discount = rng.choice([0.0, 0.9, 0.97], 8).astype(np.float32)
+        before = bounds.values.copy()
+        bounds.extend(reward, discount)
+        _extend.py_func(reward, discount, plain)  # type: ignore[attr-defined]
+        assert bounds.values[0] <= before[0] and bounds.values[1] >= before[1]
+        assert bounds.values == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_values_of_every_policy_lie_within(seed: int, n_step: int) -> None:
+    """Deterministic chains: each state has one action, an own reward and successor, or ends the episode."""
+    rng = np.random.default_rng(seed)
+    states, gamma = 12, 0.9
+    after, ends = rng.integers(states, size=states), rng.random(states) < rng.choice([0.0, 0.3])
+    reward = rng.normal(rng.normal(), 1.0, states)
+    values, transitions = np.zeros(states), []
+    for _ in range(400):
+        values = reward + gamma * np.where(ends, 0.0, values[after])
+    for first in range(states):
+        state, total, discount = first, 0.0, 1.0
+        for _ in range(n_step):
+            total, discount = total + discount * reward[state], discount * gamma
+            if ends[state]:
+                discount = 0.0
+                break
+            state = after[state]
+        transitions.append((total, discount))
+    low, high = bounds_of(*transitions)
+    assert low * (1 + 1e-5) <= values.min() and values.max() <= high * (1 + 1e-5)
+    one_step = max(abs(reward.min()), abs(reward.max())) / (1 - gamma)
+    assert max(-low, high) <= one_step * (1 + 1e-5)
+
+
+def q_metrics(q_max: float, low: float = 0.0, high: float = 10.0) -> dict[str, float]:
+    return {"train/q_max": q_max, "train/value_low": low, "train/value_high": high}
+
+
+def test_values_over_twice_the_bound_are_warned_of_once() -> None:
+    watch = ValueWatch()
+    watch.look_at(q_metrics(19.9), FIRST_VERDICT)
+    with pytest.warns(ActionValuesOutOfRange) as caught:
+        watch.look_at(q_metrics(1.25e6), FIRST_VERDICT)
+        watch.look_at(q_metrics(2e6), FIRST_VERDICT)
+    (warning,) = caught
+    assert str(warning.message).startswith(
+        "[ASYNC024] an action value has reached 1.25e+06 in size, but the rewards so far and gamma allow 0 to 10;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "updates"),
+    [
+        (q_metrics(1e6), FIRST_VERDICT - 1),
+        ({"train/q_max": 1e6}, FIRST_VERDICT),
+        (q_metrics(1e6, high=0.0), FIRST_VERDICT),
+        (q_metrics(math.nan), FIRST_VERDICT),
+        ({}, FIRST_VERDICT),
+    ],
+    ids=["too early", "no bound", "no reward yet", "no number", "no metrics"],
+)
+def test_nothing_is_said_without_a_bound(metrics: dict[str, float], updates: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ValueWatch().look_at(metrics, updates)
+
+
+def filled(spec: EnvSpec, size: int = 32) -> Batch:
+    """A batch whose rewards are 1 and whose discount is 0.9, so that values lie between 0 and 10."""
+    rng = np.random.default_rng(1)
+    batch = Batch.allocate(size, spec)
+    batch.obs[:], batch.next_obs[:] = rng.normal(
+        0, 100, (2, *batch.obs.shape)
+    )  # extreme: values run off at once
+    batch.action[:] = 0
+    batch.reward[:], batch.discount[:], batch.weight[:] = 1.0, 0.9, 1.0
+    return batch
+
+
+@pytest.mark.parametrize("record", [QRDQN, DDPG, TD3])
+def test_no_target_is_beyond_the_bounds(record: type) -> None:
+    action = DiscreteAction(2) if record is QRDQN else BoxAction((-1.0,), (1.0,), (1,))
+    spec = EnvSpec("test", (3,), "float32", action)
+    largest = {}
+    for bound in (True, False):
+        core = record(batch_size=32, hidden_sizes=(16,), bound_targets=bound).make_core(spec, "cpu", 0)
+        core.update(filled(spec))
+        target = core._head._target if record is QRDQN else core._work.q - core._work.td
+        largest[bound] = float(target.max())
+    assert largest[True] <= 10.0 + 1e-4
+    assert largest[False] > 12.0, "the batch has to reach beyond the bounds"

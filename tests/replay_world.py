@@ -1,0 +1,278 @@
+"""A replay consumption with actors driven by hand and a core that records what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import fakes
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.streams import PlainStreams
+from asyncrl.balance import Balance
+from asyncrl.core import RESET, Batch, UpdateResult
+from asyncrl.env_checks import spec_of
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay_learning import ReplayLearning
+from asyncrl.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
+from asyncrl.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
+from asyncrl.staleness import StalenessMeter
+from asyncrl.weight_snapshots import WeightSnapshots
+
+
+class MovedPolicy(fakes.RandomPolicy):
+    """Random actions, shifted by the first weight: other weights act otherwise."""
+
+    def act(
+        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        actions, extras = super().act(obs, rng, total_steps)
+        return (actions + int(self.weights[0])) % self.num_actions, extras
+
+
+class FakeCore:
+    """Its weights are the updates it has made; keeps every batch. Priorities follow from ids and update."""
+
+    weight_count = 3
+
+    def __init__(self, prioritized: bool) -> None:
+        self.prioritized = prioritized
+        self.updates = 0
+        self.batches: list[tuple[Any, ...]] = []
+        self.acted: list[tuple[list[int], list[int]]] = []
+        self.staleness: list[list[int]] = []
+        self.weights_are = np.float32(0)
+
+    def update(self, batch: Batch) -> UpdateResult:
+        self.updates += 1
+        arrays = (batch.ids, batch.version, batch.policy_updates, batch.staleness, batch.obs, batch.action)
+        arrays += (batch.reward, batch.discount, batch.next_obs, batch.weight)
+        self.batches.append(tuple(array.tobytes() for array in arrays))
+        self.acted.append((batch.version.tolist(), batch.policy_updates.tolist()))
+        self.staleness.append(batch.staleness.tolist())
+        if not self.prioritized:
+            return UpdateResult()
+        return UpdateResult(((batch.ids * 31 + self.updates * 17) % 64 / 16).astype(np.float32))
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        out[:] = self.updates + self.weights_are
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a world is made. `rows` None: as `quantum_rows` says; `samples_per_insert` None: a free pace."""
+
+    discipline: Literal["relaxed", "lockstep"] = "lockstep"
+    actors: int = 2
+    envs: int = 2
+    slots: int = 64
+    n_step: int = 1
+    batch: int = 4
+    samples_per_insert: float | None = 2.0
+    learning_starts: int = 8
+    total_steps: int | None = None
+    max_staleness: int | None = None
+    prioritized: bool = True
+    publish_interval: int | Literal["auto"] = 1
+    lag: int = 4
+    rows: int | None = None
+    eval_steps: int | None = None
+    eval_waiting: int = 8
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one call to `beat` took in.
+
+    Attributes:
+        inserted_steps: steps inserted by then.
+        updates: updates made before.
+        lags: updates between the weights that acted and `updates`, of every row.
+    """
+
+    inserted_steps: int
+    updates: int
+    lags: list[int]
+
+
+class World:
+    """Hand-driven actors and a consumption over their rings."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = s = setting
+        envs = [[self._env(i * s.envs + e) for e in range(s.envs)] for i in range(s.actors)]
+        spec = spec_of("fake", envs[0][0])
+        layout = RingLayout(s.envs, s.slots, spec)
+        self.memory = [Segment.create(f"ring{i}", layout.arrays(), poison=True) for i in range(s.actors)]
+        self.readers = [RingReader(m, layout) for m in self.memory]
+        self.mailbox = WeightMailbox.create(3)
+        self.actors = [
+            Actor(
+                PlainStreams(own, spec),
+                MovedPolicy(),
+                RingWriter(memory, layout),
+                self.mailbox,
+                index=i,
+                num_actors=s.actors,
+                seed=5,
+            )
+            for i, (own, memory) in enumerate(zip(envs, self.memory, strict=True))
+        ]
+        for actor in self.actors:
+            actor.begin()
+        self.core = FakeCore(s.prioritized)
+        self.woken: list[int] = []
+        self.meter = StalenessMeter(max_staleness=s.max_staleness)
+        self.snapshots = WeightSnapshots(s.eval_steps, s.eval_waiting)
+        self.received: list[Received] = []
+        self.taken: list[tuple[float, int, int, int]] = []
+        self.learning = self._learning(Batch.allocate(s.batch, spec))
+        self.learning.prepare()
+
+    @staticmethod
+    def _env(index: int) -> fakes.CountingEnv:
+        env = fakes.CountingEnv()
+        env.index = index
+        return env
+
+    def _learning(self, batch: Batch) -> ReplayLearning | LockstepReplay:
+        s = self.setting
+        lockstep = s.discipline == "lockstep"
+        parts = ReplayParts(
+            core=self.core,
+            replay=PrioritizedReplay(
+                self.readers,
+                n_step=s.n_step,
+                gamma=0.5,
+                uniform=not s.prioritized,
+                rng=np.random.default_rng(9),
+            ),
+            mailbox=self.mailbox,
+            staleness=self.meter,
+            batch=batch,
+            wake=self.woken.append,
+            options=ReplayOptions(
+                beta_start=0.4,
+                beta_end=1.0,
+                total_steps=s.total_steps,
+                max_staleness=s.max_staleness,
+                publish_interval=None if lockstep else s.publish_interval,
+            ),
+            snapshots=self.snapshots,
+        )
+        pace: dict[str, Any] = {
+            "samples_per_insert": s.samples_per_insert,
+            "batch_size": s.batch,
+            "learning_starts": s.learning_starts,
+            "num_actors": s.actors,
+            "envs_per_actor": s.envs,
+            "max_env_steps": s.total_steps,
+        }
+        if not lockstep:
+            return ReplayLearning(parts, Balance(**pace, num_slots=s.slots))
+        return LockstepReplay(parts, LockstepBalance(**pace, rows=self.quantum), s.lag)
+
+    @property
+    def quantum(self) -> int:
+        """Rows of a quantum."""
+        s = self.setting
+        assert s.samples_per_insert is not None
+        return s.rows or quantum_rows(
+            samples_per_insert=s.samples_per_insert,
+            batch_size=s.batch,
+            streams=s.actors * s.envs,
+            num_slots=s.slots,
+            lag=s.lag,
+        )
+
+    def run(self, actor: int, rows: int = 1000) -> int:
+        """Rows that this actor could step, at most `rows`."""
+        for row in range(rows):
+            if not self.actors[actor].step():
+                return row
+        return rows
+
+    def run_all(self) -> None:
+        """Every actor, as far as it may go."""
+        for actor in range(self.setting.actors):
+            self.run(actor)
+
+    def beat(self) -> bool:
+        """One beat of the learner; notes what it took in."""
+        updates, before = self.learning.updates, self.learning._positions.tolist()
+        worked = self.learning.beat()
+        after = self.learning._positions.tolist()
+        if after != before:  # no actor has run since, so the rows are still there
+            lags = [
+                updates - int(reader.policy_updates[row % self.setting.slots])
+                for reader, first, stop in zip(self.readers, before, after, strict=True)
+                for row in range(first, stop)
+            ]
+            self.received.append(Received(self.learning.inserted_steps, updates, lags))
+        return worked
+
+    def evaluate(self) -> bool:
+        """Take the oldest copy of weights, as the event loop does; False where there is none."""
+        taken = self.snapshots.take()
+        if taken is not None:
+            self.taken.append((float(taken.weights[0]), taken.version, taken.updates, taken.env_steps))
+        return taken is not None
+
+    def finish(self, rng: np.random.Generator, rounds: int = 100_000) -> None:
+        """Actors, learner and evaluator in a random order until the run ends; fails where none of them can go on."""
+        actors, idle = self.setting.actors, 0
+        for _ in range(rounds):
+            went_on = False
+            for who in rng.permutation(actors + 2):
+                for _ in range(int(rng.integers(1, 5))):
+                    if who < actors:
+                        went_on |= self.run(int(who), 1) > 0
+                    elif who == actors:
+                        went_on |= self.beat()
+                    else:
+                        went_on |= self.evaluate()
+            idle = 0 if went_on else idle + 1
+            if (
+                idle == 3
+            ):  # a beat that makes no update may have granted rows to an actor that was asked before
+                assert self.learning.finished(), f"actors and learner wait for each other: {self.setting}"
+                return
+        raise AssertionError(f"{rounds} rounds were not enough: {self.setting}")
+
+    @property
+    def steps(self) -> int:
+        """Environment steps that the actors published, RESET rows excluded; only while no ring has wrapped around."""
+        return sum(
+            int(np.count_nonzero(reader.flags[:, : reader.published()] & RESET == 0))
+            for reader in self.readers
+        )
+
+    def close(self) -> None:
+        for memory in self.memory:
+            memory.close()
+        self.mailbox.close()
+        vars(self.learning).clear()  # it holds itself; the rings' views shall go now, not with the collector
+
+
+@contextmanager
+def world(**setting: Any) -> Iterator[World]:
+    """A world that is closed at the end."""
+    made = World(Setting(**setting))
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,141 @@
+"""What result files of benchmarks say of both sides: versions, cores, environments. Nothing is measured here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+NAMES = ("harness", "runs", "cartpole", "off_policy", "continuous_ppo", "distributional")
+OURS = {
+    "stop_reason": "target_return",
+    "train_seconds": 2.0,
+    "startup_seconds": 0.5,
+    "process_seconds": 4.0,
+    "env_steps": 1000,
+    "env_steps_per_second": 500.0,
+    "updates": 10,
+    "episodes_return_mean": 480.0,
+    "eval": {"return_mean": 500.0},
+    "cores": 2,
+    "environments": 16,
+}
+PEER = {
+    "seconds": {"greedy": 4.0, "training": 5.0},
+    "train_seconds": 6.0,
+    "env_steps": 2000,
+    "reached": True,
+    "return_mean": 490.0,
+    "env_steps_per_second": 300.0,
+    "cores": 1,
+    "environments": 8,
+    "versions": {"stable-baselines3": "9.9.9", "torch": "0.0.1"},
+}
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a benchmark by its name; none of them stays imported."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    yield importlib.import_module
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def fake_python(folder: Path, result: dict[str, Any]) -> str:
+    """An interpreter that says `result`, whatever it shall run."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\ncat <<'END'\nsome talk\n{json.dumps(result)}\nEND\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def measured(
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *flags: str
+) -> dict[str, Any]:
+    """The result file of a script whose runs of ours are `OURS` and whose peer says `PEER`."""
+    script, runs, harness = scripts(name), scripts("runs"), scripts("harness")
+    monkeypatch.setattr(runs, "cli", lambda *_, **__: OURS)
+    write = harness.Report.write
+    monkeypatch.setattr(harness.Report, "write", lambda report: write(report, folder))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(sys, "argv", [name, "--seeds", "2", *flags])
+    script.main()
+    (path,) = folder.glob("*.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "has_peer"),
+    [
+        ("cartpole", ("--algo", "dqn"), True),
+        ("cartpole", ("--algo", "ppo"), True),
+        ("off_policy", ("--only", "pendulum,cheetah"), True),
+        ("continuous_ppo", (), True),
+        ("distributional", (), False),
+    ],
+)
+def test_every_figure_says_what_both_sides_had(
+    scripts: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    flags: tuple[str, ...],
+    has_peer: bool,
+) -> None:
+    peer = ("--peer-python", fake_python(tmp_path, PEER)) if has_peer else ()
+    record = measured(scripts, monkeypatch, tmp_path, name, *flags, *peer)
+    ours, theirs = {"cores": 2, "environments": 16}, {"cores": 1, "environments": 8}
+    kinds = set()
+    for key, figure in record["figures"].items():
+        sides = figure["sides"]
+        assert sides in ({"asyncrl": ours}, {"sb3": theirs}, {"sb3": theirs, "asyncrl": ours}), key
+        assert (len(sides) == 2) == (figure["unit"] == "x"), "a ratio has both sides"
+        kinds.add(len(sides))
+    assert record["machine"]["usable_cores"] == len(os.sched_getaffinity(0))
+    if has_peer:
+        assert kinds == {1, 2}
+        assert record["versions"]["stable-baselines3"] == "9.9.9"
+        assert record["peers"] == {"sb3": PEER["versions"]}
+        assert record["versions"]["torch"] != "0.0.1", "what this interpreter has is its own version"
+
+
+@pytest.mark.parametrize("missing", ["versions", "cores", "environments"])
+def test_a_peer_must_say_what_it_ran_with(
+    scripts: Callable[[str], Any], tmp_path: Path, missing: str
+) -> None:
+    python = fake_python(tmp_path, {name: value for name, value in PEER.items() if name != missing})
+    with pytest.raises(ValueError, match=f"^peers/sb3_sac.py must print {missing}, got"):
+        scripts("runs").peer("sb3_sac.py", [], python)
+
+
+def test_results_of_different_sides_make_no_figure(scripts: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match="results of one figure must have one side"):
+        scripts("harness").Side.of([OURS, {**OURS, "environments": 32}])
+
+
+@pytest.mark.parametrize("actors", ["num_actors = 3", "# num_actors is not set"])
+def test_means_of_a_run_are_read_from_its_directory(
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, actors: str
+) -> None:
+    def finish(line: list[str], **_: Any) -> None:
+        folder = Path(line[line.index("--run-dir") + 1])
+        folder.mkdir()
+        (folder / "summary.json").write_text('{"env_steps": 7}')
+        (folder / "config.toml").write_text(f"[trainer]\n{actors}\nenvs_per_actor = 4\n")
+
+    monkeypatch.setattr(subprocess, "run", finish)
+    cores = len(os.sched_getaffinity(0))
+    summary = scripts("runs").cli("CartPole-v1", "dqn", 0, [], 1.0)
+    count = 3 if actors.startswith("num") else max(1, cores - 1)
+    assert (summary["env_steps"], summary["cores"], summary["environments"]) == (7, cores, 4 * count)
