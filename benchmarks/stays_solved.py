@@ -1,0 +1,56 @@
+"""Whether solved stays solved: the runs of `held_out.py` made once more, without a target and three times as long.
+
+Reads the steps that each seed took from `results/held_out_<env>_<algo>.json`, and counts the greedy evaluations after
+the first success whose mean return is still at least `--kept`.
+
+    python benchmarks/stays_solved.py CartPole-v1 dqn 450
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import numpy as np
+from harness import FOLDER, Report
+from held_out import train
+
+
+def main() -> None:
+    """Run everything and write results/stays_solved_<env>_<algo>.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("env")
+    parser.add_argument("algo")
+    parser.add_argument("kept", type=float, help="mean return that counts as still solved")
+    parser.add_argument("--times", type=float, default=3.0, help="length, in steps to the target")
+    parser.add_argument("--seeds", type=int, default=20)
+    parsed = parser.parse_args()
+    label = f"{parsed.env}_{parsed.algo}".lower().replace("-", "_")
+    found = json.loads((FOLDER / "results" / f"held_out_{label}.json").read_text())["notes"]
+    runs = next(value for name, value in found.items() if name.endswith("_runs"))
+    report = Report(f"stays_solved_{label}")
+    shares, largest, returns = [], [], []
+    for seed, first, *_ in [run for run in runs if run[1]][: parsed.seeds]:
+        steps = str(int(first * parsed.times))
+        _, lines = train(parsed.env, parsed.algo, seed, "--steps", steps, seconds=1e5)
+        later = [
+            line["eval/mean_reward"]
+            for line in lines
+            if "eval/mean_reward" in line and line.get("eval/total_timesteps", 0) > first
+        ]
+        returns += later
+        shares.append(float(np.mean(np.array(later) >= parsed.kept)))
+        largest.append(max(line.get("train/q_max", 0.0) for line in lines))
+        print(seed, len(later), f"{shares[-1]:.3f}", f"{largest[-1]:.4g}", flush=True)
+    report.add("share_by_seed", shares, f"of the evaluations of a seed >= {parsed.kept:g}")
+    report.add("share", [float(np.mean(np.array(returns) >= parsed.kept))], f"of {len(returns)} evaluations")
+    report.add("largest_action_value", largest, "")
+    report.write()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
