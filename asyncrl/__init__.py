@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.rainbow import Rainbow
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
-    from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
-    from asyncrl.metrics import EvaluationResult, Snapshot
-    from asyncrl.trainer import Trainer, train
-    from asyncrl.trainer_options import TrainResult
+    from asyncrl.run.config import TrainerConfig
+    from asyncrl.run.trainer import Trainer, train
+    from asyncrl.run.trainer_options import TrainResult
+    from asyncrl.show.metrics import EvaluationResult, Snapshot
     from asyncrl.version import __version__
 
 _HOMES = {
@@ -38,19 +38,19 @@ _HOMES = {
     "C51": "asyncrl.algorithms.c51",
     "DDPG": "asyncrl.algorithms.ddpg",
     "DQN": "asyncrl.algorithms.dqn",
-    "EvaluationResult": "asyncrl.metrics",
+    "EvaluationResult": "asyncrl.show.metrics",
     "IMPALA": "asyncrl.algorithms.impala",
     "PPO": "asyncrl.algorithms.ppo",
     "QRDQN": "asyncrl.algorithms.qrdqn",
     "Rainbow": "asyncrl.algorithms.rainbow",
     "SAC": "asyncrl.algorithms.sac",
-    "Snapshot": "asyncrl.metrics",
+    "Snapshot": "asyncrl.show.metrics",
     "TD3": "asyncrl.algorithms.td3",
-    "TrainResult": "asyncrl.trainer_options",
-    "Trainer": "asyncrl.trainer",
-    "TrainerConfig": "asyncrl.config",
+    "TrainResult": "asyncrl.run.trainer_options",
+    "Trainer": "asyncrl.run.trainer",
+    "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",
-    "train": "asyncrl.trainer",
+    "train": "asyncrl.run.trainer",
 }
 
 __all__ = [

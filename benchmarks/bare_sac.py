@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from plain_sac import PlainSAC
 
-from asyncrl.core import Batch, BoxAction, EnvSpec
+from asyncrl.interfaces import Batch, BoxAction, EnvSpec
 
 WAYS = ("plain", "highest", "medium")
 """`PlainSAC`, and the core at either precision."""

@@ -18,19 +18,19 @@ import torch
 from harness import Report
 
 from asyncrl import DQN
-from asyncrl.balance import Balance
-from asyncrl.core import Batch, DiscreteAction, EnvSpec
-from asyncrl.learner import Learner, LearnerThread
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
+from asyncrl.learning.balance import Balance
+from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.replay_learning import ReplayLearning
+from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay_learning import ReplayLearning
-from asyncrl.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.run.trainer import new_event_loop
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
-from asyncrl.staleness import StalenessMeter
-from asyncrl.trainer import new_event_loop
-from asyncrl.weight_snapshots import WeightSnapshots
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ENVS, SLOTS = 16, 2048

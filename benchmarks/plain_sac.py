@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from asyncrl.core import Batch
+from asyncrl.interfaces import Batch
 
 
 class PlainSAC:

@@ -23,7 +23,7 @@ from harness import Report
 from asyncrl import PPO
 from asyncrl.algorithms import ppo_minibatch
 from asyncrl.algorithms.ppo_heads import TensorHead, head
-from asyncrl.core import DiscreteAction, EnvSpec, Segment
+from asyncrl.interfaces import DiscreteAction, EnvSpec, Segment
 
 SPEC = EnvSpec("CartPole's shape", (4,), "float32", DiscreteAction(2))
 ENVS, ROWS = 16, 32

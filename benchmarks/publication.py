@@ -20,8 +20,8 @@ import torch
 from harness import Report
 
 from asyncrl.errors import TrainingDiverged
+from asyncrl.learning.publication import Publisher
 from asyncrl.networks.mlp import HostCopy
-from asyncrl.publication import Publisher
 from asyncrl.shm.weights import WeightMailbox
 
 COUNTS = (17_410, 70_000, 300_000)

@@ -31,8 +31,8 @@ from slow_learner import SlowDQN, SlowPPO, Watched
 from asyncrl import Trainer
 from asyncrl.actors.frames import FrameReader
 from asyncrl.actors.pool import ActorPool
-from asyncrl.metrics import Snapshot
 from asyncrl.shm.doorbell import Doorbell
+from asyncrl.show.metrics import Snapshot
 
 ITEMS = ("messages", "learner", "actors", "publishing", "bound", "ratio")
 ACTORS, ENVS = 2, 16

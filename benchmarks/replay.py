@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from harness import Report
 
-from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.replay import PrioritizedReplay, SumTree
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 

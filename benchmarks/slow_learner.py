@@ -7,7 +7,7 @@ import time
 from typing import Any, ClassVar
 
 from asyncrl import DQN, PPO
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 
 
 class Watched:

@@ -43,7 +43,7 @@ from contextlib import contextmanager
 import numpy as np
 from harness import Report
 
-from asyncrl.core import DiscreteAction, EnvSpec
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import ArraySpec, RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import copy_words, kernel, load_acquire, store_release
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED

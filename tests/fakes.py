@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 
 class RandomPolicy:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 
 class SlowSumTree:

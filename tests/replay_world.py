@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
-from asyncrl.balance import Balance
-from asyncrl.core import RESET, Batch, UpdateResult
-from asyncrl.env_checks import spec_of
+from asyncrl.envs.checks import spec_of
+from asyncrl.interfaces import RESET, Batch, UpdateResult
+from asyncrl.learning.balance import Balance
+from asyncrl.learning.replay_learning import ReplayLearning
+from asyncrl.learning.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
+from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.replay_learning import ReplayLearning
-from asyncrl.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
-from asyncrl.replay_updates import ReplayOptions, ReplayParts
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
-from asyncrl.staleness import StalenessMeter
-from asyncrl.weight_snapshots import WeightSnapshots
 
 
 class MovedPolicy(fakes.RandomPolicy):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.metrics import ActorStatistics, EvaluationResult, Snapshot
+from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 
 def make_actor(index: int = 0, **fields: Any) -> ActorStatistics:

@@ -12,80 +12,34 @@ import asyncrl
 
 PACKAGE = Path(asyncrl.__file__).parent
 
-# From the bottom up: a module may import from its own layer and from those before it; `x.*` is a folder.
-LAYERS = (
-    ("version", "errors", "core", "options", "config", "config_file", "metrics", "clock", "schedules"),
-    ("shm.*", "histogram"),
-    (
-        *("replay.*", "envs", "env_checks", "factory_pickle", "losses.*"),
-        *("acting", "acting.*", "networks", "networks.*"),
-    ),
-    ("actors.*", "algorithms.*"),
-    (
-        *(
-            "balance",
-            "segment_balance",
-            "rates",
-            "staleness",
-            "policy_lag",
-            "publication",
-            "divergence",
-            "value_range",
-            "consumption",
-            "learner",
-            "checkpoint_meta",
-            "checkpoint",
-            "checkpoint_folder",
-            "evaluate",
-            "run_directory",
-            "writers",
-            "report",
-            "report_times",
-            "histogram",
-            "weight_snapshots",
-        ),
-        *("server.*", "readout", "console", "notebook"),
-    ),
-    ("replay_updates", "saving"),
-    ("replay_learning", "replay_lockstep", "segment_learning"),
-    ("assembly", "learner_parts", "building", "ending", "coordinator"),
-    ("trainer", "trainer_options"),
-    ("flags", "arguments", "interrupts", "commands", "cli", "__main__"),
+# From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
+ROOMS = (
+    *("version", "errors", "options", "interfaces"),
+    *("shm", "envs", "acting", "replay", "networks", "losses", "actors", "algorithms"),
+    *("learning", "show", "server", "run", "cli", "__main__"),
 )
 
 # Where a library may be imported, at the top of a file or inside a function. `actors.forking` only loads what
 # its children will use.
 DOORS = {
-    "gymnasium": ("envs", "env_checks", "actors.forking"),
+    "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
     "numba": (
-        *(
-            "shm.*",
-            "replay.*",
-            "losses.advantages",
-            "losses.vtrace",
-            "losses.ppo_kernels",
-            "losses.soft_kernels",
-        ),
-        *("networks.relu_kernels", "acting.kernels", "balance"),
+        *("shm.*", "replay.*", "acting.kernels", "networks.relu_kernels", "learning.balance"),
+        *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "losses.soft_kernels"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
     "torch": (
-        "losses.*",
-        "networks.*",
-        "algorithms.*",
-        "learner",
-        "divergence",
-        "checkpoint",
-        "assembly",
+        *("losses.*", "networks.*", "algorithms.*", "learning.learner", "learning.divergence"),
+        *("run.checkpoint", "run.assembly"),
     ),
-    "rich": ("console",),
-    "cloudpickle": ("envs", "factory_pickle", "actors.forking"),
-    "uvloop": ("trainer",),
-    "tomli_w": ("config_file",),
-    "tensorboard": ("writers",),
-    "IPython": ("notebook",),
+    "rich": ("show.console",),
+    "cloudpickle": ("envs.*", "actors.forking"),
+    "uvloop": ("run.trainer",),
+    "tomli_w": ("run.config_file",),
+    "tensorboard": ("show.writers",),
+    "IPython": ("show.notebook",),
     "multiprocessing": (),
 }
 
@@ -94,8 +48,10 @@ def matches(module: str, patterns: tuple[str, ...]) -> bool:
     return any(module == p or (p.endswith(".*") and f"{module}.".startswith(p[:-1])) for p in patterns)
 
 
-def layer_of(module: str) -> int | None:
-    return next((i for i, patterns in enumerate(LAYERS) if matches(module, patterns)), None)
+def room_of(module: str) -> int | None:
+    """Place of the module's room in `ROOMS`, or None."""
+    room = module.partition(".")[0]
+    return ROOMS.index(room) if room in ROOMS else None
 
 
 def sources() -> dict[str, str]:
@@ -132,7 +88,7 @@ def imports(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module to the modules of ours that it imports when it runs (not for the type checker only)."""
+    """Module to the modules of ours that it imports when it runs (imports for the type checker left out)."""
     edges: dict[str, set[str]] = {}
     for module, text in texts.items():
         edges[module] = set()
@@ -155,11 +111,11 @@ def _ours(name: str, texts: Mapping[str, str]) -> str | None:
 def upward_imports(texts: Mapping[str, str]) -> list[str]:
     found = []
     for module, targets in graph(texts).items():
-        own = layer_of(module)
+        own = room_of(module)
         for target in sorted(targets):
-            other = layer_of(target)
+            other = room_of(target)
             if own is not None and other is not None and other > own:
-                found.append(f"{module} imports {target}, which stands above it")
+                found.append(f"{module} imports {target}, which stands after it")
     return found
 
 
@@ -194,8 +150,8 @@ def forced_doors(texts: Mapping[str, str]) -> list[str]:
 
 
 def test_every_module_has_a_place() -> None:
-    lost = [module for module in sources() if layer_of(module) is None]
-    assert not lost, f"say in LAYERS where these stand: {lost}"
+    lost = [module for module in sources() if room_of(module) is None]
+    assert not lost, f"say in ROOMS where these stand: {lost}"
 
 
 def test_imports_point_downwards() -> None:
@@ -213,9 +169,15 @@ def test_libraries_enter_by_their_doors() -> None:
 @pytest.mark.parametrize(
     ("texts", "fault"),
     [
-        ({"core": "from asyncrl.trainer import Trainer", "trainer": ""}, "core imports trainer"),
+        (
+            {"errors": "from asyncrl.run.trainer import Trainer", "run.trainer": ""},
+            "errors imports run.trainer",
+        ),
         ({"shm.ring": "def f():\n  import asyncrl.replay.replay", "replay.replay": ""}, "shm.ring imports"),
-        ({"shm.ring": "from asyncrl import learner", "learner": ""}, "shm.ring imports learner"),
+        (
+            {"shm.ring": "from asyncrl.learning import learner", "learning.learner": ""},
+            "shm.ring imports learning.learner",
+        ),
     ],
 )
 def test_an_upward_import_is_seen(texts: dict[str, str], fault: str) -> None:
@@ -224,12 +186,12 @@ def test_an_upward_import_is_seen(texts: dict[str, str], fault: str) -> None:
 
 def test_a_cycle_is_seen() -> None:
     texts = {
-        "core": "import asyncrl.options",
+        "interfaces": "import asyncrl.options",
         "options": "def f():\n  from asyncrl.errors import x",
-        "errors": "import asyncrl.core",
+        "errors": "import asyncrl.interfaces",
     }
-    assert cycle(graph(texts)) == ["core", "options", "errors"]
-    assert cycle(graph({**texts, "errors": "if TYPE_CHECKING:\n  import asyncrl.core"})) is None
+    assert cycle(graph(texts)) == ["interfaces", "options", "errors"]
+    assert cycle(graph({**texts, "errors": "if TYPE_CHECKING:\n  import asyncrl.interfaces"})) is None
 
 
 @pytest.mark.parametrize(
@@ -243,4 +205,4 @@ def test_a_cycle_is_seen() -> None:
 )
 def test_a_forced_door_is_seen(text: str) -> None:
     assert len(forced_doors({"actors.worker": text})) == 1
-    assert forced_doors({"learner": text}) == []
+    assert forced_doors({"learning.learner": text}) == []

@@ -67,10 +67,10 @@ def test_what_an_actor_imports_is_free_of_torch() -> None:
     assert len(LIGHT) > 8
     names = [
         *LIGHT,
-        "asyncrl.envs",
+        "asyncrl.envs.source",
         "asyncrl.acting.policies",
         "asyncrl.algorithms",
-        "asyncrl.core",
+        "asyncrl.interfaces",
         "asyncrl.errors",
     ]
     loaded = modules_after("import " + ", ".join(names))

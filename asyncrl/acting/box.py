@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.network import ActingNetwork, ActionBox
 from asyncrl.acting.noise import GaussianNoise
 from asyncrl.acting.policies import mlp_blocks
-from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.interfaces import BoxAction, EnvSpec
 
 LOG_STD_MIN = -20.0
 """A Gaussian's log standard deviations are cut to this from below (as in the code of Haarnoja et al. 2018)."""
@@ -155,7 +155,7 @@ class BoxPolicy:
 
 
 class DeterministicPolicy(BoxPolicy):
-    """The actor of DDPG and TD3: tanh of the network plus noise, cut to the box. Implements `asyncrl.core.Policy`.
+    """The actor of DDPG and TD3: tanh of the network plus noise, cut to the box. Implements `Policy`.
 
     The noise goes on without regard to the ends of episodes, of which a policy is not told.
 
@@ -210,7 +210,7 @@ class DeterministicPolicy(BoxPolicy):
 class SquashedGaussianPolicy(BoxPolicy):
     """The actor of SAC: tanh of a draw whose mean and standard deviation the network gives for each observation.
 
-    All streams act alike, so any number of rows may be asked for. Implements `asyncrl.core.Policy`. See Haarnoja et
+    All streams act alike, so any number of rows may be asked for. Implements `Policy`. See Haarnoja et
     al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
 
     Args:

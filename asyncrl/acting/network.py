@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import mlp_forward
-from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.interfaces import BoxAction, EnvSpec
 
 
 class ActingLayout(Protocol):

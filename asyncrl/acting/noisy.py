@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import noisy_mlp_forward
 from asyncrl.acting.network import ActingLayout, ActingNetwork
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 
 
 class NoisyLayout(ActingLayout, Protocol):

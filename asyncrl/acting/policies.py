@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.noisy import NoisyActingNetwork
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
-from asyncrl.schedules import EpsilonSchedule
+from asyncrl.acting.schedules import EpsilonSchedule
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Policy
 
 
 def mlp_blocks(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -91,7 +91,7 @@ class QLayout:
 
 
 class QPolicy:
-    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `asyncrl.core.Policy`.
+    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `asyncrl.interfaces.Policy`.
 
     One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights;
     buffers that depend on E are made anew on the other side.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.network import ActingNetwork, ActionBox
 from asyncrl.acting.policies import mlp_blocks
-from asyncrl.core import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 
 OBSERVATION_CLIP = 10.0
 """Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
@@ -145,7 +145,7 @@ class NormalizingNetwork(ActingNetwork):
 
 
 class StochasticPolicy:
-    """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.core.Policy`.
+    """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.interfaces.Policy`.
 
     All streams act alike, so any number of rows may be asked for. One copy is used from one thread. It pickles with
     its weights; buffers that depend on the number of rows are made anew on the other side.

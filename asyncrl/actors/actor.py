@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.streams import Streams
-from asyncrl.core import RESET, Policy
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
+from asyncrl.interfaces import RESET, Policy
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
 from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox

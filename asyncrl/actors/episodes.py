@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl import env_checks
 from asyncrl.actors.streams import ActionForm, VectorStreams
-from asyncrl.core import RESET, EnvSpec, Policy
-from asyncrl.envs import EnvSource
+from asyncrl.envs import checks as env_checks
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.interfaces import RESET, EnvSpec, Policy
 
 MAX_ENVS = 100
 """Environments played at a time where not told otherwise; more episodes than that take turns."""

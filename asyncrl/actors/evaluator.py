@@ -18,9 +18,9 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import EvaluatorPlan
 from asyncrl.actors.probe import READY_SECONDS
 from asyncrl.actors.restarts import RestartBudget
-from asyncrl.core import EnvSpec
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EvaluationIncomplete
+from asyncrl.interfaces import EnvSpec
 from asyncrl.shm.weights import WeightMailbox
 
 __all__ = ["EpisodePlayer", "RemoteEvaluator", "run_episodes"]

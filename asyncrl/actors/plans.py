@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.shm.ring import RingLayout
 
 SPACE, QUIT = b"S", b"Q"

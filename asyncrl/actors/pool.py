@@ -22,10 +22,10 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
 from asyncrl.actors.probe import READY_SECONDS, probe
 from asyncrl.actors.restarts import RestartBudget
+from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.actors.supervised import SupervisedActor
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
-from asyncrl.metrics import ActorStatistics
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.ring_layout import WAIT_NS

@@ -7,8 +7,8 @@ import pickle
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.deaths import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.core import EnvSpec
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import EnvSpec
 
 READY_SECONDS = 60.0
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl import env_checks
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, EnvSpec
-from asyncrl.envs import EnvSource
+from asyncrl.envs import checks as env_checks
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.row_counts import find_events
 
 Events = NDArray[np.int64]

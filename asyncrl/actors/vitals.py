@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from asyncrl.actors.deaths import actor_hung
+from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.errors import EnvironmentHung
-from asyncrl.metrics import ActorStatistics
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS, WAIT_NS, RingReader
 
 _RATE_SECONDS = 1.0

@@ -28,9 +28,9 @@ from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.actors.plans import QUIT, ActorPlan, EvaluatorPlan
 from asyncrl.actors.streams import make_streams
-from asyncrl.core import Policy
-from asyncrl.envs import EnvSource, describe
+from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
+from asyncrl.interfaces import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.distributional_presets import C51_PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class C51(QLearning):
-    """Hyper-parameters of C51. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of C51. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -9,8 +9,8 @@ from typing import ClassVar
 from asyncrl.acting.box import BoxLayout
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import fitting, unbounded
-from asyncrl.core import BoxAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import require_at_least, require_positive, require_widths
 
 

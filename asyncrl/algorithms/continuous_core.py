@@ -22,7 +22,7 @@ from asyncrl.acting.box import scaling
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
-from asyncrl.core import Batch, EnvSpec, UpdateResult
+from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.losses.soft import critic_loss
 from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.ensembles import FlatEnsemble, parameter_count
@@ -81,7 +81,7 @@ class ContinuousWork(ABC):
 
 
 class ContinuousCore(ABC):
-    """Networks of one learner of continuous actions. Implements `asyncrl.core.LearnerCore`.
+    """Networks of one learner of continuous actions. Implements `asyncrl.interfaces.LearnerCore`.
 
     Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
     `device` without a look at a value, and the only wait is for the new priorities: means over critics of |TD error|.

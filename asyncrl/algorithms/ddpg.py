@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.continuous_presets import DDPG_PRESETS
 from asyncrl.algorithms.deterministic import DeterministicActor
 from asyncrl.algorithms.presets import Preset
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.td3_core import TD3Core
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DDPG(DeterministicActor):
-    """Hyper-parameters of DDPG. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of DDPG. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from asyncrl.acting.box import DeterministicPolicy
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms.continuous import ContinuousControl
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 

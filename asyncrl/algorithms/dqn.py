@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.dqn_presets import PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_positive
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(QLearning):
-    """Hyper-parameters of deep Q-learning. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of deep Q-learning. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -18,7 +18,7 @@ from asyncrl.algorithms.q_heads import QHead
 from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
-from asyncrl.core import Batch, EnvSpec, UpdateResult
+from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP, HostCopy, MLPPass, initial_weights
@@ -27,7 +27,7 @@ from asyncrl.networks.optimizer import FlatAdam
 
 
 class DQNCore:
-    """Online and target network of one learner of action values. Implements `asyncrl.core.LearnerCore`.
+    """Online and target network of one learner of action values. Implements `asyncrl.interfaces.LearnerCore`.
 
     Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after
     that runs on `device` without a look at a value, and the only wait is for the new priorities.

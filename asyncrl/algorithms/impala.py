@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from asyncrl.algorithms.impala_presets import PRESETS
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.presets import Preset
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IMPALA(OnPolicy):
-    """Hyper-parameters of IMPALA. Implements `asyncrl.core.SegmentAlgorithm`.
+    """Hyper-parameters of IMPALA. Implements `asyncrl.interfaces.SegmentAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

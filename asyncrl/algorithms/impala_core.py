@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.impala_step import StreamStep
 from asyncrl.algorithms.on_policy_core import OnPolicyCore
 from asyncrl.algorithms.rollout import NUMBERS, Rollout
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.impala import IMPALA
 
 
 class IMPALACore(OnPolicyCore):
-    """Networks, loss and optimiser of one IMPALA learner. Implements `asyncrl.core.SegmentCore`.
+    """Networks, loss and optimiser of one IMPALA learner. Implements `asyncrl.interfaces.SegmentCore`.
 
     A gradient step is one forward pass over whole streams, V-trace on the host
     with what that pass says of values and log-probabilities, and one way back: targets are never older than the

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.rollout import Rollout
-from asyncrl.core import RESET
+from asyncrl.interfaces import RESET
 from asyncrl.losses.policy_gradient import (
     approximate_kl,
     policy_gradient_loss,

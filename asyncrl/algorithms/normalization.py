@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, Segment
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 REWARD_CLIP = 10.0
 """Scaled rewards are cut to +- this."""

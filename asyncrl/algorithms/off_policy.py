@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from asyncrl.acting.schedules import ramp
 from asyncrl.algorithms.presets import WithPresets
-from asyncrl.core import LONGEST_N_STEP, EnvSpec, FieldSpec
+from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
     coerce,
     option_help,
@@ -16,7 +17,6 @@ from asyncrl.options import (
     require_positive,
     require_widths,
 )
-from asyncrl.schedules import ramp
 
 
 @dataclass(frozen=True, kw_only=True)

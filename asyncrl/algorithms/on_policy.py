@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.algorithms.presets import WithPresets
 from asyncrl.algorithms.registry import fitting, unbounded
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     coerce,
     option_help,

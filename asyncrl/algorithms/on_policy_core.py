@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.acting.schedules import linear
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.rollout import Rollout
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.core import RESET, EnvSpec, Segment
-from asyncrl.schedules import linear
+from asyncrl.interfaces import RESET, EnvSpec, Segment
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.on_policy import OnPolicy
@@ -31,7 +31,7 @@ _FREE = ("rewards", "iteration")
 
 
 class OnPolicyCore:
-    """Networks, optimiser and the course of an iteration. Answers `asyncrl.core.SegmentCore` but for `_gradient`.
+    """Networks, optimiser and the course of an iteration. Answers `asyncrl.interfaces.SegmentCore` but for `_gradient`.
 
     Used from one thread, the learner's. What makes up a gradient step depends on the seed, the number of the iteration
     and of the pass only, so numbers do not depend on when `step` is called.

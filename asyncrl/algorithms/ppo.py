@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.ppo_presets import PRESETS
 from asyncrl.algorithms.presets import Preset
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(OnPolicy):
-    """Hyper-parameters of proximal policy optimisation. Implements `asyncrl.core.SegmentAlgorithm`.
+    """Hyper-parameters of proximal policy optimisation. Implements `asyncrl.interfaces.SegmentAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.on_policy_core import OnPolicyCore
 from asyncrl.algorithms.ppo_minibatch import Minibatch
 from asyncrl.algorithms.rollout import Rollout
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.losses.advantages import gae
 from asyncrl.losses.policy_gradient import truncated_importance
 from asyncrl.networks.distributions import distribution
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PPOCore(OnPolicyCore):
-    """Networks, loss and optimiser of one PPO learner. Implements `asyncrl.core.SegmentCore`.
+    """Networks, loss and optimiser of one PPO learner. Implements `asyncrl.interfaces.SegmentCore`.
 
     Minibatches come from a permutation. Rows are divided evenly into as few minibatches as `minibatch_size` allows,
     which are padded to one size with rows of weight zero.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.actor_critic import ActorCritic
-from asyncrl.core import MultiDiscreteAction
+from asyncrl.interfaces import MultiDiscreteAction
 from asyncrl.losses.policy_gradient import approximate_kl, clipped_surrogate_gradient, value_loss_gradient
 from asyncrl.losses.ppo_kernels import categorical_head, gaussian_head, squash
 from asyncrl.networks.distributions import distribution

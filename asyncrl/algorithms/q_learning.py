@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.policies import QLayout, QPolicy
+from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import fitting
-from asyncrl.core import DiscreteAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
-from asyncrl.schedules import EpsilonSchedule
 
 
 @dataclass(frozen=True, kw_only=True)

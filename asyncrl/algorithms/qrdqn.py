@@ -14,7 +14,7 @@ from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.distributional_presets import QRDQN_PRESETS
 from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class QRDQN(QLearning):
-    """Hyper-parameters of QR-DQN. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of QR-DQN. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from asyncrl.core import ActionSpec, Algorithm, BoxAction, EnvSpec
+from asyncrl.interfaces import ActionSpec, Algorithm, BoxAction, EnvSpec
 
 
 class Record(Algorithm, Protocol):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.stochastic import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic
-from asyncrl.core import RESET, Segment
+from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import Distribution
 
 NUMBERS = ("log_prob", "advantage", "target", "value", "policy_weight", "value_weight", "entropy_weight")

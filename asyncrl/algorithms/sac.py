@@ -18,7 +18,7 @@ from asyncrl.acting.box import SquashedGaussianPolicy
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.continuous_presets import SAC_PRESETS
 from asyncrl.algorithms.presets import Preset
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(ContinuousControl):
-    """Hyper-parameters of soft actor-critic. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of soft actor-critic. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.losses.value_bounds import ValueBounds
 
 

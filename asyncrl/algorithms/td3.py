@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.continuous_presets import TD3_PRESETS
 from asyncrl.algorithms.deterministic import DeterministicActor
 from asyncrl.algorithms.presets import Preset
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TD3(DeterministicActor):
-    """Hyper-parameters of TD3. Implements `asyncrl.core.ReplayAlgorithm`.
+    """Hyper-parameters of TD3. Implements `asyncrl.interfaces.ReplayAlgorithm`.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.continuous_core import ContinuousCore, ContinuousWork
 from asyncrl.algorithms.critic_heads import critic_head
-from asyncrl.core import EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.losses.soft import smoothed_action, squashed_gradient
 from asyncrl.networks.aligned_pass import AlignedPass
 from asyncrl.networks.ensembles import EnsemblePass

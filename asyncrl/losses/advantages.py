@@ -13,7 +13,7 @@ import numpy as np
 from numba import float32, njit, types, uint8
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 rows_float32 = types.Array(float32, 2, "A", readonly=True)
 """Numba's type of `[E, T]` float32 in any layout, a view into a ring included."""

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED
+from asyncrl.interfaces import RESET, TERMINATED
 from asyncrl.losses.advantages import chain_of, last_float32, rows_float32, rows_uint8
 
 

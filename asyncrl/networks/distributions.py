@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from asyncrl.core import BoxAction, MultiDiscreteAction
+from asyncrl.interfaces import BoxAction, MultiDiscreteAction
 
 if TYPE_CHECKING:
     from asyncrl.acting.stochastic import ActorLayout

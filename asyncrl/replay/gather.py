@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, prefetch, uint8s
 from asyncrl.replay.tables import (
     ACTION,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from asyncrl.core import Segment
+from asyncrl.interfaces import Segment
 
 
 class PastSegments:

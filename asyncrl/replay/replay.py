@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import LONGEST_N_STEP, Batch
+from asyncrl.interfaces import LONGEST_N_STEP, Batch
 from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.handles import address_of

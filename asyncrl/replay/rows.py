@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET
+from asyncrl.interfaces import RESET
 from asyncrl.replay.gather import write_card
 from asyncrl.replay.handles import int32s, int64s, uint8s
 from asyncrl.replay.tables import (

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import RESET, Segment
+from asyncrl.interfaces import RESET, Segment
 from asyncrl.shm import RingReader
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core import Batch
+from asyncrl.interfaces import Batch
 from asyncrl.replay.handles import address_of
 from asyncrl.replay.tree_kernels import inlined
 from asyncrl.shm import RingReader

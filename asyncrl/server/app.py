@@ -13,12 +13,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.metrics import Snapshot
 from asyncrl.server.connections import ConnectionGuard, ConnectionStatistics
 from asyncrl.server.discovery import port_in_use, reachable
 from asyncrl.server.feed import SnapshotFeed
 from asyncrl.server.routes import Routes
 from asyncrl.server.security import MAX_BODY_BYTES, STATIC_HEADERS, Gate, answer_in_json
+from asyncrl.show.metrics import Snapshot
 
 LOGGER = logging.getLogger("asyncrl.server")
 # A library stays silent unless its user listens: garbage sent to the port must not write over the terminal

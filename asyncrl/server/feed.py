@@ -10,8 +10,8 @@ from functools import cached_property
 
 import msgspec
 
-from asyncrl.metrics import EvaluationResult, Snapshot, flat, flat_evaluation
 from asyncrl.server.prometheus import prometheus_text
+from asyncrl.show.metrics import EvaluationResult, Snapshot, flat, flat_evaluation
 
 LOGGER = logging.getLogger("asyncrl.server")
 

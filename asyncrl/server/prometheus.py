@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from asyncrl.metrics import ActorStatistics, Snapshot
+from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.show.metrics import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

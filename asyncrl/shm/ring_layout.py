@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.core import EnvSpec, FieldSpec
+from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.shm.segment import ArraySpec, bytes_needed
 
 PUBLISHED = 0

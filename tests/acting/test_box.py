@@ -25,7 +25,7 @@ from asyncrl.acting.box import (
 from asyncrl.acting.network import ActionBox
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.acting.policies import TrainedPolicy
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, Policy
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Policy
 
 ODD = BoxAction((-1.0, -2.0, 0.0, 10.0, 7.0, -0.1), (3.0, 2.0, 0.3, 11.0, 7.0, 1 / 3), (2, 3))
 """Off centre, degenerate, and with bounds that float32 does not hold."""
@@ -395,7 +395,7 @@ def test_predict(gaussian: bool) -> None:
 def test_acting_never_imports_torch() -> None:
     code = (
         "import sys, numpy as np\n"
-        "from asyncrl.core import BoxAction, EnvSpec\n"
+        "from asyncrl.interfaces import BoxAction, EnvSpec\n"
         "from asyncrl.acting.box import BoxLayout, DeterministicPolicy, SquashedGaussianPolicy\n"
         "from asyncrl.acting.noise import GaussianNoise\n"
         "action = BoxAction((-1.0,), (1.0,), (1,))\n"

@@ -6,8 +6,8 @@ import pytest
 from asyncrl.acting.kernels import layer_forward, noisy_mlp_forward
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
-from asyncrl.core import DiscreteAction, EnvSpec
-from asyncrl.schedules import EpsilonSchedule
+from asyncrl.acting.schedules import EpsilonSchedule
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 LAYOUTS = [

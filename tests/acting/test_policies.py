@@ -7,8 +7,8 @@ import pytest
 
 from asyncrl.acting.kernels import mlp_forward
 from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
-from asyncrl.core import DiscreteAction, EnvSpec, Policy
-from asyncrl.schedules import EpsilonSchedule, ramp
+from asyncrl.acting.schedules import EpsilonSchedule, ramp
+from asyncrl.interfaces import DiscreteAction, EnvSpec, Policy
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SPEC2 = EnvSpec("two", (4,), "float32", DiscreteAction(2))
@@ -232,7 +232,7 @@ def test_acting_never_imports_torch() -> None:
     code = (
         "import sys, numpy as np\n"
         "from asyncrl.algorithms import DQN\n"
-        "from asyncrl.core import DiscreteAction, EnvSpec\n"
+        "from asyncrl.interfaces import DiscreteAction, EnvSpec\n"
         "policy = DQN().make_policy(EnvSpec('x', (4,), 'float32', DiscreteAction(2)))\n"
         "policy.act(np.zeros((1, 4), np.float32), np.random.default_rng(0), 0)\n"
         "assert 'torch' not in sys.modules\n"

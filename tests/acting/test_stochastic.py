@@ -21,7 +21,7 @@ from asyncrl.acting.kernels import (
 )
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.acting.stochastic import OBSERVATION_CLIP, ActorLayout, StochasticPolicy, extra_fields_of
-from asyncrl.core import (
+from asyncrl.interfaces import (
     ActionSpec,
     BoxAction,
     DiscreteAction,
@@ -420,7 +420,7 @@ def test_predict_draws_where_asked() -> None:
 def test_acting_never_imports_torch() -> None:
     code = (
         "import sys, numpy as np\n"
-        "from asyncrl.core import DiscreteAction, EnvSpec\n"
+        "from asyncrl.interfaces import DiscreteAction, EnvSpec\n"
         "from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy\n"
         "action = DiscreteAction(2)\n"
         "policy = StochasticPolicy(EnvSpec('x', (4,), 'float32', action), ActorLayout(4, (8,), action))\n"

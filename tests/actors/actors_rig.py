@@ -13,9 +13,9 @@ from fakes import RandomPolicy
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool, probe
-from asyncrl.core import FieldSpec
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
+from asyncrl.interfaces import FieldSpec
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
 
 PATIENCE_SECONDS = 30.0

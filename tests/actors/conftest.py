@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 
 
 @pytest.fixture(scope="session")

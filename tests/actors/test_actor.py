@@ -12,9 +12,9 @@ from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.actors.actor import Actor, actor_seeds
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
-from asyncrl.core import RESET, FieldSpec
-from asyncrl.env_checks import spec_of
+from asyncrl.envs.checks import spec_of
 from asyncrl.errors import EnvironmentRaised, NonFiniteStep
+from asyncrl.interfaces import RESET, FieldSpec
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 

@@ -16,7 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.envs import EnvSource, describe
+from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised
 
 

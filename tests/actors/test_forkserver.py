@@ -24,7 +24,7 @@ from actors_rig import PATIENCE_SECONDS, Rig, until
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameWriter, receive_frame
 from asyncrl.actors.pool import probe
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EnvironmentNotBuilt, ResourceError, UnknownEnvironment
 
 TESTS = Path(fakes.__file__).parent
@@ -146,7 +146,7 @@ def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> Non
     server.start()
     assert "numpy" not in sys.modules, "starting the server comes before every heavy import"
     from asyncrl.actors.pool import probe
-    from asyncrl.envs import EnvSource
+    from asyncrl.envs.source import EnvSource
     spec = asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))
     server.close()
     print(spec.name, "gymnasium" in sys.modules, "torch" in sys.modules)

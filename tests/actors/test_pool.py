@@ -16,8 +16,7 @@ from actors_rig import Rig, until
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
-from asyncrl.core import FieldSpec
-from asyncrl.envs import EnvSource
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
     ActorKilled,
     EnvironmentHung,
@@ -27,6 +26,7 @@ from asyncrl.errors import (
     ObservationOffSpace,
     ResourceError,
 )
+from asyncrl.interfaces import FieldSpec
 
 
 class StreamChecker:

@@ -12,10 +12,10 @@ from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStreams, make_streams
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, BoxAction, DiscreteAction, EnvSpec
-from asyncrl.env_checks import spec_of
-from asyncrl.envs import EnvSource
+from asyncrl.envs.checks import spec_of
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AutoresetUnknown, ObservationOffSpace, OldGymAPI
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, DiscreteAction, EnvSpec
 
 SEEDS = [11, 12, 13]
 

@@ -8,7 +8,7 @@ from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.deaths import actor_hung, actor_killed, how_it_ended
 from asyncrl.actors.forkserver import ChildExit
 from asyncrl.actors.vitals import Vitals, private_bytes
-from asyncrl.core import DiscreteAction, EnvSpec
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import RingLayout, RingReader, Segment
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
-from asyncrl.core import Batch, BoxAction, EnvSpec
+from asyncrl.interfaces import Batch, BoxAction, EnvSpec
 
 SPEC = EnvSpec("box", (4,), "float32", BoxAction((-1.0, -1.0), (1.0, 1.0), (2,)))
 LOPSIDED = EnvSpec("lopsided", (3,), "float32", BoxAction((-2.0, 0.0, 1.0), (2.0, 10.0, 1.5), (3,)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.core import (
+from asyncrl.interfaces import (
     RESET,
     TERMINATED,
     TRUNCATED,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.core import Algorithm, Batch, BoxAction, DiscreteAction, EnvSpec, LearnerCore, Policy
+from asyncrl.interfaces import Algorithm, Batch, BoxAction, DiscreteAction, EnvSpec, LearnerCore, Policy
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.options import option_help
 

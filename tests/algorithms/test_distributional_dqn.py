@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
 from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
 from asyncrl.algorithms.dqn_core import DQNCore
-from asyncrl.config import TrainerConfig
-from asyncrl.core import Batch, DiscreteAction, EnvSpec
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma, noise_count
-from asyncrl.schedules import EpsilonSchedule
+from asyncrl.run.config import TrainerConfig
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SMALL: dict[str, dict[str, Any]] = {
@@ -464,7 +464,8 @@ def test_update_never_looks_at_a_value(name: str, monkeypatch: pytest.MonkeyPatc
 def test_making_a_record_does_not_import_torch() -> None:
     code = (
         "import sys, numpy as np; from asyncrl.algorithms import Rainbow, QRDQN;"
-        "from asyncrl.core import DiscreteAction, EnvSpec; spec = EnvSpec('t', (4,), 'float32', DiscreteAction(3));"
+        "from asyncrl.interfaces import DiscreteAction, EnvSpec;"
+        "spec = EnvSpec('t', (4,), 'float32', DiscreteAction(3));"
         "[r().make_policy(spec).greedy(np.zeros((2, 4), np.float32)) for r in (Rainbow, QRDQN)];"
         "assert 'torch' not in sys.modules"
     )

@@ -14,10 +14,10 @@ from torch import nn
 from asyncrl.algorithms import DQN
 from asyncrl.algorithms.dqn_core import DQNCore
 from asyncrl.algorithms.dqn_presets import PRESETS
-from asyncrl.config import TrainerConfig
-from asyncrl.core import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.losses.td import dueling
+from asyncrl.run.config import TrainerConfig
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 

@@ -13,8 +13,8 @@ from torch.distributions import Categorical, Independent, Normal
 
 from asyncrl.algorithms.a2c import A2C
 from asyncrl.algorithms.impala import IMPALA
-from asyncrl.core import RESET, BoxAction, DiscreteAction, EnvSpec, Segment
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import RESET, BoxAction, DiscreteAction, EnvSpec, Segment
 from asyncrl.losses.advantages import gae
 from asyncrl.losses.vtrace import vtrace
 from asyncrl.options import option_help

@@ -8,7 +8,7 @@ import pytest
 from segment_rig import SPECS, acted, record, weights_of
 
 from asyncrl.algorithms.normalization import REWARD_CLIP, RewardScale, RunningMoments
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, Segment
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 
 def segments_of(rounds: int, rings: int = 2) -> list[list[Segment]]:

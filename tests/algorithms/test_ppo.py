@@ -13,9 +13,9 @@ from torch.distributions import Categorical, Normal
 from asyncrl.algorithms import DQN, PPO
 from asyncrl.algorithms.ppo_core import PPOCore
 from asyncrl.algorithms.ppo_presets import PRESETS
-from asyncrl.config import TrainerConfig
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec, MultiDiscreteAction, Segment
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec, MultiDiscreteAction, Segment
+from asyncrl.run.config import TrainerConfig
 
 
 def core_of(kind: str = "discrete", seed: int = 0, **options: Any) -> PPOCore:

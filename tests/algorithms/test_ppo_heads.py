@@ -9,7 +9,7 @@ import torch
 from asyncrl import PPO
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.ppo_heads import KernelHead, TensorHead, head
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 B, COUNT = 64, 59
 SPECS = {

@@ -18,8 +18,8 @@ from small_records import small
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.core import Batch
-from asyncrl.env_checks import spec_of
+from asyncrl.envs.checks import spec_of
+from asyncrl.interfaces import Batch
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 

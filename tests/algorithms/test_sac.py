@@ -18,7 +18,7 @@ from continuous_rig import (
 
 from asyncrl.algorithms.sac import SAC
 from asyncrl.algorithms.sac_core import SACCore, SACWork
-from asyncrl.core import BoxAction, EnvSpec
+from asyncrl.interfaces import BoxAction, EnvSpec
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "prioritized": True}
 SPEEDY: dict[str, Any] = {"learning_rate": 3e-3, "tau": 0.1}

@@ -20,7 +20,7 @@ from segment_rig import (
 )
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.core import (
+from asyncrl.interfaces import (
     RESET,
     TERMINATED,
     BoxAction,

@@ -10,8 +10,8 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.ddpg import DDPG
 from asyncrl.algorithms.td3 import TD3
 from asyncrl.algorithms.td3_core import TD3Core, TD3Work
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "batch_size": SIZE, "prioritized": True}
 SPEEDY: dict[str, Any] = {"learning_rate": 3e-3, "tau": 0.1}

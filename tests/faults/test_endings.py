@@ -23,8 +23,8 @@ from fakes import SimpleEnv
 import asyncrl
 from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
-from asyncrl.checkpoint import read_policy
-from asyncrl.interrupts import Interrupts
+from asyncrl.cli.interrupts import Interrupts
+from asyncrl.run.checkpoint import read_policy
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SECONDS = 60
@@ -126,7 +126,7 @@ FULL_DISK = """
 import json, resource, sys, time, warnings
 from pathlib import Path
 from asyncrl import DQN, Trainer
-from asyncrl.checkpoint import load, read_policy
+from asyncrl.run.checkpoint import load, read_policy
 
 seen = []
 warnings.showwarning = lambda message, *rest: seen.append(str(message)[:10])
@@ -288,9 +288,9 @@ class Rig:
     best = None
 
     def __init__(self, run: Path | None, fails: str = "") -> None:
-        from asyncrl.clock import TrainClock
-        from asyncrl.ending import Ending
-        from asyncrl.run_directory import RunDirectory
+        from asyncrl.learning.clock import TrainClock
+        from asyncrl.run.ending import Ending
+        from asyncrl.run.run_directory import RunDirectory
 
         self.log: list[str] = []
         self.fails = fails
@@ -332,7 +332,7 @@ class Rig:
         if self.fails == "user stops":
             self.ending.stop_requested.set()
             await asyncio.Event().wait()
-        from asyncrl.metrics import EvaluationResult
+        from asyncrl.show.metrics import EvaluationResult
 
         return EvaluationResult(1.0, 0.0, 5.0, episodes, 1, 2, 3.0)
 
@@ -377,7 +377,7 @@ def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
     warning: type[Warning] | None,
     eval_error: str | None,
 ) -> None:
-    from asyncrl import ending
+    from asyncrl.run import ending
 
     if fails == "evaluation hangs":
         monkeypatch.setattr(ending, "EVALUATION_SECONDS", 0.0)

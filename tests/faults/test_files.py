@@ -23,20 +23,21 @@ import torch
 from fakes import CountingEnv, RandomPolicy, SimpleEnv
 from snapshots import make_snapshot
 
-from asyncrl import DQN, commands, errors
+from asyncrl import DQN, errors
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.streams import PlainStreams
-from asyncrl.arguments import EvalOptions
-from asyncrl.checkpoint import CheckpointMeta, load, read_policy, save
-from asyncrl.checkpoint_folder import CheckpointFolder
-from asyncrl.config import TrainerConfig
-from asyncrl.core import DiscreteAction, EnvSpec
-from asyncrl.divergence import Divergence
-from asyncrl.env_checks import spec_of
-from asyncrl.metrics import EvaluationResult, flat
-from asyncrl.run_directory import RunDirectory
-from asyncrl.saving import CheckpointSaver
-from asyncrl.writers import CsvWriter, JsonlWriter, RunWriters
+from asyncrl.cli import commands
+from asyncrl.cli.arguments import EvalOptions
+from asyncrl.envs.checks import spec_of
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.learning.divergence import Divergence
+from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
+from asyncrl.run.checkpoint_folder import CheckpointFolder
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.saving import CheckpointSaver
+from asyncrl.show.metrics import EvaluationResult, flat
+from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ALGORITHM = DQN(hidden_sizes=(8,))
@@ -375,7 +376,7 @@ class FakeLearner:
 
 
 def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
-    from asyncrl.clock import TrainClock
+    from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
     return CheckpointSaver(config, ALGORITHM, SPEC, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]

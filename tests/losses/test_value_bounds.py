@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import DDPG, QRDQN, TD3
-from asyncrl.core import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.errors import ActionValuesOutOfRange
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.losses.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trajectories import Rows, pieces, random_rows
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.losses.advantages import gae
 from asyncrl.losses.vtrace import vtrace, vtrace_kernel
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 
 @dataclass

@@ -6,7 +6,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
-from asyncrl.core import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.networks.distributions import Categorical, DiagonalGaussian, SquashedGaussian, distribution
 
 B = 50

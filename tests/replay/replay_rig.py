@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from oracles import SlowReplay, SlowRow
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch, BoxAction, DiscreteAction, EnvSpec, FieldSpec
+from asyncrl.interfaces import (
+    RESET,
+    TERMINATED,
+    TRUNCATED,
+    Batch,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    FieldSpec,
+)
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment

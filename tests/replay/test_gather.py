@@ -8,7 +8,7 @@ from numba import njit
 from oracles import SlowRow, slow_n_step
 from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, interpret, rig
 
-from asyncrl.core import RESET, TERMINATED, TRUNCATED, Batch
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Batch
 from asyncrl.replay import gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.handles import address_of, copy_bytes, float32s
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asyncrl.core import Segment
+from asyncrl.interfaces import Segment
 from asyncrl.replay.past_segments import PastSegments
 
 

@@ -10,8 +10,8 @@ from numba import njit
 from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, interpret, rig
 from scipy import stats
 
-from asyncrl.core import RESET, Batch
 from asyncrl.errors import RingCorrupt
+from asyncrl.interfaces import RESET, Batch
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm.ring_layout import PUBLISHED

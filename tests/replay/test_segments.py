@@ -18,9 +18,9 @@ import torch
 from oracles import SlowRow
 from replay_rig import DEFAULT_SPEC, EXTRAS, FRAMES_SPEC, RandomActor
 
-from asyncrl import core
-from asyncrl.core import RESET, TERMINATED, DiscreteAction, EnvSpec, FieldSpec
+from asyncrl import interfaces as core
 from asyncrl.errors import RingCorrupt
+from asyncrl.interfaces import RESET, TERMINATED, DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.replay import SegmentQueue
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.ring_layout import PUBLISHED

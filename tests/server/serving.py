@@ -15,8 +15,8 @@ from typing import Any
 import uvloop
 from snapshots import make_snapshot
 
-from asyncrl.metrics import Snapshot
 from asyncrl.server import RunServer
+from asyncrl.show.metrics import Snapshot
 
 # libuv keeps one pipe for the life of the process; opened now, it is nobody's leak.
 uvloop.new_event_loop().close()

@@ -17,8 +17,8 @@ from serving import TOKEN, EventStream, ServerThread, wait_until
 from snapshots import make_actor, make_snapshot
 
 from asyncrl.errors import CheckpointError
-from asyncrl.metrics import METRIC_NAMES, EvaluationResult, Snapshot
 from asyncrl.server import routes
+from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot
 
 PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
 KINDS = {"/": "text/html", "/metrics": "text/plain"}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
+from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
 from asyncrl.shm.doorbell import set_armed

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from shm_processes import COUNTING, first_bad_row, rows_of, write_observation, write_row
 
-from asyncrl.core import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.errors import RingCorrupt
+from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import Doorbell, DoorbellWriter, RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm import ring_protocol as module
 from asyncrl.shm.ring_layout import (

@@ -1,0 +1,38 @@
+"""Statistics of one actor process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ActorStatistics:
+    """One actor process as its supervisor sees it.
+
+    Attributes:
+        index: which actor, from 0.
+        pid: its process id, or 0 while none runs.
+        state: `"starting"`, `"running"`, `"waiting"` (blocked on the balance), `"restarting"` or `"stopped"`.
+        env_steps: environment steps taken by all its lives (RESET rows are not steps).
+        env_steps_per_second: rate over the last report interval.
+        heartbeat_age_seconds: awake time since its last sign of life.
+        wait_fraction: share of the last report interval spent waiting for a grant.
+        ring_fill: share of its ring's slots that hold rows the learner side may still read.
+        restarts: how often it was started again.
+        last_error: one line, or "".
+        private_bytes: memory of its own (RSS minus shared), 0 where the system does not tell.
+        wait_seconds: time spent waiting for a grant, by all its lives.
+    """
+
+    index: int
+    pid: int
+    state: str
+    env_steps: int
+    env_steps_per_second: float
+    heartbeat_age_seconds: float
+    wait_fraction: float
+    ring_fill: float
+    restarts: int
+    last_error: str
+    private_bytes: int
+    wait_seconds: float = 0.0

@@ -1,0 +1,157 @@
+"""The arguments of each command: its flags, and the records that flags, a file and the presets make together.
+
+An option's value is what its flag says, else what `--config` says, else what is tuned for the environment,
+else the record's default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
+from asyncrl.errors import AsyncRLError, ConfigurationError
+from asyncrl.interfaces import Algorithm
+from asyncrl.options import near_miss, option_help, require_at_least
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import TRAINER, make_record, read_config
+
+
+def parse_train(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
+    """The records of a run from the arguments of `asyncrl train`.
+
+    Raises:
+        SystemExit: with code 2, for a wrong flag or value.
+        ConfigurationError: the file of `--config` is wrong (ASYNC017).
+    """
+    parser = _train_parser()
+    parsed = parser.parse_exactly(arguments)
+    flags = given_flags(parsed, TrainerConfig)
+    if parsed.ENV is not None:
+        flags["env"] = parsed.ENV
+    file = Path(parsed.config) if parsed.config else None
+    tables = read_config(file, ALGORITHMS) if file is not None else {}
+    in_file = tables.get(TRAINER, {})
+    env, algo = (flags.get(name, in_file.get(name)) for name in ("env", "algo"))
+    if env is None:
+        parser.error("ENV is missing, for example: asyncrl train CartPole-v1 --algo dqn")
+    if algo is None:
+        parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
+    if algo not in ALGORITHMS:
+        parser.unknown("algorithm", algo, near_miss(algo, ALGORITHMS) or ", ".join(ALGORITHMS))
+    tuned = {"env": env, "algo": algo, **preset_options(algo, env), **in_file}
+    config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
+    return config, _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+
+
+def _algorithm(
+    parser: Parser,
+    parsed: argparse.Namespace,
+    env: str,
+    algo: str,
+    in_file: dict[str, Any],
+    file: Path | None,
+) -> Any:
+    record = ALGORITHMS[algo]
+    tuned = vars(record.preset(env))
+    flags = given_flags(parsed, record, f"{algo}.")
+    return _record(parser, record, flags, {**tuned, **in_file}, file, algo)
+
+
+def _record(
+    parser: Parser, record: type, flags: dict[str, Any], rest: dict[str, Any], file: Path | None, table: str
+) -> Any:
+    # The file by itself first, so that its mistakes name the file and not a flag.
+    if file is not None:
+        make_record(record, rest, file=file, path=table)
+    return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
+
+
+def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
+    """The flag of the option that `error` begins with, or None where it is about something else."""
+    name = str(error).split(" ", 1)[0]
+    if isinstance(error, AsyncRLError):
+        return None
+    if name in option_help(TrainerConfig):
+        return flag_of(name)
+    return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
+
+
+def _train_parser() -> Parser:
+    parser = Parser(
+        prog="asyncrl train",
+        usage="asyncrl train ENV --algo ALGO [options]",
+        description="Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
+        epilog="Known environments have tuned presets in place of some defaults; config.toml in the run's "
+        "directory says what held.",
+    )
+    env = "Gymnasium id, such as CartPole-v1 or package:Env-v0"
+    parser.add_argument("ENV", nargs="?", default=None, help=env)
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options; flags win")
+    add_options(parser, "options of the run", TrainerConfig, skip=("env",))
+    for name, record in ALGORITHMS.items():
+        add_options(parser, f"options of {name}", record, prefix=f"{name}.")
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What `asyncrl eval` was told."""
+
+    run: str
+    """Directory of a run, or a checkpoint file."""
+
+    episodes: int = 20
+    """Greedy episodes to play."""
+
+    checkpoint: str = "latest"
+    """Which checkpoint of the run: latest, best, or a number of steps."""
+
+    seed: int = 0
+    """Seed of the episodes."""
+
+    json: bool = False
+    """Print one JSON object in place of text."""
+
+    def __post_init__(self) -> None:
+        require_at_least("episodes", self.episodes, 1)
+        require_at_least("seed", self.seed, 0)
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint file."""
+        run = Path(self.run)
+        return run / "checkpoints" / self.checkpoint if run.is_dir() else run
+
+
+def parse_eval(arguments: Sequence[str]) -> EvalOptions:
+    """The options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
+    parser = Parser(
+        prog="asyncrl eval",
+        usage="asyncrl eval RUN [options]",
+        description="Play greedy episodes with what a run has learned.",
+    )
+    parser.add_argument("RUN", help="directory of a run, or a checkpoint file")
+    add_options(parser, "options of the evaluation", EvalOptions, skip=("run",))
+    parsed = parser.parse_exactly(arguments)
+    return merged(parser, EvalOptions, given_flags(parsed, EvalOptions), {"run": parsed.RUN})
+
+
+def algorithm_of(name: str, options: dict[str, Any], checkpoint: Path) -> Algorithm:
+    """The algorithm's record out of a checkpoint's header.
+
+    Raises:
+        ConfigurationError: this version has no such algorithm or options.
+    """
+    record = ALGORITHMS.get(name)
+    if record is None:
+        raise ConfigurationError(
+            f"the checkpoint was written by algorithm {name!r}, which this version does not have",
+            facts={"file": checkpoint, "algorithms": ", ".join(ALGORITHMS)},
+            fix="evaluate it with the asyncrl that wrote it",
+        )
+    return make_record(record, options, file=checkpoint, path=name)

@@ -1,0 +1,1 @@
+"""The environments: the only door to gymnasium."""

@@ -1,0 +1,235 @@
+"""What an environment must be so that rings can hold it and actors step it, checked before anything starts.
+
+Spaces and environments are looked at by their attributes only; gymnasium itself is not imported here.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import (
+    AsyncRLError,
+    AutoresetUnknown,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    ObservationOffSpace,
+    OldGymAPI,
+    SpacesDoNotFit,
+    error_text,
+)
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+
+NEXT_STEP, DISABLED = "NextStep", "Disabled"
+_CHECK_SEED = 0
+
+
+def spec_of(name: str, env: Any) -> EnvSpec:
+    """The environment's spaces and limits as an `EnvSpec`.
+
+    Raises:
+        SpacesDoNotFit: a space that is not one array (ASYNC005).
+        AutoresetUnknown: a vector environment of the wrong or of no autoreset mode (ASYNC018).
+    """
+    vector_envs = getattr(env, "num_envs", None)
+    if vector_envs is not None:
+        autoreset_mode(name, env)
+    obs_space = env.observation_space if vector_envs is None else env.single_observation_space
+    action_space = env.action_space if vector_envs is None else env.single_action_space
+    shape, dtype = _observation_storage(name, obs_space)
+    registered = getattr(env, "spec", None)
+    return EnvSpec(
+        name=name,
+        observation_shape=shape,
+        observation_dtype=dtype,
+        action=_action_spec(name, action_space),
+        max_episode_steps=getattr(registered, "max_episode_steps", None),
+        reward_threshold=getattr(registered, "reward_threshold", None),
+        vector_envs=None if vector_envs is None else int(vector_envs),
+    )
+
+
+def autoreset_mode(name: str, env: Any) -> str:
+    """`NEXT_STEP` or `DISABLED`, whichever a vector environment declares.
+
+    Raises:
+        AutoresetUnknown: it declares another mode or none (ASYNC018).
+    """
+    declared = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    mode = getattr(declared, "value", declared)
+    if mode in (NEXT_STEP, DISABLED):
+        return str(mode)
+    said = (
+        "does not declare its autoreset mode" if declared is None else f"declares autoreset mode {declared}"
+    )
+    where = "its class" if declared is None else "its constructor (or gymnasium.make_vec)"
+    raise AutoresetUnknown(
+        f"The vector environment {name} {said}; the true final observation of an episode would be lost.",
+        facts={"class": type(env).__qualname__, "metadata['autoreset_mode']": declared},
+        fix='set metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED) in '
+        f"{where}, and behave so",
+    )
+
+
+def _observation_storage(name: str, space: Any) -> tuple[tuple[int, ...], str]:
+    kind = type(space).__name__
+    if kind not in ("Box", "MultiBinary"):
+        flattens = kind in ("Dict", "Tuple", "Discrete", "MultiDiscrete", "OneOf")
+        fix = (
+            "flatten it, in a factory: lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make(...))"
+            if flattens
+            else "wrap it in a gymnasium.ObservationWrapper that returns a Box"
+        )
+        raise SpacesDoNotFit(
+            f"A stream holds one array per step, but the observation space of {name} is {kind}.",
+            facts={"observation space": space},
+            fix=fix,
+        )
+    dtype = np.dtype(space.dtype)
+    return tuple(int(n) for n in space.shape), "float32" if dtype == np.float64 else dtype.name
+
+
+def _action_spec(name: str, space: Any) -> ActionSpec:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return DiscreteAction(int(space.n), int(space.start))
+    if kind == "MultiDiscrete":
+        return MultiDiscreteAction(tuple(int(n) for n in np.ravel(space.nvec)))
+    if kind == "MultiBinary":
+        return MultiDiscreteAction((2,) * math.prod(space.shape))
+    if kind == "Box":
+        low, high = (tuple(float(x) for x in np.ravel(bound)) for bound in (space.low, space.high))
+        return BoxAction(low, high, tuple(int(n) for n in space.shape))
+    raise SpacesDoNotFit(
+        f"The action space of {name} must be Discrete, MultiDiscrete, MultiBinary or Box, got {kind}.",
+        facts={"action space": space},
+        fix="wrap it in a gymnasium.ActionWrapper whose action space is one of these",
+    )
+
+
+def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
+    """Reset with a seed and take one step.
+
+    Raises:
+        OldGymAPI: a call takes or returns what the API before Gymnasium 0.26 did (ASYNC013).
+        ObservationOffSpace: an observation is not what the space says (ASYNC012).
+        EnvironmentRaised: a call raised (ASYNC002).
+    """
+    batch = () if spec.vector_envs is None else (spec.vector_envs,)
+    obs = check_reset(name, _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED)))
+    space = env.observation_space
+    check_observation(name, "reset", obs, (*batch, *spec.observation_shape), np.dtype(space.dtype))
+    env.action_space.seed(_CHECK_SEED)
+    action = env.action_space.sample()
+    step = check_step(name, _call(name, "step", lambda: env.step(action), action), batch)
+    check_observation(name, "step", step[0], (*batch, *spec.observation_shape), np.dtype(space.dtype))
+
+
+def _call(name: str, call: str, function: Any, action: object = None) -> Any:
+    try:
+        return function()
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
+            raise _old(
+                name,
+                "reset(seed=0)",
+                f"raised {error_text(error)}",
+                "take the keyword arguments seed and options",
+            ) from error
+        facts: dict[str, object] = {"call": call, "seed": _CHECK_SEED}
+        if action is not None:
+            facts["action"] = action
+        raise EnvironmentRaised(
+            f"The environment {name} raised {type(error).__name__} in {call}: {error_text(error)}",
+            facts=facts,
+            fix="mend the environment; the same call fails outside of asyncrl too",
+            remote_traceback=traceback.format_exc(),
+        ) from error
+
+
+def check_reset(name: str, returned: Any) -> Any:
+    """The observation out of what `reset` returned. Raises `OldGymAPI` (ASYNC013)."""
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+        raise _old(name, "reset", f"returned {_shape_of(returned)}", "return (observation, info)")
+    return returned[0]
+
+
+def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """The five values `step` returned. Raises `OldGymAPI` (ASYNC013)."""
+    must = "return (observation, reward, terminated, truncated, info)"
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        raise _old(name, "step", f"returned {_shape_of(returned)}", must)
+    for value, what in zip(returned[1:4], ("reward", "terminated", "truncated"), strict=True):
+        if np.shape(value) != batch:
+            kind = "number" if not batch else f"array of shape {batch}"
+            raise _old(
+                name,
+                "step",
+                f"returned {what} {value!r} of shape {np.shape(value)}",
+                f"return a {kind} there",
+            )
+    if is_text(returned[1]):
+        kind = "number" if not batch else "array of numbers"
+        raise _old(name, "step", f"returned the text {returned[1]!r} as reward", f"return a {kind} there")
+    return returned
+
+
+def is_text(rewards: object) -> bool:
+    """Whether rewards hold text. NumPy would parse it: the text "1.5" would pass for the number."""
+    array = np.asarray(rewards)
+    return array.dtype.kind in "USV" or (
+        array.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in array.flat)
+    )
+
+
+def check_observation(
+    name: str, call: str, obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """`obs` if it is an array of that shape and dtype. Raises `ObservationOffSpace` (ASYNC012)."""
+    if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape and obs.dtype == dtype:
+        return np.asarray(obs)
+    if not isinstance(obs, (np.ndarray, np.generic)):
+        got, fix = _shape_of(obs), f"return np.asarray(obs, dtype=np.{dtype.name})"
+    else:
+        got = f"{obs.dtype.name} of shape {obs.shape}"
+        fix = f"return obs.astype(np.{dtype.name})" if obs.shape == shape else f"return obs.reshape({shape})"
+        if obs.size != math.prod(shape):
+            fix = "return an observation of that shape, or declare the observation space you return"
+    raise ObservationOffSpace(
+        f"An observation of {name} is off its space: got {got}, expected {dtype.name} of shape {shape}.",
+        facts={"call": call, "got": got, "expected": f"{dtype.name} of shape {shape}"},
+        fix=f"in the environment: {fix}",
+    )
+
+
+def not_an_environment(name: str, thing: object) -> AsyncRLError:
+    """The error for a factory that returned something else than a gymnasium environment."""
+    if hasattr(thing, "step") and hasattr(thing, "reset"):
+        kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+        return _old(
+            name, "the constructor", f"returned {kind}, not a gymnasium.Env", "derive from gymnasium.Env"
+        )
+    return EnvironmentNotBuilt(
+        f"The factory {name} returned {type(thing).__name__}, not an environment.",
+        fix="return a gymnasium.Env or a gymnasium.vector.VectorEnv",
+    )
+
+
+def _old(name: str, call: str, did: str, must: str) -> OldGymAPI:
+    return OldGymAPI(
+        f"The environment {name} does not speak Gymnasium's API: {call} {did}; it must {must}.",
+        facts={"call": call, "did": did, "must": must},
+        fix="change the environment, or wrap it in shimmy.GymV21CompatibilityV0",
+    )
+
+
+def _shape_of(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} values ({', '.join(type(v).__name__ for v in value)})"
+    return f"{type(value).__name__}"

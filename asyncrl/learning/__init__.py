@@ -1,0 +1,1 @@
+"""The learner: update loops, balance, staleness and publication of weights."""

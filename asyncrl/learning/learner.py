@@ -1,0 +1,301 @@
+"""The learner: a coroutine that decides when, and one long-lived thread that does.
+
+    loop thread                                 learner thread (owns tree or queue, grants, network, mailbox)
+    -----------                                 -------------------------------------------------------------
+    wait for data and pace  ── run a burst ──>  beat:  take in what is new, grant, wake actors,
+    look at the loop again  <── beats done ───         learn for about a millisecond
+                                                next beat, until the burst's time is over or there is nothing to do
+
+How rows are consumed is a `Consumption`: `replay_learning.py` draws from replay, `segment_learning.py` takes segments
+in order of arrival. A burst is long against the hand-over between the threads and short against a human; the loop
+stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
+(see `trainer`). Torch keeps its thread count per thread, so the learner's thread sets its own: left alone it ran a tiny
+network four times slower.
+
+Waiting is moderated: while data comes in denser than a millisecond, a consumption that says so sleeps for one and
+looks again; otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks
+once more and sleeps. Whatever is lost on the way is found after 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.consumption import Consumption
+from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.losses.value_bounds import ValueWatch
+from asyncrl.shm.doorbell import Doorbell
+
+T = TypeVar("T")
+
+DENSE_SECONDS = 0.001
+"""A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
+DRAIN_SECONDS = 0.1
+"""The longest sleep: what a lost bell costs."""
+NOTHING = HistogramStatistics()
+"""Distribution of no values."""
+
+
+class LearnerThread:
+    """The one thread that touches the network; created by the trainer, shut down by it.
+
+    Args:
+        torch_threads: intra-operation threads of torch on this thread.
+    """
+
+    def __init__(self, torch_threads: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="asyncrl-learner",
+            initializer=_prepare_thread,
+            initargs=(torch_threads,),
+        )
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the thread, after whatever runs there now; its exception is raised here."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def close(self) -> None:
+        """Let the thread end after what it does now."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """What the learner says of itself; made on its thread, between two bursts.
+
+    Attributes:
+        updates: gradient steps so far.
+        policy_version: publications of weights so far.
+        wait_seconds: time since `run` in which it could not learn (held time excluded).
+        train_metrics: scalars of the core, by metric name.
+        staleness, staleness_overall: of the samples used, in updates; since the last report, and since the start.
+        staleness_versions, staleness_versions_overall: the same in policy versions.
+        policy_lag, policy_lag_overall: of the steps received, in updates.
+        publish_interval: updates between two publications of weights now.
+        publish_seconds: median cost of a publication.
+        balance: the pace.
+        stored_steps: environment steps that could be trained on now.
+        discarded_steps: environment steps given up because they were too stale, since the start.
+    """
+
+    updates: int
+    policy_version: int
+    wait_seconds: float
+    train_metrics: dict[str, float]
+    staleness: HistogramStatistics
+    staleness_overall: HistogramStatistics
+    staleness_versions: HistogramStatistics
+    staleness_versions_overall: HistogramStatistics
+    policy_lag: HistogramStatistics
+    policy_lag_overall: HistogramStatistics
+    publish_interval: float
+    publish_seconds: float
+    balance: BalanceStatistics
+    stored_steps: int
+    discarded_steps: int
+
+
+class Learner:
+    """Consumes rows of any actor, as they come; see the module's text for who runs where.
+
+    Args:
+        consumption: how.
+        doorbell: what actors ring while the learner sleeps; its read end is watched by the running loop.
+        thread: the learner's thread.
+        burst_seconds: how long the thread works before the loop is asked again.
+        snapshots: weights to evaluate, which `consumption` copies.
+    """
+
+    def __init__(
+        self,
+        consumption: Consumption,
+        doorbell: Doorbell,
+        thread: LearnerThread,
+        burst_seconds: float,
+        snapshots: WeightSnapshots,
+    ) -> None:
+        self.snapshots = snapshots
+        self._consumption = consumption
+        self._doorbell = doorbell
+        self._thread = thread
+        self._burst_seconds = burst_seconds
+        self._prepared = False
+        self._value_watch = ValueWatch()
+        self._wait_seconds = 0.0
+        self._last_wait = float("inf")
+        self._stopping = False
+        self._held = False
+        self._data = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._quiet = asyncio.Event()
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps so far; any thread."""
+        return self._consumption.updates
+
+    @property
+    def inserted_steps(self) -> int:
+        """Environment steps taken in so far, RESET rows excluded; any thread."""
+        return self._consumption.inserted_steps
+
+    @property
+    def policy_version(self) -> int:
+        """Publications of weights so far; any thread."""
+        return self._consumption.publisher.version
+
+    # --- loop thread ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Learn until `stop`, or until the run's steps are inserted and learned from.
+
+        Raises:
+            TrainingDiverged: a loss, priority or weight is NaN or infinite; nothing of it is published.
+            GPUOutOfMemory: the device ran out of memory.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._doorbell.fileno(), self._on_bell)
+        try:
+            while not self._stopping:
+                if self._held:
+                    self._quiet.set()
+                    await self._resumed.wait()
+                    continue
+                starved = await self._thread.call(self._burst)
+                if starved and self._consumption.finished():
+                    return
+                if starved:
+                    await self._wait_for_data()
+        finally:
+            loop.remove_reader(self._doorbell.fileno())
+            self._quiet.set()
+
+    def stop(self) -> None:
+        """End `run` after the running burst. Loop thread only."""
+        self._stopping = True
+        self._data.set()
+        self._resumed.set()
+
+    async def hold(self) -> None:
+        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted."""
+        self._held = True
+        self._resumed.clear()
+        self._quiet.clear()
+        self._data.set()
+        await self._quiet.wait()
+
+    def resume(self) -> None:
+        """Go on after `hold`."""
+        self._held = False
+        self._resumed.set()
+
+    async def report(self) -> LearnerReport:
+        """Statistics since the last report, taken on the learner's thread between two bursts."""
+        return await self._thread.call(self._report)
+
+    async def state_dict(self) -> Mapping[str, Any]:
+        """The core's state, copied between two bursts."""
+        return await self._thread.call(self._consumption.core.state_dict)
+
+    async def current_weights(self) -> tuple[NDArray[np.float32], int]:
+        """A copy of the acting weights and the policy version they have, or will be published under."""
+        return await self._thread.call(self._consumption.publisher.current)
+
+    def _on_bell(self) -> None:
+        self._doorbell.drain()
+        self._data.set()
+
+    def data_arrived(self) -> None:
+        """Look at the rings now; called on the loop thread when an actor died (its bell may be lost)."""
+        self._data.set()
+
+    async def _wait_for_data(self) -> None:
+        """Sleep until a burst is worth while; moderated as the module's text says."""
+        started = time.perf_counter()
+        if self._consumption.polls_while_dense and self._last_wait < DENSE_SECONDS:
+            await asyncio.sleep(DENSE_SECONDS)
+            self._last_wait = DENSE_SECONDS
+        else:
+            await self._sleep_until_bell()
+            self._last_wait = time.perf_counter() - started
+        self._wait_seconds += time.perf_counter() - started
+
+    async def _sleep_until_bell(self) -> None:
+        self._data.clear()
+        rings, targets = self._consumption.rings, self._consumption.wake_positions()
+        for ring, target in zip(rings, targets, strict=True):
+            ring.wake_at(target)
+        self._doorbell.arm()
+        arrived = any(ring.published() >= target for ring, target in zip(rings, targets, strict=True))
+        if arrived or self._stopping or self._held:
+            self._doorbell.disarm()
+            return
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._data.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._doorbell.disarm()
+
+    # --- learner thread ---------------------------------------------------------------------------------------------
+
+    def _burst(self) -> bool:
+        """Beats until the burst's time is over, or nothing may be done any more: then True is returned."""
+        if not self._prepared:
+            self._consumption.prepare()
+            self._prepared = True
+        starved = False
+        end = time.perf_counter() + self._burst_seconds
+        while not (starved or self._stopping or self._held) and time.perf_counter() < end:
+            starved = not self._consumption.beat()
+        self._consumption.end_burst()
+        return starved
+
+    def _report(self) -> LearnerReport:
+        consumption = self._consumption
+        updates = consumption.updates
+        metrics = (
+            {name: float(value) for name, value in consumption.core.metrics().items()} if updates else {}
+        )
+        if "train/loss" in metrics:
+            consumption.divergence.look_at(metrics["train/loss"], updates)
+        self._value_watch.look_at(metrics, updates)
+        consumed = consumption.consumed()
+        staleness, lag = consumed.staleness, consumed.policy_lag
+        overall = staleness.in_updates.overall(), staleness.in_versions.overall(), lag.overall()
+        return LearnerReport(
+            updates=updates,
+            policy_version=consumption.publisher.version,
+            wait_seconds=self._wait_seconds,
+            train_metrics=metrics,
+            staleness=staleness.in_updates.statistics(reset=True),
+            staleness_overall=overall[0],
+            staleness_versions=staleness.in_versions.statistics(reset=True),
+            staleness_versions_overall=overall[1],
+            policy_lag=lag.statistics(reset=True),
+            policy_lag_overall=overall[2],
+            publish_interval=consumption.publisher.interval,
+            publish_seconds=consumption.publisher.publish_seconds,
+            balance=consumed.balance,
+            stored_steps=consumed.stored_steps,
+            discarded_steps=consumed.discarded_steps,
+        )
+
+
+def _prepare_thread(torch_threads: int) -> None:
+    """Both settings are per thread. Denormal moments of dead units would cost Adam up to a twentieth."""
+    torch.set_num_threads(torch_threads)
+    torch.set_flush_denormal(True)

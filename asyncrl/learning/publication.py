@@ -1,0 +1,141 @@
+"""Publication of weights: straight from the network into the mailbox, checked, counted in updates.
+
+How often is a number of updates and never a number of seconds. An earlier rule let 100 times the duration of the last
+publication pass before the next one: the first, cold one then held version 1 for thousands of updates, and what was
+learned depended on the machine. With `publish_interval="auto"` the number is the smallest for which
+
+    median cost of a publication  <=  COST_SHARE * number * median cost of an update
+
+over the last `WINDOW` of each, where the first `COLD` are left out; until then it is 1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import TrainingDiverged
+from asyncrl.interfaces import Core
+from asyncrl.shm.weights import WeightMailbox
+
+COST_SHARE = 0.05
+"""Share of the learner's time that publications may take."""
+WINDOW = 64
+"""Publications, and updates, whose costs the medians are taken of."""
+COLD = 8
+"""First publications and updates whose costs are not counted."""
+LONGEST_INTERVAL = 64
+"""Most updates between two publications that `auto` chooses."""
+
+
+class Publisher:
+    """Writes the core's acting weights into the mailbox; learner thread only.
+
+    Args:
+        core: whose weights.
+        mailbox: where actors find them.
+        diverged: makes the error to raise where weights are not finite; gets what was not.
+        interval: updates between two publications, `auto`, or None where only `publish` publishes.
+
+    Attributes:
+        updates: gradient steps that the core has made.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        mailbox: WeightMailbox,
+        diverged: Callable[[str], TrainingDiverged],
+        interval: int | Literal["auto"] | None = None,
+    ) -> None:
+        self._core = core
+        self._mailbox = mailbox
+        self._diverged = diverged
+        self._automatic = interval == "auto"
+        self._interval = 1 if interval == "auto" else interval
+        self.updates = 0
+        self._published_updates = -1
+        self._publication_costs, self._update_costs = CostWindow(), CostWindow()
+
+    @property
+    def version(self) -> int:
+        """Publications so far."""
+        return self._mailbox.version
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether the core has learned something that no actor can see."""
+        return self._published_updates != self.updates
+
+    @property
+    def interval(self) -> float:
+        """Updates between two publications now; the mean so far where the discipline decides."""
+        if self._interval is not None:
+            return float(self._interval)
+        return self.updates / max(1, self.version - 1)
+
+    @property
+    def publish_seconds(self) -> float:
+        """Median cost of a publication, 0 before the first warm one."""
+        return self._publication_costs.median
+
+    def updated(self, seconds: float) -> None:
+        """Count an update that took `seconds`, and publish if `interval` updates are unpublished."""
+        self.updates += 1
+        self._update_costs.add(seconds)
+        if self._interval is not None and self.updates - self._published_updates >= self._interval:
+            self.publish()
+
+    def publish(self) -> None:
+        """Publish now. Raises `TrainingDiverged` where a weight is NaN or infinite; nothing is published then."""
+        started = time.perf_counter()
+        if self._mailbox.publish_with(self._core.write_weights, self.updates) == 0:
+            raise self._diverged("the weights")
+        self._published_updates = self.updates
+        self._publication_costs.add(time.perf_counter() - started)
+        if self._automatic and self._publication_costs.renewed and self._update_costs.median > 0:
+            needed = self._publication_costs.median / (COST_SHARE * self._update_costs.median)
+            self._interval = min(max(1, math.ceil(needed)), LONGEST_INTERVAL)
+
+    def current(self) -> tuple[NDArray[np.float32], int]:
+        """A copy of the core's weights, and the version they have or will be published under; publishes nothing.
+
+        Raises `TrainingDiverged` where a weight is NaN or infinite.
+        """
+        weights = np.empty(self._core.weight_count, np.float32)
+        self._core.write_weights(weights)
+        if not np.isfinite(weights).all():
+            raise self._diverged("the weights")
+        return weights, self.version + int(self.unpublished)
+
+
+class CostWindow:
+    """Median of the newest `WINDOW` costs, without the first `COLD`; renewed whenever as many came again.
+
+    Attributes:
+        median: of the window in seconds, 0 before it is full for the first time.
+        renewed: whether the last `add` renewed the median.
+    """
+
+    def __init__(self) -> None:
+        self._costs: deque[float] = deque(maxlen=WINDOW)
+        self._seen = 0
+        self.median = 0.0
+        self.renewed = False
+
+    def add(self, seconds: float) -> None:
+        """Count one cost."""
+        self._seen += 1
+        self.renewed = False
+        if self._seen <= COLD:
+            return
+        self._costs.append(seconds)
+        if (self._seen - COLD) % WINDOW == 0:
+            self.median, self.renewed = median(self._costs), True

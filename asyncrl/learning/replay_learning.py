@@ -1,0 +1,88 @@
+"""Relaxed training on replay: updates whenever the balance allows, on whatever rows there are.
+
+One pass over the loop:
+
+    ingest new rows, retire, grant, wake actors
+    update, update, ... for about a millisecond; publish every `publish_interval` updates
+
+`replay_lockstep.py` is the same in fixed quanta.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from asyncrl.learning.balance import Balance
+from asyncrl.learning.consumption import BEAT_SECONDS
+from asyncrl.learning.replay_updates import ReplayParts, ReplayUpdates
+
+
+class ReplayLearning(ReplayUpdates):
+    """Trains on rows of any actor again and again. Implements `Consumption`; learner thread only.
+
+    Args:
+        parts: core, replay and options.
+        balance: pace.
+    """
+
+    polls_while_dense = True
+
+    def __init__(self, parts: ReplayParts, balance: Balance) -> None:
+        super().__init__(parts, balance)
+        self._balance = balance
+
+    def prepare(self) -> None:
+        """Publish the first weights: actors wait for them."""
+        self.publisher.publish()
+
+    def beat(self) -> bool:
+        """New rows in, grants out, then updates for `BEAT_SECONDS`. Returns whether an update was made."""
+        self._ingest()
+        before = self._granted.copy()
+        if self._balance.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
+            self._grant(before)
+        if not self._copies.copy(self.inserted_steps):
+            return False
+        allowed, made = self._balance.updates_allowed(), 0
+        beta = self._beta()
+        end = time.perf_counter() + BEAT_SECONDS
+        while made < allowed:
+            if not self._trainable():
+                self._starve()
+                break
+            self._update(beta)
+            made += 1
+            if time.perf_counter() >= end:
+                break
+        return made > 0
+
+    def end_burst(self) -> None:
+        """Nothing: weights are published by updates."""
+
+    def finished(self) -> bool:
+        """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
+        return self._balance.exhausted() and not self._copy_due()
+
+    def wake_positions(self) -> list[int]:
+        """Per ring, the position from which on looking again is worth while.
+
+        No further than half of what a ring is granted: an actor that runs out of grants would never ring.
+        """
+        steps = self._balance.steps_wanted(self._balance.updates_worth_waking)
+        wanted = math.ceil(steps / (self.rings[0].num_envs * len(self.rings)))
+        ahead = np.minimum(wanted, (self._granted - self._positions) // 2)
+        return [int(p) for p in self._positions + np.maximum(1, ahead)]
+
+    def _starve(self) -> None:
+        """Let actors go on where every row is too stale: the debt cannot be paid, and only newer weights end it.
+
+        Before the first row has n successors there is no debt yet: what it pays for is made later, or never where no
+        further step comes.
+        """
+        if self._ever_sampleable or self._balance.complete:
+            self._balance.forgive()
+            if self.publisher.unpublished:
+                self.publisher.publish()

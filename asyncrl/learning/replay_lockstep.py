@@ -1,0 +1,217 @@
+"""Lockstep training on replay: exact, and actors and learner still overlap.
+
+Rows are granted in quanta of Q rows per ring. Which weights act in a quantum, and which rows and how many updates the
+learner makes on them, depends on counts alone:
+
+    learner   | ingest quantum k, n_k - L updates | publish, grant quantum k + 1, L updates | ingest quantum k + 1 ...
+    actors    | (wait)                            | make quantum k + 1 by these weights     | (wait)
+
+n_k is the number of updates that quantum k pays for (`LockstepBalance`), L is `lag` or n_k, whichever is less. So the
+rows of a quantum are received exactly L updates after the weights that made them were published: L is the policy lag.
+With one seed and one number of actors every number of the run is the same, however slow, preempted or suspended any
+process is: batches are drawn at fixed updates from fixed rows by the learner's own generator, actors act by fixed
+weights and their own generators, and weights are copied for evaluation at fixed updates.
+
+The learner never waits where the actors make a quantum within L updates' time, the actors hardly where n_k <= L.
+In HTS-RL (Liu et al., arXiv 2012.09849) the same idea orders on-policy segments (`segment_learning.py`); for replay the
+lag can be far shorter than the data that pays for an update is old.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.consumption import BEAT_SECONDS
+from asyncrl.learning.replay_updates import ReplayParts, ReplayUpdates
+
+MOST_ROWS = 64
+"""Most rows of a quantum that is chosen by `quantum_rows`."""
+
+
+def quantum_rows(
+    *, samples_per_insert: float, batch_size: int, streams: int, num_slots: int, lag: int
+) -> int:
+    """Rows of a quantum: as few as pay for `lag` updates, at most `MOST_ROWS` and a sixteenth of the ring."""
+    paying = math.ceil(lag * batch_size / (samples_per_insert * streams))
+    return max(1, min(paying, MOST_ROWS, num_slots // 16))
+
+
+class LockstepBalance:
+    """Updates that every quantum pays for. Pure arithmetic; one caller, the learner thread.
+
+    With I inserted steps, U updates scheduled so far, sigma samples per insert, batches of B and I0 steps before the
+    first update, a quantum pays for
+
+        n = floor(sigma (I - I0) / B) - U
+
+    Args:
+        samples_per_insert: sigma.
+        batch_size: B.
+        learning_starts: I0.
+        num_actors, envs_per_actor: N and E.
+        rows: Q.
+        max_env_steps: no quantum is begun beyond this many steps (rounded up to whole rows), None for no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples_per_insert: float,
+        batch_size: int,
+        learning_starts: int,
+        num_actors: int,
+        envs_per_actor: int,
+        rows: int,
+        max_env_steps: int | None = None,
+    ) -> None:
+        self._sigma = samples_per_insert
+        self._batch_size = batch_size
+        self._start = learning_starts
+        self._streams = num_actors * envs_per_actor
+        self.rows = rows
+        self._max_steps = max_env_steps
+        self._inserted = self._sampled = self._scheduled = 0
+
+    def inserted(self, steps: int) -> None:
+        """Count `steps` more inserted environment steps (RESET rows excluded)."""
+        self._inserted += steps
+
+    def sampled(self, samples: int) -> None:
+        """Count `samples` more training samples."""
+        self._sampled += samples
+
+    def schedule(self) -> int:
+        """Updates that the steps inserted since the last call pay for."""
+        paid = math.floor(self._sigma * max(0, self._inserted - self._start) / self._batch_size)
+        due = paid - self._scheduled
+        self._scheduled = paid
+        return due
+
+    def next_rows(self) -> int:
+        """Rows of the next quantum; 0 where `max_env_steps` are inserted."""
+        if self._max_steps is None:
+            return self.rows
+        left = self._max_steps - self._inserted
+        return max(0, min(self.rows, -(-left // self._streams)))
+
+    def statistics(self) -> BalanceStatistics:
+        """A frozen record of the balance as it stands."""
+        since_start = self._inserted - self._start
+        return BalanceStatistics(
+            target=self._sigma,
+            achieved=self._sampled / since_start if since_start > 0 else 0.0,
+            inserted_steps=self._inserted,
+            sampled=self._sampled,
+            cursor=self._sigma * since_start - self._sampled,
+            error_samples=self._batch_size + self._sigma * self._streams * self.rows,
+            rows_ahead=self.rows,
+            received_steps=self._inserted,
+            discipline="lockstep",
+        )
+
+
+class LockstepReplay(ReplayUpdates):
+    """Trains on quanta of rows, exactly. Implements `Consumption`; learner thread only.
+
+    Args:
+        parts: core, replay and options.
+        balance: updates of a quantum, and its rows.
+        lag: L, at least 1.
+    """
+
+    polls_while_dense = False
+
+    def __init__(self, parts: ReplayParts, balance: LockstepBalance, lag: int) -> None:
+        super().__init__(parts, balance)
+        self._balance = balance
+        self._lag = lag
+        self._boundary = 0
+        """Rows of every ring in the quanta that were granted."""
+        self._due = 0
+        """Updates left of those that the received quanta pay for."""
+        self._next_granted = True
+        """Whether the quantum after the received ones was granted."""
+
+    def prepare(self) -> None:
+        """Publish the first weights and grant the first quantum."""
+        self.publisher.publish()
+        self._grant_quantum()
+
+    def beat(self) -> bool:
+        """Take in a complete quantum or go on with its updates for `BEAT_SECONDS`; False where it waits for rows."""
+        if self._due == 0 or not self._replay.sampleable:
+            return self._begin()
+        beta = self._beta()
+        end = time.perf_counter() + BEAT_SECONDS
+        while self._due:
+            if not self._next_granted and self._due <= self._lag:
+                self._publish_and_grant()
+            if not self._trainable():
+                self._give_up()
+                break
+            self._update(beta)
+            self._due -= 1
+            if time.perf_counter() >= end:
+                break
+        return True
+
+    def end_burst(self) -> None:
+        """Nothing: weights are published before a quantum is granted, wherever bursts end."""
+
+    def finished(self) -> bool:
+        """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
+        received = bool((self._positions == self._boundary).all())
+        return self._balance.next_rows() == 0 and received and not self._copy_due()
+
+    def wake_positions(self) -> list[int]:
+        """Per ring, the end of its quantum; a ring that has reached it can ring no more, unless all have by now."""
+        reached = [ring.published() >= self._boundary for ring in self.rings]
+        if all(reached) and not self._copy_due():
+            return [self._boundary] * len(reached)
+        return [self._boundary + int(done) for done in reached]
+
+    def _begin(self) -> bool:
+        """Receive the quantum that the actors have made, if it is complete."""
+        if not self._copies.copy(self.inserted_steps):
+            return False
+        if self._boundary == self._positions.min() or any(
+            ring.published() < self._boundary for ring in self.rings
+        ):
+            return False
+        self._ingest()
+        self._next_granted = False
+        self._due += self._balance.schedule()
+        if not self._replay.sampleable:
+            self._give_up()
+        elif self._due <= self._lag:
+            self._publish_and_grant()
+        return True
+
+    def _give_up(self) -> None:
+        """Let actors go on where no row can be trained on.
+
+        Where all are too stale, the updates left are not made: what comes next pays for itself. Where rows have no n
+        successors yet, they are made later.
+        """
+        if self._options.max_staleness is not None and self._ever_sampleable:
+            self._due = 0
+        if not self._next_granted:
+            self._publish_and_grant()
+
+    def _publish_and_grant(self) -> None:
+        if self.publisher.unpublished:
+            self.publisher.publish()
+        self._grant_quantum()
+
+    def _grant_quantum(self) -> None:
+        """Let every actor make the next quantum; a row needs the next row's slot for its next observation."""
+        self._next_granted = True
+        rows = self._balance.next_rows()
+        if rows == 0:
+            return
+        self._boundary += rows
+        before = self._granted.copy()
+        self._granted[:] = self._boundary + 1
+        self._grant(before)

@@ -1,0 +1,179 @@
+"""Training on replay: take rows in, draw a batch, update, give the priorities back. The same under every discipline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import Batch, LearnerCore
+from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.consumption import Consumed
+from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.learning.policy_lag import PolicyLagMeter
+from asyncrl.learning.publication import Publisher
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.shm.weights import WeightMailbox
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How batches are drawn.
+
+    Attributes:
+        beta_start, beta_end: importance exponent, linear over `total_steps` (constant `beta_start` without).
+        total_steps: steps over which schedules run, or None.
+        max_staleness: oldest policy that is learned from, in updates, or None.
+        publish_interval: updates between two publications, `auto`, or None where the discipline decides.
+        dump_dir: where the batch of a diverged update is saved, or None.
+    """
+
+    beta_start: float
+    beta_end: float
+    total_steps: int | None
+    max_staleness: int | None
+    publish_interval: int | Literal["auto"] | None
+    dump_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class ReplayParts:
+    """What training on replay is made of.
+
+    Attributes:
+        core: network, optimiser and loss.
+        replay: rows and priorities.
+        mailbox: where weights are published.
+        staleness: meter and correction.
+        batch: the arrays that batches are gathered into.
+        wake: called with the index of an actor that waits and was granted rows.
+        options: how batches are drawn.
+        snapshots: weights to evaluate.
+    """
+
+    core: LearnerCore
+    replay: PrioritizedReplay
+    mailbox: WeightMailbox
+    staleness: StalenessMeter
+    batch: Batch
+    wake: Callable[[int], None]
+    options: ReplayOptions
+    snapshots: WeightSnapshots
+
+
+class Pace(Protocol):
+    """What is told of samples and asked for statistics: `Balance` or `LockstepBalance`."""
+
+    def inserted(self, steps: int) -> None: ...  # noqa: D102
+    def sampled(self, samples: int) -> None: ...  # noqa: D102
+    def statistics(self) -> BalanceStatistics: ...  # noqa: D102
+
+
+class ReplayUpdates:
+    """The half of a replay's consumption that every discipline shares; learner thread only.
+
+    Subclasses say when rows are taken in, granted and trained on. See `Consumption` for the
+    attributes.
+    """
+
+    def __init__(self, parts: ReplayParts, pace: Pace) -> None:
+        options = parts.options
+        self.core = parts.core
+        self.rings = parts.replay.rings
+        self.divergence = Divergence(options.dump_dir, self._batch_arrays)
+        self.publisher = Publisher(
+            parts.core,
+            parts.mailbox,
+            lambda what: self.divergence.error(what, self.updates),
+            options.publish_interval,
+        )
+        self.inserted_steps = 0
+        self._replay = parts.replay
+        self._pace = pace
+        self._staleness = parts.staleness
+        self._batch = parts.batch
+        self._wake = parts.wake
+        self._options = options
+        self._copies = SnapshotWriter(parts.snapshots, self.publisher)
+        self._policy_lag = PolicyLagMeter(self.rings)
+        self._granted = np.zeros(len(self.rings), np.int64)
+        self._positions = np.zeros(len(self.rings), np.int64)
+        self._ever_sampleable = False
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps so far."""
+        return self.publisher.updates
+
+    def consumed(self) -> Consumed:
+        """See `Consumption.consumed`."""
+        replay = self._replay.statistics()
+        return Consumed(
+            balance=self._pace.statistics(),
+            staleness=self._staleness,
+            policy_lag=self._policy_lag,
+            stored_steps=replay.sampleable,
+            discarded_steps=replay.discarded_stale,
+        )
+
+    def _ingest(self) -> None:
+        """Take in what was published, and drop what is too stale."""
+        inserted = self._replay.ingest()
+        self.inserted_steps += inserted
+        self._positions = self._replay.published_rows()
+        self._policy_lag.receive(self._positions, self.updates)
+        self._pace.inserted(inserted)
+        if self._options.max_staleness is not None:
+            self._replay.retire_older_than(self.updates - self._options.max_staleness)
+        self._ever_sampleable = self._ever_sampleable or self._replay.sampleable > 0
+
+    def _grant(self, before: NDArray[np.int64]) -> None:
+        """Let actors write up to `_granted` where that has moved from `before`, and wake those that wait for it."""
+        for index in np.flatnonzero(self._granted != before):
+            self._replay.grant(int(index), int(self._granted[index]))
+            if self.rings[index].take_waiting():
+                self._wake(int(index))
+
+    def _trainable(self) -> bool:
+        """Whether a row can be sampled, without those that are too stale by now; asked before every update."""
+        if self._options.max_staleness is not None:
+            self._replay.retire_older_than(self.updates - self._options.max_staleness)
+        return self._replay.sampleable > 0
+
+    def _copy_due(self) -> bool:
+        """Whether weights are to be copied for evaluation."""
+        return self._copies.due(self.inserted_steps)
+
+    def _beta(self) -> float:
+        options = self._options
+        done = min(1.0, self.inserted_steps / options.total_steps) if options.total_steps else 0.0
+        return options.beta_start + done * (options.beta_end - options.beta_start)
+
+    def _update(self, beta: float) -> None:
+        """One update. Publishes where `publish_interval` updates are unpublished."""
+        started = time.perf_counter()
+        batch = self._batch
+        self._replay.sample(batch, beta)
+        self._staleness.measure(self.updates, self.publisher.version, batch)
+        try:
+            result = self.core.update(batch)
+        except DeviceFull as error:
+            raise out_of_gpu_memory(batch_size=batch.size) from error
+        self._pace.sampled(batch.size)
+        if result.priorities is not None:
+            try:
+                self._replay.update_priorities(batch.ids, result.priorities)
+            except ValueError as error:  # refused whole, so that the tree stays sound
+                raise self.divergence.error("the temporal-difference errors", self.updates + 1) from error
+        self.publisher.updated(time.perf_counter() - started)
+
+    def _batch_arrays(self) -> dict[str, NDArray[np.generic]]:
+        names = ("obs", "action", "reward", "discount", "next_obs", "weight")
+        return {name: getattr(self._batch, name) for name in names}

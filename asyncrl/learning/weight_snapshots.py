@@ -1,0 +1,108 @@
+"""Weights to evaluate, copied by the learner at fixed environment steps and played by the evaluator later.
+
+The learner's thread copies its acting weights whenever training has passed another multiple of `eval_interval_steps`;
+the event loop takes the copies in that order and has them played. So which weights are evaluated depends on steps and
+never on how fast the evaluator or the machine is. Where `CAPACITY` copies wait, the learner waits too: none is skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.learning.publication import Publisher
+
+CAPACITY = 8
+"""Copies that may wait for the evaluator before the learner waits for it."""
+
+
+@dataclass(frozen=True)
+class WeightSnapshot:
+    """Acting weights at one moment of training.
+
+    Attributes:
+        weights: flat float32 `[weight_count]`, a copy.
+        version: policy version they have, or will be published under.
+        updates: gradient steps that made them.
+        env_steps: environment steps that were taken in when they were copied.
+    """
+
+    weights: NDArray[np.float32]
+    version: int
+    updates: int
+    env_steps: int
+
+
+class WeightSnapshots:
+    """Queue of weights to evaluate, from the learner's thread to the event loop.
+
+    Args:
+        interval_steps: environment steps between two copies; None copies nothing.
+        capacity: copies that may wait.
+        arrived: called on the learner's thread after a copy was put in.
+    """
+
+    def __init__(
+        self, interval_steps: int | None, capacity: int = CAPACITY, arrived: Callable[[], None] | None = None
+    ) -> None:
+        self._interval = interval_steps
+        self._next = interval_steps
+        self._capacity = capacity
+        self._waiting: deque[WeightSnapshot] = deque()
+        self._lock = threading.Lock()
+        self.arrived = arrived
+
+    def due(self, env_steps: int) -> bool:
+        """Whether weights are to be copied at `env_steps`. Learner thread."""
+        return self._next is not None and env_steps >= self._next
+
+    @property
+    def full(self) -> bool:
+        """Whether the learner must wait before it copies again. Any thread."""
+        return len(self._waiting) >= self._capacity
+
+    def put(self, snapshot: WeightSnapshot) -> None:
+        """Add a copy that was due. Learner thread."""
+        assert self._interval is not None
+        with self._lock:
+            self._waiting.append(snapshot)
+        self._next = (snapshot.env_steps // self._interval + 1) * self._interval
+        if self.arrived is not None:
+            self.arrived()
+
+    def take(self) -> WeightSnapshot | None:
+        """Remove and return the oldest copy, None where there is none. Event-loop thread."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+
+class SnapshotWriter:
+    """The learner's end of the queue: copies weights into it when they are due. Learner thread only.
+
+    Args:
+        snapshots: the queue.
+        publisher: whose weights.
+    """
+
+    def __init__(self, snapshots: WeightSnapshots, publisher: Publisher) -> None:
+        self._snapshots = snapshots
+        self._publisher = publisher
+
+    def due(self, env_steps: int) -> bool:
+        """Whether weights are to be copied at `env_steps`; those of no update are not."""
+        return self._publisher.updates > 0 and self._snapshots.due(env_steps)
+
+    def copy(self, env_steps: int) -> bool:
+        """Copy the weights if that is due; False where the evaluator must catch up first."""
+        if not self.due(env_steps):
+            return True
+        if self._snapshots.full:
+            return False
+        weights, version = self._publisher.current()
+        self._snapshots.put(WeightSnapshot(weights, version, self._publisher.updates, env_steps))
+        return True

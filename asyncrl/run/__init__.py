@@ -1,0 +1,1 @@
+"""One run: its options, parts, evaluation, checkpoints and end."""

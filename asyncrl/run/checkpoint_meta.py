@@ -1,0 +1,94 @@
+"""What a checkpoint says of itself, as a record and as the JSON of its header, which is checked key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_type_hints
+
+import msgspec
+import numpy as np
+
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.version import __version__
+
+_ACTIONS: dict[str, type[Any]] = {
+    "discrete": DiscreteAction,
+    "multi_discrete": MultiDiscreteAction,
+    "box": BoxAction,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta:
+    """What a checkpoint says of itself in its header.
+
+    Attributes:
+        env: name of the environment (see `EnvSpec.name`).
+        algo: name of the algorithm.
+        spec: the environment as the policy saw it.
+        options: the algorithm's hyper-parameters by name, JSON values only.
+        seed: seed of the run.
+        env_steps, updates, episodes, policy_version: the run's counters.
+        train_seconds: the run's training clock.
+        return_mean: mean return of the evaluation of these weights, or None.
+        asyncrl_version: which asyncrl wrote it.
+    """
+
+    env: str
+    algo: str
+    spec: EnvSpec
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    env_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    policy_version: int = 0
+    train_seconds: float = 0.0
+    return_mean: float | None = None
+    asyncrl_version: str = __version__
+
+
+def meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:
+    """The header's JSON object."""
+    kind = next(name for name, cls in _ACTIONS.items() if isinstance(meta.spec.action, cls))
+    record = asdict(meta)
+    record["spec"]["action"]["kind"] = kind
+    return record
+
+
+def meta_from_json(record: Any) -> CheckpointMeta:
+    """The record out of a parsed header. Raises TypeError or ValueError, which say what is missing or wrong."""
+    spec = _table("spec", _table("the header", record).pop("spec", None))
+    action = _table("spec.action", spec.pop("action", None))
+    kind = action.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _ACTIONS:
+        raise ValueError(f"spec.action.kind must be one of {', '.join(_ACTIONS)}, got {kind!r}")
+    made: ActionSpec = _record(_ACTIONS[kind], action)
+    made_spec: EnvSpec = _record(EnvSpec, spec, action=made)
+    if np.dtype(made_spec.observation_dtype).kind not in "biuf":
+        raise ValueError(f"observation_dtype must be of numbers, got {made_spec.observation_dtype}")
+    meta: CheckpointMeta = _record(CheckpointMeta, record, spec=made_spec)
+    return meta
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} must be an object, got {type(value).__name__}")
+    return value
+
+
+def _record(kind: type[Any], values: dict[str, Any], **made: Any) -> Any:
+    """A record of `kind` with these fields: each known, of its type, and none missing that has no default."""
+    hints = get_type_hints(kind)
+    names = {field.name for field in fields(kind)}
+    unknown = sorted(values.keys() - names | values.keys() & made.keys())
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no {', '.join(unknown)}")
+    converted = {}
+    for name, value in values.items():
+        try:
+            converted[name] = msgspec.convert(value, hints[name])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+    return kind(**converted, **made)

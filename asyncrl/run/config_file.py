@@ -1,0 +1,152 @@
+"""`config.toml`: a run's options as a file that can be read, edited and trained from again.
+
+Table `[trainer]` holds the fields of `TrainerConfig`, and a table named after an algorithm (`[dqn]`) that
+algorithm's hyper-parameters. What the file does not say keeps its default. Whatever is wrong in it is
+ASYNC017, which names the file, the path of the key, and the option that was probably meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.options import coerce, near_miss, option_help
+from asyncrl.run.config import TrainerConfig
+
+R = TypeVar("R")
+
+TRAINER = "trainer"
+"""Name of the table that holds the fields of `TrainerConfig`."""
+
+
+def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+    """The tables of `file`: every key known, every value of its option's type, ranges not checked.
+
+    Args:
+        file: a TOML file.
+        algorithms: record of every algorithm by name.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is not TOML, or has an unknown or mistyped key.
+    """
+    records = {TRAINER: TrainerConfig, **algorithms}
+    known = [f"{table}.{name}" for table, record in records.items() for name in option_help(record)]
+    tables = {}
+    for name, table in _parse(file).items():
+        if name not in records:
+            raise unknown_key(file, name, [*records, *known])
+        tables[name] = _checked_table(records[name], table, file, name, known)
+    return tables
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        what = f"the configuration file cannot be read: {error.strerror}"
+        raise ConfigurationError(what, facts={"file": file}, fix="check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        what = f"{file.name} is not a TOML file: {why}"
+        raise ConfigurationError(what, facts={"file": file}, fix="correct the file at that place") from error
+
+
+def _checked_table(
+    record: type, table: object, file: Path, path: str, known: Iterable[str]
+) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise _wrong_value(file, path, f"{path} must be a table, got {table!r}")
+    options, values = option_help(record), {}
+    for key, value in table.items():
+        if key not in options:
+            raise unknown_key(file, f"{path}.{key}", known)
+        try:
+            values[key] = coerce(key, options[key].type, value)
+        except ValueError as error:
+            raise _wrong_value(file, f"{path}.{key}", str(error)) from None
+    return values
+
+
+def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path: str) -> R:
+    """`record(**values)`, for values that stood in table `path` of `file`.
+
+    Raises:
+        ConfigurationError: a missing option, or a value that the record refuses.
+    """
+    for name, option in option_help(record).items():
+        if option.required and name not in values:
+            raise _wrong_value(file, f"{path}.{name}", f"{name} must be given, got nothing")
+    known = [f"{path}.{name}" for name in option_help(record)]
+    for name in values:
+        if name not in option_help(record):
+            raise unknown_key(file, f"{path}.{name}", known)
+    try:
+        return record(**values)
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        raise _wrong_value(file, f"{path}.{name}" if name in values else path, str(error)) from error
+
+
+def load_config(file: Path, algorithms: Mapping[str, type]) -> tuple[TrainerConfig, Any]:
+    """What `dump_config` wrote: the run's record and its algorithm's.
+
+    Raises:
+        ConfigurationError: see `read_config` and `make_record`; or the algorithm is unknown.
+    """
+    tables = read_config(file, algorithms)
+    config = make_record(TrainerConfig, tables.get(TRAINER, {}), file=file, path=TRAINER)
+    if config.algo not in algorithms:
+        rule = f"algo must be one of {', '.join(algorithms)}, got {config.algo!r}"
+        raise _wrong_value(file, f"{TRAINER}.algo", rule)
+    table = tables.get(config.algo, {})
+    return config, make_record(algorithms[config.algo], table, file=file, path=config.algo)
+
+
+def dump_config(config: TrainerConfig, algorithm: Any) -> str:
+    """Both records as TOML with every option, its help above it; one that is None stands as a comment."""
+    return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
+
+
+def _table(path: str, record: Any) -> str:
+    lines = [f"[{path}]"]
+    for name, option in option_help(type(record)).items():
+        value = getattr(record, name)
+        lines.append(f"# {option.help}")
+        lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
+    return "\n".join(lines) + "\n"
+
+
+def _assignment(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        value = list(value)
+    if dataclasses.is_dataclass(value):
+        raise TypeError(f"{name} must be a TOML value, got {value!r}")
+    return tomli_w.dumps({name: value}).rstrip("\n")
+
+
+def unknown_key(file: Path, key: str, known: Iterable[str]) -> ConfigurationError:
+    """ASYNC017 for a key (its full path) that no record has, with its near miss among `known` paths."""
+    facts: dict[str, object] = {"file": file, "key": key}
+    fix = "remove it; `asyncrl train --help` lists every option"
+    miss = _near_path(key, list(known))
+    if miss is not None:
+        facts["did you mean"] = miss
+        fix = f"write {miss}, or remove it; `asyncrl train --help` lists every option"
+    return ConfigurationError(f"{file.name} sets an option that does not exist: {key}", facts=facts, fix=fix)
+
+
+def _near_path(key: str, known: list[str]) -> str | None:
+    leaf = key.rsplit(".", 1)[-1]
+    elsewhere = [path for path in known if path.rsplit(".", 1)[-1] == leaf]
+    return elsewhere[0] if elsewhere else near_miss(key, known)
+
+
+def _wrong_value(file: Path, key: str, rule: str) -> ConfigurationError:
+    facts: dict[str, object] = {"file": file, "key": key}
+    return ConfigurationError(f"{file.name}: {rule}", facts=facts, fix=f"change {key}")

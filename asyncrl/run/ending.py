@@ -1,0 +1,214 @@
+"""The end of a run, the same steps in the same order whatever happened before.
+
+    learner stopped ─ its last report ─ checkpoint ─ evaluation within limits ─ summary and last snapshot ─ close
+
+The checkpoint comes before everything that can fail or take long. A step that fails is told (a warning, or the run's
+error where there was none) and the next one is taken; no step waits without a limit. A request to stop ends an
+evaluation that is under way and lets the rest go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.errors import (
+    AsyncRLError,
+    EvaluationIncomplete,
+    FilesNotWritten,
+    StoppedWhileStarting,
+    TrainingDiverged,
+    describe_error,
+    error_text,
+)
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.report import summarize
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.saving import CheckpointSaver
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+
+T = TypeVar("T")
+
+STEP_SECONDS = 60.0
+"""Longest that the report, and the checkpoint, are waited for; both take milliseconds unless a device or disk hangs."""
+EVALUATION_SHARE = 0.5
+"""Most time that the final evaluation may take, as a share of the training time ..."""
+EVALUATION_SECONDS = 60.0
+"""... and how long it may always take."""
+GRACE_SECONDS = 5.0
+"""How long an evaluation may take to answer once its time is over, before its process is killed."""
+
+COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
+"""Reasons to stop that the run was started with: it has finished, and its weights are worth an evaluation."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves.
+
+    Attributes:
+        policy: the weights that were evaluated last (those that reached the target, if it was reached).
+        evaluation: of those weights, or None where none was made.
+        summary: what `summary.json` holds.
+        snapshot: the last one.
+    """
+
+    policy: TrainedPolicy
+    evaluation: EvaluationResult | None
+    summary: dict[str, Any]
+    snapshot: Snapshot
+
+
+class Evaluator(Protocol):
+    """What the end of a run needs of the evaluator: a limit of time, and how its last evaluation went."""
+
+    max_seconds: float | None
+    cut_episodes: int
+
+
+@dataclass
+class Ending:
+    """Ends one run; event-loop thread only, while everything of the run is still open.
+
+    Args:
+        directory: where the summary goes.
+        clock: the training clock; it stands.
+        publish: makes the last snapshot and shows it: of a report, a stop reason and an error.
+        actor_wait_seconds: see `summarize`.
+        stop_requested: set when somebody asks the run to stop.
+        eval_episodes: episodes of the final evaluation.
+        learner, saver, schedule, evaluator: of the run, None where it failed before they were built.
+        make_policy: the policy with given weights.
+        last_report: the learner's report of the last snapshot, used where it cannot give one any more.
+        weights: those that reached the target, or None: the learner's present ones.
+    """
+
+    directory: RunDirectory
+    clock: TrainClock
+    publish: Callable[[LearnerReport | None, str, str | None], Snapshot]
+    actor_wait_seconds: Callable[[], float]
+    stop_requested: asyncio.Event
+    eval_episodes: int
+    learner: Learner | None = None
+    saver: CheckpointSaver | None = None
+    schedule: EvaluationSchedule | None = None
+    evaluator: Evaluator | None = None
+    make_policy: Callable[[NDArray[np.float32]], TrainedPolicy] | None = None
+    last_report: LearnerReport | None = None
+    weights: NDArray[np.float32] | None = None
+    on_evaluation: Callable[[], None] = lambda: None
+
+    async def end(
+        self, reason: str, error: BaseException | None
+    ) -> tuple[Outcome | None, BaseException | None]:
+        """Take every step.
+
+        Args:
+            reason: why training ended.
+            error: what ended it, or None.
+
+        Returns:
+            What the run leaves, None where it has no weights to give; and `error`, or the error that showed only now.
+        """
+        reached = self.weights is not None
+        report, weights, error = await self._look_at_learner(error)
+        ended_early = isinstance(error, (asyncio.CancelledError, StoppedWhileStarting))
+        reason = reason if error is None or ended_early else "failed"
+        learned = self.learner is not None and self.learner.updates > 0
+        if weights is not None and (learned or error is None):
+            await self._save(weights)
+        evaluation, failure = (self.schedule.best if reached and self.schedule else None), None
+        if error is None and reason in COMPLETE and learned and not reached:
+            evaluation, failure = await self._evaluate()
+        text = None if error is None else describe_error(error)
+        snapshot = self.publish(report, reason, text)
+        summary = summarize(snapshot, report, evaluation, self.actor_wait_seconds())
+        cut = self.evaluator.cut_episodes if self.evaluator is not None and evaluation is not None else 0
+        summary["eval"] |= {"cut_episodes": cut, "error": failure}
+        self._write_summary(summary)
+        if weights is None or self.make_policy is None:
+            return None, error
+        return Outcome(self.make_policy(weights), evaluation, summary, snapshot), error
+
+    async def _look_at_learner(
+        self, error: BaseException | None
+    ) -> tuple[LearnerReport | None, NDArray[np.float32] | None, BaseException | None]:
+        """The last report, the weights to keep (None of a learner that diverged) and the run's error."""
+        report, weights = self.last_report, self.weights
+        if self.learner is None:
+            return report, weights, error
+        try:
+            report = await _limited(self.learner.report())
+            if weights is None and not isinstance(error, TrainingDiverged):
+                weights, _ = await _limited(self.learner.current_weights())
+        except Exception as raised:
+            # A learner that ended the run by an error may well fail again here; the first error is the one to tell.
+            error = error or raised
+        return report, weights, error
+
+    async def _save(self, weights: NDArray[np.float32]) -> None:
+        assert self.saver is not None
+        try:
+            await _limited(self.saver.save_latest(weights))
+        except Exception as error:
+            _warn_of_file("the last checkpoint", error)
+
+    async def _evaluate(self) -> tuple[EvaluationResult | None, str | None]:
+        """The final evaluation, or None and why there is none."""
+        assert self.schedule is not None and self.evaluator is not None
+        seconds = max(EVALUATION_SECONDS, EVALUATION_SHARE * self.clock.train_seconds)
+        self.evaluator.max_seconds = seconds
+        self.on_evaluation()
+        playing = asyncio.create_task(self.schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
+        stopping = asyncio.create_task(self.stop_requested.wait(), name="stop-requested")
+        try:
+            await asyncio.wait(
+                {playing, stopping}, timeout=seconds + GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if playing.done():
+                return playing.result(), None
+            failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
+        except Exception as error:
+            failure = describe_error(error)
+        finally:
+            stopping.cancel()
+            playing.cancel()
+            await asyncio.wait({playing, stopping}, timeout=STEP_SECONDS)
+        if failure != "interrupted":
+            text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
+            warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+        return None, failure
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        try:
+            self.directory.write_json("summary.json", summary)
+        except Exception as error:
+            _warn_of_file("summary.json", error)
+
+
+async def _limited(answer: Awaitable[T]) -> T:
+    """What `answer` gives. Raises `AsyncRLError` where it gives nothing for `STEP_SECONDS`."""
+    try:
+        async with asyncio.timeout(STEP_SECONDS):
+            return await answer
+    except TimeoutError as error:
+        raise AsyncRLError(
+            f"The end of the run waited {STEP_SECONDS:.0f} s for the learner or the disk, in vain.",
+            fix="look for a device or a network file system that hangs",
+        ) from error
+
+
+def _warn_of_file(what: str, error: Exception) -> None:
+    text = (
+        f"[ASYNC040] {what} cannot be written: {error_text(error)}; the result holds what it would have held"
+    )
+    warnings.warn(FilesNotWritten(text), stacklevel=3)

@@ -1,0 +1,262 @@
+"""From the parts' statistics to the one `Snapshot`, and from the last snapshot to `summary.json`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.learner import NOTHING, LearnerReport
+from asyncrl.run.config import TrainerConfig
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.rates import RateMeter
+
+EPISODE_WINDOW = 100
+"""Training episodes that `rollout/ep_rew_mean` is the mean of, as in Stable-Baselines3."""
+
+
+@dataclass
+class EpisodeWindow:
+    """The last finished training episodes of all actors, in the order in which the coordinator heard of them."""
+
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
+    count: int = 0
+
+    def extend(self, episodes: Iterable[tuple[float, int]]) -> None:
+        """Add finished episodes (undiscounted return, length in steps)."""
+        for episode_return, length in episodes:
+            self.returns.append(episode_return)
+            self.lengths.append(length)
+            self.count += 1
+
+    @property
+    def full(self) -> bool:
+        """Whether `EPISODE_WINDOW` episodes have finished, so that its mean is one of a hundred."""
+        return len(self.returns) == EPISODE_WINDOW
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean return of the window, None before the first episode."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean length of the window, None before the first episode."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+
+class Reporter:
+    """Turns counters into rates and puts a snapshot together; event-loop thread only.
+
+    Args:
+        config: the run's options.
+        replay_capacity: environment steps the rings hold; may be set later.
+        clock: the training clock.
+
+    Attributes:
+        episodes: the training episodes that were heard of.
+        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
+    """
+
+    def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
+        self._config = config
+        self.replay_capacity = replay_capacity
+        self._clock = clock
+        now = time.monotonic()
+        self._then = (now, 0, 0.0)  # when, updates, learner's waiting seconds
+        self._rates = RateMeter()
+        self._rates.observe(now, 0, 0, 0)
+        self._actors_waited = 0.0
+        self.actor_wait_seconds = 0.0
+        self.episodes = EpisodeWindow()
+
+    def count_waiting(self, seconds: float) -> None:
+        """Note how long the mean actor has waited since the start; what it waits while the clock stands is its rest.
+
+        Called often: what fell between two calls is counted by whether the clock runs at the second.
+        """
+        if self._clock.running:
+            self.actor_wait_seconds += seconds - self._actors_waited
+        self._actors_waited = seconds
+
+    def snapshot(
+        self,
+        state: str,
+        *,
+        actors: tuple[ActorStatistics, ...] = (),
+        learner: LearnerReport | None = None,
+        exploration_rate: float | None = None,
+        evaluations: tuple[EvaluationResult, ...] = (),
+        best: EvaluationResult | None = None,
+        stop_reason: str | None = None,
+        error: str | None = None,
+    ) -> Snapshot:
+        """A snapshot of now; rates are over the time since the last call."""
+        now = time.monotonic()
+        then, updates_then, waited_then = self._then
+        seconds = max(now - then, 1e-9)
+        env_steps = sum(a.env_steps for a in actors)
+        updates = learner.updates if learner else 0
+        waited = learner.wait_seconds if learner else 0.0
+        self._then = (now, updates, waited)
+        balance = learner.balance if learner else None
+        rates = self._rates.observe(
+            now,
+            env_steps,
+            balance.received_steps if balance else 0,
+            balance.sampled if balance else 0,
+        )
+        staleness = learner.staleness if learner else NOTHING
+        versions = learner.staleness_versions if learner else NOTHING
+        lag = learner.policy_lag if learner else NOTHING
+        metrics = dict(learner.train_metrics) if learner else {}
+        config = self._config
+        return Snapshot(
+            algo=config.algo,
+            env=config.env,
+            seed=config.seed,
+            state=state,
+            wall_seconds=self._clock.wall_seconds,
+            train_seconds=self._clock.train_seconds,
+            startup_seconds=self._clock.startup_seconds,
+            total_steps=config.total_steps,
+            target_return=config.target_return,
+            training_target=config.target_training_return,
+            max_seconds=config.max_seconds,
+            env_steps=env_steps,
+            updates=updates,
+            episodes=self.episodes.count,
+            policy_version=learner.policy_version if learner else 0,
+            env_steps_per_second=max(0.0, rates.production_per_second),
+            received_steps_per_second=max(0.0, rates.receipt_per_second),
+            consumed_samples_per_second=max(0.0, rates.consumption_per_second),
+            consumption_per_production=max(0.0, rates.consumption_per_production),
+            updates_per_second=max(0, updates - updates_then) / seconds,
+            learner_wait_fraction=min(1.0, max(0.0, waited - waited_then) / seconds),
+            actor_wait_fraction=_mean([a.wait_fraction for a in actors]),
+            return_mean=self.episodes.return_mean,
+            length_mean=self.episodes.length_mean,
+            exploration_rate=exploration_rate,
+            loss=metrics.pop("train/loss", None),
+            learning_rate=metrics.pop("train/learning_rate", None),
+            train_metrics=metrics,
+            evaluation=evaluations[-1] if evaluations else None,
+            evaluations=evaluations,
+            best_evaluation=best,
+            staleness_mean=staleness.mean,
+            staleness_p95=staleness.p95,
+            staleness_max=staleness.max,
+            staleness_edges=staleness.edges,
+            staleness_counts=staleness.counts,
+            staleness_versions_mean=versions.mean,
+            staleness_versions_p95=versions.p95,
+            staleness_versions_max=versions.max,
+            policy_lag_mean=lag.mean,
+            policy_lag_p95=lag.p95,
+            policy_lag_max=lag.max,
+            policy_lag_edges=lag.edges,
+            policy_lag_counts=lag.counts,
+            publish_interval=learner.publish_interval if learner else 0.0,
+            publish_seconds=learner.publish_seconds if learner else 0.0,
+            discarded_fraction=discarded_fraction(learner) if learner else 0.0,
+            discipline=balance.discipline if balance else "",
+            samples_per_insert_target=balance.target if balance else None,
+            samples_per_insert_achieved=balance.achieved if balance else 0.0,
+            ring_fill=_mean([a.ring_fill for a in actors]),
+            replay_rows=learner.stored_steps if learner else 0,
+            replay_capacity=self.replay_capacity,
+            actors=actors,
+            actor_restarts=sum(a.restarts for a in actors),
+            stop_reason=stop_reason,
+            error=error,
+        )
+
+
+def discarded_fraction(learner: LearnerReport) -> float:
+    """Share of the inserted steps that became too stale to be used."""
+    return learner.discarded_steps / max(1, learner.balance.inserted_steps)
+
+
+def end_state(stop_reason: str | None) -> str:
+    """How a run ended: `"failed"`, `"interrupted"`, `"stopped"` or, by a rule it was started with, `"finished"`."""
+    return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
+
+
+def summarize(
+    last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
+) -> dict[str, Any]:
+    """`summary.json`: rates and fractions are over the whole of `train_seconds`.
+
+    Two clocks say when a target was reached, and both stand still while an evaluation holds training:
+    `time_to_target_seconds` is of a confirmed greedy evaluation, `time_to_training_target_seconds` of the mean
+    of the last 100 training episodes, and is the time of the stop. Time, steps and updates to the target are those at
+    which the weights that passed were copied, not those at which their evaluation ended.
+
+    Args:
+        last: the run's last snapshot.
+        learner: the learner's last report, None where the run failed before there was one.
+        final: evaluation of the weights that the run returns, None where none was made.
+        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
+    """
+    staleness = learner.staleness_overall if learner else NOTHING
+    seconds = max(last.train_seconds, 1e-9)
+    reached = last.stop_reason == "target_return" and final is not None
+    trained = last.stop_reason == "target_training_return"
+    return {
+        "algo": last.algo,
+        "env": last.env,
+        "seed": last.seed,
+        "state": end_state(last.stop_reason),
+        "error": last.error,
+        "stop_reason": last.stop_reason,
+        "env_steps": last.env_steps,
+        "updates": last.updates,
+        "episodes": last.episodes,
+        "policy_version": last.policy_version,
+        "wall_seconds": last.wall_seconds,
+        "train_seconds": last.train_seconds,
+        "startup_seconds": last.startup_seconds,
+        "time_to_target_seconds": final.train_seconds if reached and final else None,
+        "steps_to_target": final.env_steps if reached and final else None,
+        "updates_to_target": final.updates if reached and final else None,
+        "time_to_training_target_seconds": last.train_seconds if trained else None,
+        "steps_to_training_target": last.env_steps if trained else None,
+        "episodes_return_mean": last.return_mean,
+        "eval": {
+            "return_mean": final.return_mean if final else None,
+            "return_std": final.return_std if final else None,
+            "episodes": final.episodes if final else 0,
+        },
+        "env_steps_per_second": last.env_steps / seconds,
+        "updates_per_second": last.updates / seconds,
+        "staleness": {
+            "mean": staleness.mean,
+            "p95": staleness.p95,
+            "max": staleness.max,
+            "discarded_fraction": last.discarded_fraction,
+        },
+        "staleness_versions": _distribution(learner.staleness_versions_overall if learner else NOTHING),
+        "policy_lag": _distribution(learner.policy_lag_overall if learner else NOTHING),
+        "samples_per_insert": {
+            "target": last.samples_per_insert_target,
+            "achieved": last.samples_per_insert_achieved,
+        },
+        "learner_wait_fraction": min(1.0, (learner.wait_seconds if learner else 0.0) / seconds),
+        "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
+        "actor_restarts": last.actor_restarts,
+    }
+
+
+def _distribution(statistics: HistogramStatistics) -> dict[str, float]:
+    return {"mean": statistics.mean, "p95": statistics.p95, "max": statistics.max}
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

@@ -1,0 +1,207 @@
+"""The files of a run: what it was told, what it measured, what it learned. See README, "A run's directory".
+
+Everything is written whole (temporary file, rename), so that who reads a directory while the run goes on never sees
+half a file. A run without a directory has a `RunDirectory` too, one that writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.run.checkpoint_folder import CheckpointFolder
+
+LOCK = ".lock"
+"""Name of the file whose lock says that a run uses the directory; it holds the run's process id."""
+
+
+class RunDirectory:
+    """Owns a run's directory; event-loop thread only.
+
+    Args:
+        path: the directory, made where it does not exist; or None to write nothing.
+
+    Raises:
+        ConfigurationError: the directory holds another run already, is in use by one, or cannot be made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._lock: int | None = None
+        if path is None:
+            return
+        with refuse_unwritable(path):
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / "actors").mkdir(exist_ok=True)
+            self._lock = _lock(path)
+            held = _holds_a_run(path)
+        if held:
+            self.close()
+            raise ConfigurationError(
+                f"run_dir must be a new or empty directory, {path} holds a run: {held}",
+                facts={"run_dir": path},
+                fix="give another directory, or remove this one",
+            )
+
+    def close(self) -> None:
+        """Let another run have the directory; may be called twice."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    @property
+    def actor_logs(self) -> Path | None:
+        """Where actors write their output, or None."""
+        return self.path / "actors" if self.path is not None else None
+
+    @property
+    def checkpoints(self) -> CheckpointFolder | None:
+        """Where checkpoints are kept, or None."""
+        return CheckpointFolder(self.path / "checkpoints") if self.path is not None else None
+
+    def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
+        """Write `name` whole. Raises OSError, with the old file in place, where it cannot be written."""
+        if self.path is None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{name}.tmp"
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, self.path / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
+        """Write `value` as strict JSON, whole; a NaN or infinity in it becomes null. Raises OSError."""
+        self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", mode)
+
+    def remove(self, name: str) -> None:
+        """Remove a file that is true only while the run lives (`http.json`)."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def refuse_unwritable(path: Path) -> Iterator[None]:
+    """Turn an OSError into `ConfigurationError`: before a run has learned anything it need not go on without files."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"run_dir cannot be written: {error.strerror}",
+            facts={"run_dir": path, "file": error.filename or "-"},
+            fix="give a writable path with free space",
+        ) from error
+
+
+def _lock(path: Path) -> int | None:
+    """Lock the directory for this process, until the descriptor is closed; None where locks are not supported.
+
+    Raises `ConfigurationError` where another run holds it. The kernel lets go of the lock of a process that died.
+    """
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"run_dir is in use by a run that goes on: {holder}",
+            facts={"run_dir": path, "held by": holder},
+            fix="give another directory, or end that run",
+        ) from None
+    except OSError:  # a network file system without locks
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
+    return descriptor
+
+
+def _holds_a_run(path: Path) -> str:
+    """The file that says that a run has left something here, or "".
+
+    A run that failed before its first step leaves a summary and nothing to lose: its directory may be used again.
+    """
+    for found in sorted((path / "checkpoints").iterdir()):
+        if not found.name.startswith("."):
+            return f"checkpoints/{found.name}"
+    if (path / "summary.json").exists():
+        try:
+            steps = json.loads((path / "summary.json").read_text(encoding="utf-8"))["env_steps"]
+        except Exception:  # whatever it is, it is not ours to overwrite
+            steps = None
+        return "" if steps == 0 else "summary.json"
+    metrics = path / "metrics.jsonl"
+    return "metrics.jsonl" if metrics.exists() and metrics.stat().st_size else ""
+
+
+def _finite(value: Any) -> Any:
+    """`value` with NaN and infinity as None, for strict JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def describe_run(seed: int) -> dict[str, Any]:
+    """What `meta.json` holds: versions, command, seed, machine and git commit."""
+    return {
+        "asyncrl": _version("asyncrl"),
+        "python": platform.python_version(),
+        "packages": {
+            name: _version(name) for name in ("torch", "numpy", "gymnasium", "numba", "uvloop", "aiohttp")
+        },
+        "command": sys.argv,
+        "seed": seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the directory the command was given in, with `-dirty`; None where there is no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

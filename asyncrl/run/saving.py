@@ -1,0 +1,153 @@
+"""What a run saves of its learner, and when: checkpoints by time, at the end, and of the best weights.
+
+Writing may fail: the disk is full, the directory is gone or read-only. Training goes on then, one warning (ASYNC040) is
+given for as long as it lasts, the checkpoints that are there stay whole, and the next save tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import FilesNotWritten, ResourceError, error_text
+from asyncrl.interfaces import Algorithm, EnvSpec
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
+from asyncrl.run.checkpoint import CheckpointMeta
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.show.metrics import EvaluationResult
+
+
+class CheckpointSaver:
+    """Writes checkpoints of one run, off the loop's thread and one at a time; event-loop thread only.
+
+    Args:
+        config, algorithm, spec: what the run is.
+        directory: where they go; one without a path saves nothing.
+        learner: whose state.
+        clock: the training clock.
+        episodes: how many training episodes have ended.
+
+    Attributes:
+        failure: why the last save failed, "" where it did not.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        directory: RunDirectory,
+        learner: Learner,
+        clock: TrainClock,
+        episodes: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._algorithm = algorithm
+        self._spec = spec
+        self._directory = directory
+        self._learner = learner
+        self._clock = clock
+        self._episodes = episodes
+        self._turn = asyncio.Lock()
+        self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
+        self.failure = ""
+
+    async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
+        """Save the learner with these acting weights, or its present ones; the file's path, "" where none was written.
+
+        Raises:
+            TrainingDiverged: the weights are NaN or infinite.
+        """
+        return await self._save(weights, None)
+
+    async def save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
+        """Save the learner with weights that were evaluated best so far; what fails is kept for the next save."""
+        await self._save(weights, result)
+
+    async def save_on_request(self) -> str:
+        """Save the learner now; the file's path, "" without a directory.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+        path = await self.save_latest()
+        if not path and self.failure:
+            raise ResourceError(
+                f"The checkpoint cannot be written: {self.failure}.",
+                facts={"run_dir": self._directory.path},
+                fix="make space, or make the directory writable; training goes on meanwhile",
+            )
+        return path
+
+    async def save_regularly(self) -> None:
+        """Save at every `checkpoint_interval_seconds`, until cancelled."""
+        while self._directory.path is not None:
+            await asyncio.sleep(self._config.checkpoint_interval_seconds)
+            await self.save_latest()
+
+    async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
+        # A caller that is cancelled must not leave a thread that writes beside the next save: the task goes on, and
+        # holds the turn until its file stands.
+        saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
+        saving.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(saving)
+
+    async def _save_in_turn(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
+        if self._directory.path is None:
+            return ""
+        async with self._turn:
+            if weights is None:
+                weights, _ = await self._learner.current_weights()
+            state = {"core": await self._learner.state_dict(), "weights": weights}
+            meta = self._meta(best)
+            if best is not None:
+                self._unsaved_best = (state, meta)
+            try:
+                if self._unsaved_best is not None:
+                    path = await self._write(*self._unsaved_best, best=True)
+                    self._unsaved_best = None
+                if best is None:
+                    path = await self._write(state, meta, best=False)
+            except Exception as error:  # of a full disk or of a bug: neither may end training
+                self._warn(error)
+                return ""
+            self.failure = ""
+            return path
+
+    async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
+        folder = self._directory.checkpoints
+        assert folder is not None
+        return str(await asyncio.to_thread(folder.save, state, meta, best=best))
+
+    def _warn(self, error: Exception) -> None:
+        before, self.failure = self.failure, error_text(error)
+        if not before:
+            text = (
+                f"[ASYNC040] the checkpoint of update {self._learner.updates:,} cannot be written: {self.failure}; "
+                "training goes on, the checkpoints that are there stay, and the next one is tried as usual; make "
+                "space, or make the directory writable"
+            )
+            warnings.warn(FilesNotWritten(text), stacklevel=2)
+
+    def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
+        return CheckpointMeta(
+            env=self._config.env,
+            algo=self._config.algo,
+            spec=self._spec,
+            options=dataclasses.asdict(self._algorithm),  # type: ignore[call-overload]
+            seed=self._config.seed,
+            env_steps=self._learner.inserted_steps,
+            updates=self._learner.updates,
+            episodes=self._episodes(),
+            policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
+            train_seconds=self._clock.train_seconds,
+            return_mean=evaluation.return_mean if evaluation else None,
+        )

@@ -1,0 +1,1 @@
+"""What a run shows: metrics, terminal, notebook card, files."""

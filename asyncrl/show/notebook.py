@@ -1,0 +1,131 @@
+"""The live card of a notebook: one output that shows the run, and its last state when it has ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from html import escape
+from importlib import import_module
+from typing import Any
+
+from asyncrl.show.metrics import Snapshot
+from asyncrl.show.readout import Field, Readout, readout
+
+HISTORY_POINTS = 240
+
+# Colours follow the notebook's own theme where it has one (JupyterLab's variables) and the reader's system
+# otherwise.
+INK = "var(--jp-content-font-color1, CanvasText)"
+MUTED = "var(--jp-content-font-color2, GrayText)"
+LINE = "var(--jp-border-color2, rgba(128,128,128,.35))"
+ACCENT = "#2f7fd6"
+STATE_COLOURS = {"training": "#1c9b5e", "evaluating": "#2f7fd6", "failed": "#d1403a"}
+
+
+class LiveCard:
+    """A card in the output of the cell that first calls `show`.
+
+    The first `show` must run in the cell (it creates the output); later ones may come from any thread.
+
+    Raises:
+        ImportError: where IPython is not installed, when the card is made; importing this module never needs
+            it.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._display: Any = import_module("IPython.display").display
+        except ImportError:
+            raise ImportError("the live card needs IPython: pip install 'asyncrl[notebook]'") from None
+        self._handle: Any = None
+        self._returns: list[float] = []
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Create the card, or redraw it in place."""
+        if snapshot.return_mean is not None:
+            self._returns = _thin([*self._returns, snapshot.return_mean])
+        words = readout(snapshot)
+        bundle = {"text/html": card_html(snapshot, self._returns), "text/plain": words.line()}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
+    """The card as one piece of HTML: inline styles, no script, nothing fetched, every text escaped.
+
+    Args:
+        snapshot: what to show.
+        returns: recent mean returns, oldest first, for the small curve; fewer than two draw none.
+    """
+    words = readout(snapshot)
+    colour = STATE_COLOURS.get(snapshot.state, MUTED)
+    head = (
+        f'<div style="display:flex;gap:10px;align-items:baseline;flex-wrap:wrap">'
+        f'<b style="font-size:15px">{escape(words.title)}</b>'
+        f'<span style="color:{colour};font-weight:600">&#9679; {escape(words.state)}</span></div>'
+    )
+    groups = (("Speed", words.speed), ("Learning", words.learning), ("Async", words.pace))
+    grid = "".join(_group(name, fields) for name, fields in groups)
+    error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
+    return (
+        f'<div style="color:{INK};border:1px solid {LINE};border-radius:8px;padding:14px 18px;max-width:48em;'
+        f'font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums">{head}{_bar(words)}'
+        f'<div style="display:flex;gap:12px 36px;flex-wrap:wrap;margin-top:12px">'
+        f"{grid}{_curve(returns)}</div>"
+        f"{error}</div>"
+    )
+
+
+def _bar(words: Readout) -> str:
+    text = f'<div style="color:{MUTED}">{escape(words.progress)}</div>'
+    if words.fraction is None:
+        return text
+    return (
+        f'<div style="height:6px;border-radius:3px;background:{LINE};margin:10px 0 4px">'
+        f'<div style="height:6px;border-radius:3px;background:{ACCENT};width:{words.fraction:.1%}">'
+        f"</div></div>{text}"
+    )
+
+
+def _group(name: str, fields: tuple[Field, ...]) -> str:
+    rows = "".join(
+        f'<div style="display:flex;justify-content:space-between;gap:14px">'
+        f'<span style="color:{MUTED}">{escape(field.label)}</span><span>{escape(field.value)}</span></div>'
+        for field in fields
+    )
+    return f'<div style="min-width:190px;flex:1"><b>{name}</b>{rows}</div>'
+
+
+def _curve(returns: Sequence[float]) -> str:
+    """The return so far as a small inline SVG line, `width` 720 by `height` 56."""
+    points = [value for value in returns if abs(value) < float("inf")]
+    if len(points) < 2:
+        return ""
+    low, high = min(points), max(points)
+    span = (high - low) or 1.0
+    path = " ".join(
+        f"{i * 720 / (len(points) - 1):.1f},{52 - (value - low) / span * 48:.1f}"
+        for i, value in enumerate(points)
+    )
+    return (
+        f'<div style="flex-basis:100%"><span style="color:{MUTED}">return over time, '
+        f"{low:,.4g} to {high:,.4g}</span>"
+        f'<svg viewBox="0 0 720 56" preserveAspectRatio="none" style="width:100%;height:56px;display:block">'
+        f'<polyline points="{path}" fill="none" stroke="{ACCENT}" stroke-width="2" '
+        f'vector-effect="non-scaling-stroke"/></svg></div>'
+    )
+
+
+def _thin(values: list[float]) -> list[float]:
+    """Keep every second value once there are too many: the whole run stays visible at bounded cost."""
+    return values if len(values) <= HISTORY_POINTS else values[::2]
+
+
+def live_card() -> LiveCard | None:
+    """A card for the cell that runs now, or None where no Jupyter kernel does."""
+    if "IPython" not in sys.modules:
+        return None
+    shell = import_module("IPython").get_ipython()
+    return LiveCard() if getattr(shell, "kernel", None) is not None else None

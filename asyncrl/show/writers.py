@@ -1,0 +1,250 @@
+"""Files that keep a run's numbers: `metrics.jsonl`, `progress.csv` and TensorBoard events.
+
+An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`, whose
+step is the one at which the evaluated weights were copied). Writers are called by one thread and write at once: an
+entry that was written survives the process. A run that goes on after a crash appends to what is there; an
+incomplete last line is cut off first.
+
+Writing may fail: the disk is full, the directory is gone. `RunWriters` warns once (ASYNC040) and tries again with the
+next report; what could not be written is missing in the file, what stands there is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from asyncrl.errors import FilesNotWritten, error_text
+from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
+
+
+class MetricWriter(Protocol):
+    """Where entries go."""
+
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Keep one entry, of `env_steps` environment steps. Raises OSError where the file cannot be written."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close; may be called twice."""
+        ...
+
+
+class AppendedFile:
+    """A file to which whole records are appended, each in one system call; a record that fails leaves nothing.
+
+    A file that was deleted, or whose directory was, is made again by the next append.
+
+    Args:
+        path: the file; opened, and made where it does not exist.
+        begin: what a new file begins with.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, begin: bytes = b"") -> None:
+        self._path = path
+        self._begin = begin
+        self._descriptor: int | None = None
+        self.append(b"")
+
+    def append(self, record: bytes) -> None:
+        """Append `record`, whole or not at all. Raises OSError where it cannot be written."""
+        descriptor = self._open()
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            record = self._begin + record
+        try:
+            if os.write(descriptor, record) < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        """The descriptor of the file that stands there now."""
+        if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
+            self.close()
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o644)
+        return self._descriptor
+
+
+class JsonlWriter:
+    """One strict JSON object per entry; NaN and infinity are written as null."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        _cut_torn_line(Path(path))
+        self._file = AppendedFile(Path(path))
+
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Append one line."""
+        self._file.append(msgspec.json.encode(values) + b"\n")
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+class CsvWriter:
+    """A row per entry under a header that never changes.
+
+    The columns are `METRIC_NAMES` and the names in `extra`; where the file exists already its own header
+    holds. A value that is not known yet, or that the entry does not have, is an empty cell; a metric that has no
+    column is left to the JSONL file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, extra: Sequence[str] = ()) -> None:
+        _cut_torn_line(Path(path))
+        header = None
+        with contextlib.suppress(FileNotFoundError), open(path, newline="", encoding="utf-8") as present:
+            header = next(csv.reader(present), None)
+        self.columns: tuple[str, ...] = tuple(header or (*METRIC_NAMES, *extra))
+        self._file = AppendedFile(Path(path), _csv_row(self.columns))
+
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Append one row."""
+        self._file.append(_csv_row([values.get(column, "") for column in self.columns]))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def _csv_row(cells: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+class TensorBoardWriter:
+    """Scalars as TensorBoard events over environment steps. Raises ImportError without the extra."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
+        # tensorboard's records, not torch's wrapper around its writer: no torch and no tensorflow is imported. Not its
+        # `EventFileWriter` either, whose thread dies of the first failed write and ends every later one.
+        self._records: Any = import_module("tensorboard.summary.writer.record_writer")
+        self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
+        self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
+        self._clock = clock
+        name = f"events.out.tfevents.{int(clock()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        first = self._events.Event(wall_time=clock(), file_version="brain.Event:2")
+        self._file = AppendedFile(Path(directory) / name, self._record(first))
+
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Add one event with every value at step `env_steps`."""
+        value = self._summaries.Summary.Value
+        summary = self._summaries.Summary(
+            value=[value(tag=name, simple_value=number) for name, number in values.items()]
+        )
+        event = self._events.Event(wall_time=self._clock(), step=env_steps, summary=summary)
+        self._file.append(self._record(event))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _record(self, event: Any) -> bytes:
+        record = io.BytesIO()
+        self._records.RecordWriter(record).write(event.SerializeToString())
+        return record.getvalue()
+
+
+class RunWriters:
+    """All writers of one run directory.
+
+    Args:
+        directory: the run's directory; it must exist.
+        tensorboard: True writes `tb/` and raises ImportError where the extra is missing, None writes it
+            where the extra is installed, False never does.
+
+    Raises:
+        OSError: a file cannot be made.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, tensorboard: bool | None = None) -> None:
+        root = Path(directory)
+        self._warned = False
+        self._writers: list[MetricWriter] = []
+        try:
+            self._open(root, tensorboard)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, root: Path, tensorboard: bool | None) -> None:
+        self._writers.append(JsonlWriter(root / "metrics.jsonl"))
+        self._writers.append(CsvWriter(root / "progress.csv"))
+        if tensorboard is False:
+            return
+        try:
+            self._writers.append(TensorBoardWriter(root / "tb"))
+        except ImportError:
+            if tensorboard:
+                raise ImportError(
+                    "TensorBoard was asked for and is not installed: pip install 'asyncrl[tensorboard]'"
+                ) from None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Give one report to every writer; evaluations are not part of it."""
+        self._write(flat(snapshot), snapshot.env_steps)
+
+    def write_evaluation(self, evaluation: EvaluationResult) -> None:
+        """Give one evaluation to every writer."""
+        self._write(flat_evaluation(evaluation), evaluation.env_steps)
+
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Write an entry everywhere; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
+        for writer in self._writers:
+            try:
+                writer.write(values, env_steps)
+            except Exception as error:
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        text = (
+            f"[ASYNC040] the run's numbers cannot be written: {error_text(error)}; training goes on and the next "
+            "report is tried again, those that fail are missing in the files; make space, or restore the directory"
+        )
+        warnings.warn(FilesNotWritten(text), stacklevel=4)
+
+    def close(self) -> None:
+        """Close every writer; may be called twice."""
+        for writer in self._writers:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Truncate `path` after its last newline: a killed process may leave half a line."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

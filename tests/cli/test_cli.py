@@ -1,0 +1,516 @@
+"""The command line: flags to records, errors to texts and exit codes, signals to a good end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import asyncrl.actors.forkserver
+from asyncrl import errors
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.dqn import DQN
+from asyncrl.cli import commands
+from asyncrl.cli.arguments import EvalOptions, parse_eval, parse_train
+from asyncrl.cli.main import main
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.options import option_help
+from asyncrl.run.checkpoint import CheckpointMeta, save
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import dump_config
+from asyncrl.show.metrics import EvaluationResult
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["train", "Unknown-v0", "--algo", "dqn"]
+
+
+class FakeServer:
+    log: ClassVar[list[str]] = []
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+    def kill(self) -> None:
+        self.log.append("kill")
+
+
+class FakeTrainer:
+    """Learns what the test tells it to."""
+
+    learns: Callable[[FakeTrainer], str]
+    made: FakeTrainer
+    url = None
+    result = None
+
+    @classmethod
+    def from_config(
+        cls, config: TrainerConfig, algorithm: Any, *, server: Any = None, started: float = 0.0
+    ) -> FakeTrainer:
+        trainer = cls.made = cls()
+        trainer.config, trainer.algorithm, trainer.server = config, algorithm, server
+        trainer.stopped = threading.Event()
+        trainer.reason, trainer.killed = "stopped", False
+        return trainer
+
+    def __enter__(self) -> FakeTrainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def stop(self, reason: str = "stopped") -> None:
+        self.reason = reason
+        self.stopped.set()
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def learn(self, *, on_snapshot: Any = None) -> Any:
+        reason = type(self).learns(self)
+        evaluation = (
+            None if reason == "interrupted" else EvaluationResult(487.25, 12.5, 487.0, 100, 7, 31_000, 1.5)
+        )
+        summary = {"train_seconds": 1.5, "startup_seconds": 0.9, "env_steps": 31_000, "updates": 8_000}
+        run_dir = Path(self.config.run_dir) if self.config.run_dir else None
+        return commands.TrainResult(None, evaluation, reason, summary, run_dir)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeTrainer]]:
+    """`asyncrl train` with a trainer that ends at once, and a fork server that starts nothing."""
+    before = warnings.showwarning
+    FakeServer.log.clear()
+    monkeypatch.setattr(asyncrl.actors.forkserver, "ForkServer", FakeServer)
+    monkeypatch.setattr(commands, "Trainer", FakeTrainer)
+    monkeypatch.setattr(FakeTrainer, "learns", lambda self: "total_steps", raising=False)
+    yield FakeTrainer
+    warnings.showwarning = before
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a wrong command line says; it must end with exit code 2 and say nothing on standard output."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+# --- flags to records
+
+
+def test_every_kind_of_flag() -> None:
+    line = (
+        "Unknown-v0 --algo dqn --steps 200k --actors 2 --envs-per-actor 8 --seed 5 --run-dir runs/x "
+        "--target-return 475 --max-seconds 120 --http off --device cpu --dqn.learning-rate 3e-4 "
+        "--no-dqn.double --dqn.dueling --dqn.hidden-sizes 32,16 --dqn.max-grad-norm none"
+    )
+    config, algorithm = parse_train(line.split())
+    assert config == TrainerConfig(
+        env="Unknown-v0",
+        algo="dqn",
+        total_steps=200_000,
+        num_actors=2,
+        envs_per_actor=8,
+        seed=5,
+        run_dir="runs/x",
+        target_return=475,
+        max_seconds=120,
+        http="off",
+        device="cpu",
+    )
+    assert algorithm == DQN(
+        learning_rate=3e-4, double=False, dueling=True, hidden_sizes=(32, 16), max_grad_norm=None
+    )
+
+
+def test_the_commands_of_the_readme_are_understood() -> None:
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.startswith("asyncrl ")]
+    assert {line[1] for line in lines} == {"train", "eval"}
+    for _, name, *arguments in lines:
+        {"train": parse_train, "eval": parse_eval}[name](arguments)
+
+
+def test_a_port_is_a_number() -> None:
+    config, _ = parse_train(
+        ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]
+    )
+    assert (config.http, config.num_actors, config.total_steps) == (8080, 3, 1_000_000)
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
+    preset = DQN.preset("CartPole-v1")
+    assert preset != DQN()
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[trainer]\nenv = "CartPole-v1"\nalgo = "dqn"\nseed = 3\nenvs_per_actor = 5\n'
+        "[dqn]\ngamma = 0.5\nbatch_size = 7\n"
+    )
+    config, algorithm = parse_train(["--config", str(file), "--seed", "4", "--dqn.batch-size", "9"])
+    assert (config.env, config.seed, config.envs_per_actor) == ("CartPole-v1", 4, 5)
+    assert algorithm == dataclasses.replace(preset, gamma=0.5, batch_size=9)
+    other, _ = parse_train(["Acrobot-v1", "--config", str(file)])
+    assert other.env == "Acrobot-v1"
+
+
+def test_a_run_trains_again_from_its_own_file(tmp_path: Path) -> None:
+    config, algorithm = parse_train(["CartPole-v1", "--algo", "dqn", "--steps", "5k", "--dqn.gamma", "0.9"])
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(config, algorithm))
+    assert parse_train(["--config", str(file)]) == (config, algorithm)
+
+
+def test_eval_options(tmp_path: Path) -> None:
+    assert parse_eval(["runs/x", "--episodes", "5", "--json"]) == EvalOptions(
+        run="runs/x", episodes=5, json=True
+    )
+    assert EvalOptions(run=str(tmp_path), checkpoint="best").path == tmp_path / "checkpoints" / "best"
+    assert EvalOptions(run="some/file").path == Path("some/file")
+
+
+# --- help
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for record, prefix in ((TrainerConfig, "--"), *((r, f"--{name}.") for name, r in ALGORITHMS.items())):
+        for name, option in option_help(record).items():
+            if name != "env":
+                assert prefix + name.replace("_", "-") in text
+                assert option.help.rstrip(".").split(";")[0][:40].strip() in text
+    assert FakeServer.log == [], "help starts no process"
+
+
+def test_help_and_usage_errors_need_no_torch() -> None:
+    for arguments in (["--help"], ["train", "--help"], ["eval", "--help"], ["trian"]):
+        code = (
+            "import sys\nfrom asyncrl.cli.main import main\ntry:\n"
+            f"    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+            "sys.exit(70 if 'torch' in sys.modules else 71)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 71, done.stderr.decode()
+
+
+def test_the_program_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "asyncrl", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"asyncrl {asyncrl.__version__}\n")
+
+
+# --- wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "a command is missing: train or eval"),
+        (["trian"], "unknown command trian; did you mean train?"),
+        (["zzz"], "unknown command zzz"),
+        (["--verbos"], "unknown option --verbos; did you mean --version?"),
+        (["train", "--algo", "dqn"], "ENV is missing"),
+        (["train", "CartPole-v1"], "--algo is missing; one of dqn"),
+        (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
+        ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
+        ([*TRAIN, "--actor=2"], "unknown option --actor; did you mean --actors?"),
+        (
+            [*TRAIN, "--learning-rate", "1"],
+            "unknown option --learning-rate; did you mean --dqn.learning-rate?",
+        ),
+        ([*TRAIN, "--tau", "1"], "unknown option --tau; did you mean --dqn.tau?"),
+        ([*TRAIN, "--dqn.leraning-rate=1"], "did you mean --dqn.learning-rate?"),
+        ([*TRAIN, "--qqqqqqqq"], "unknown option --qqqqqqqq\n"),
+        ([*TRAIN, "extra"], "unexpected argument 'extra'"),
+        ([*TRAIN, "--actors", "0"], "argument --actors: num_actors must be at least 1, got 0"),
+        ([*TRAIN, "--actors", "two"], "num_actors must be a whole number or none, got 'two'"),
+        ([*TRAIN, "--steps", "1.0005k"], "total_steps must be a whole number or none, got '1.0005k'"),
+        ([*TRAIN, "--device", "tpu"], "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ([*TRAIN, "--http", "99999"], "http must be auto, off or a port from 1 to 65535, got 99999"),
+        (
+            [*TRAIN, "--dqn.learning-rate", "-1"],
+            "argument --dqn.learning-rate: learning_rate must be greater than 0, got -1.0",
+        ),
+        (["eval"], "the following arguments are required: RUN"),
+        (["eval", "runs/x", "--episodes", "0"], "argument --episodes: episodes must be at least 1, got 0"),
+        (["eval", "runs/x", "--episode", "1"], "unknown option --episode; did you mean --episodes?"),
+    ],
+)
+def test_wrong_arguments(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer], arguments: list[str], text: str
+) -> None:
+    assert text in usage_error(capsys, *arguments)
+    assert FakeServer.log in ([], ["start", "close"])
+
+
+def test_a_typo_in_the_file_is_the_users_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[dqn]\nlearning_rat = 1.0\n")
+    assert main([*TRAIN, "--config", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "[ASYNC017] run.toml sets an option that does not exist: dqn.learning_rat\n"
+        f"  file: {file}\n"
+        "  key: dqn.learning_rat\n"
+        "  did you mean: dqn.learning_rate\n"
+        "  fix: write dqn.learning_rate, or remove it; `asyncrl train --help` lists every option\n"
+    )
+    file.write_text("[trainer]\nnum_actors = 0\n")
+    assert main([*TRAIN, "--config", str(file)]) == 1
+    assert "run.toml: num_actors must be at least 1, got 0" in capsys.readouterr().err
+    assert FakeServer.log == ["start", "close"] * 2
+
+
+# --- ends
+
+
+def test_a_run_prints_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]
+) -> None:
+    trainer.learns = lambda self: "target_return"
+    assert main([*TRAIN, "--run-dir", str(tmp_path / "x")]) == 0
+    assert capsys.readouterr().out == (
+        "stopped by   target_return\n"
+        "return       487.2 +/- 12.5 over 100 greedy episodes\n"
+        "training     1.50 s, 31,000 steps, 8,000 updates\n"
+        "start-up     0.90 s\n"
+        f"files        {tmp_path / 'x'}\n"
+    )
+    assert isinstance(trainer.made.server, FakeServer)
+    assert FakeServer.log == ["start", "close"]
+
+
+ERRORS = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.AsyncRLError) and cls.code != "ASYNC000"
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_an_error_is_its_text_and_its_code(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer], kind: type[errors.AsyncRLError]
+) -> None:
+    error = kind("what happened", facts={"actor": 1}, fix="do this", remote_traceback="remote line")
+
+    def fail(self: FakeTrainer) -> str:
+        raise error
+
+    trainer.learns = fail
+    code = main(TRAIN)
+    expected = {"EnvironmentFailed": 3, "ResourceError": 4, "StoppedWhileStarting": 130}
+    assert code == next((expected[base.__name__] for base in kind.__mro__ if base.__name__ in expected), 1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{error}\n"
+    assert "remote line" in err
+    assert "Traceback" not in err
+    assert FakeServer.log == ["start", "close"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("num_actors must be at least 2, got 1", "--actors"),
+        ("n_step must be at most 3, got 9", "--dqn.n-step"),
+    ],
+)
+def test_an_option_that_only_the_run_refuses(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer], text: str, flag: str
+) -> None:
+    def refuse(self: FakeTrainer) -> str:
+        raise ValueError(text)
+
+    trainer.learns = refuse
+    assert main(TRAIN) == 2
+    assert capsys.readouterr().err == f"asyncrl train: error: argument {flag}: {text}\n"
+
+
+def test_a_bug_keeps_its_traceback(trainer: type[FakeTrainer]) -> None:
+    def fail(self: FakeTrainer) -> str:
+        raise ValueError("shapes do not match")
+
+    trainer.learns = fail
+    with pytest.raises(ValueError, match="shapes do not match"):
+        main(TRAIN)
+    assert FakeServer.log == ["start", "close"]
+
+
+def test_warnings_are_sentences(capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]) -> None:
+    def warn(self: FakeTrainer) -> str:
+        warnings.warn("[ASYNC021] 9 actors share 2 cores", errors.TooManyThreads, stacklevel=1)
+        return "total_steps"
+
+    trainer.learns = warn
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(TRAIN) == 0
+    assert capsys.readouterr().err == "warning: [ASYNC021] 9 actors share 2 cores\n"
+
+
+# --- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_in_good_order(
+    capfd: pytest.CaptureFixture[str], trainer: type[FakeTrainer], number: signal.Signals
+) -> None:
+    def interrupted(self: FakeTrainer) -> str:
+        os.kill(os.getpid(), number)
+        assert self.stopped.wait(10)
+        return self.reason
+
+    trainer.learns = interrupted
+    before = signal.getsignal(number)
+    assert main(TRAIN) == 130
+    assert signal.getsignal(number) is before
+    out, err = capfd.readouterr()
+    assert "stopped by   interrupted\nreturn       not evaluated\n" in out
+    assert err == f"{number.name}: stopping, once more to kill\n"
+    assert not trainer.made.killed
+    assert FakeServer.log == ["start", "close"]
+
+
+def test_a_signal_before_there_is_a_run(
+    capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.sigtimedwait([], 5)
+
+    monkeypatch.setattr(FakeTrainer, "from_config", slow)
+    assert main(TRAIN) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert FakeServer.log == ["start", "close"]
+
+
+SECOND_SIGNAL = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import test_cli
+from asyncrl.cli import commands
+import asyncrl.actors.forkserver
+
+def stuck(self):
+    print("learning", flush=True)
+    test_cli.threading.Event().wait()
+
+test_cli.FakeTrainer.learns = stuck
+test_cli.FakeTrainer.kill = lambda self: os.write(1, b"killed\\n")
+commands.Trainer = test_cli.FakeTrainer
+asyncrl.actors.forkserver.ForkServer = test_cli.FakeServer
+sys.exit(test_cli.main(test_cli.TRAIN))
+"""
+
+
+def test_the_second_signal_kills() -> None:
+    command = [sys.executable, "-c", SECOND_SIGNAL, str(Path(__file__).parents[1])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "learning\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "SIGINT: stopping, once more to kill\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out, err) == (130, "killed\n", "killed\n")
+
+
+# --- eval
+
+
+class FakeEvaluator:
+    def __init__(self, server: Any, source: Any, spec: EnvSpec, policy: bytes, seed: int) -> None:
+        self.offset, self.closed = seed, False
+        assert source.name == spec.name
+
+    async def evaluate(self, weights: Any, episodes: int) -> tuple[Any, Any]:
+        returns = np.arange(episodes) + weights.sum() + self.offset
+        return returns.astype(np.float64), np.full(episodes, 9)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: type[FakeTrainer]) -> Path:
+    """A run's directory with one checkpoint of DQN on CartPole."""
+    monkeypatch.setattr(commands, "RemoteEvaluator", FakeEvaluator)
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    algorithm = DQN(hidden_sizes=(8,))
+    weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)
+    weights[0] = 100.0
+    (tmp_path / "checkpoints").mkdir()
+    options = dataclasses.asdict(algorithm)
+    meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=spec, options=options, env_steps=1200)
+    save(tmp_path / "checkpoints" / "latest", {"weights": weights}, meta)
+    return tmp_path
+
+
+def test_eval_prints_returns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--episodes", "3"]) == 0
+    assert capsys.readouterr().out == (
+        "return       101.0 +/- 0.8 over 3 greedy episodes, from 100.0 to 102.0\n"
+        "length       9.0 steps\n"
+        "policy       dqn on CartPole-v1 after 1,200 steps\n"
+        f"file         {run / 'checkpoints' / 'latest'}\n"
+    )
+    assert FakeServer.log == ["start", "close"]
+
+
+def test_eval_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--episodes", "3", "--seed", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "checkpoint": str(run / "checkpoints" / "latest"),
+        "env": "CartPole-v1",
+        "algo": "dqn",
+        "env_steps": 1200,
+        "policy_version": 0,
+        "seed": 7,
+        "episodes": 3,
+        "return_mean": 108.0,
+        "return_std": pytest.approx(np.sqrt(2 / 3)),
+        "return_min": 107.0,
+        "return_max": 109.0,
+        "length_mean": 9.0,
+    }
+
+
+def test_eval_of_what_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--checkpoint", "best"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("[ASYNC019] the checkpoint cannot be read: No such file or directory\n")
+    assert f"  file: {run / 'checkpoints' / 'best'}\n" in err
+
+
+def test_eval_of_another_algorithm(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    state = {"weights": np.zeros(3, np.float32)}
+    save(run / "checkpoints" / "best", state, CheckpointMeta(env="CartPole-v1", algo="zzz", spec=spec))
+    assert main(["eval", str(run), "--checkpoint", "best"]) == 1
+    assert "written by algorithm 'zzz', which this version does not have" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""The command line with real actors: what a user's shell sees, and that nothing is left whichever way a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--actors", "2", "--envs-per-actor", "4", "--device", "cpu", "--dqn.learning-starts", "200"]
+SECONDS = 60
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "asyncrl", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+
+
+def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=SECONDS
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {SECONDS} s: {what}"
+        time.sleep(0.01)
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Path]]:
+    """A run without an end that has learned something, its processes, and its directory."""
+    directory = tmp_path / "run"
+    process = subprocess.Popen(
+        command("train", "CartPole-v1", "--algo", "dqn", *SMALL, "--run-dir", str(directory)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = directory / "metrics.jsonl"
+
+        def learning() -> bool:
+            assert process.poll() is None, process.communicate()
+            return lines.exists() and '"train/loss"' in lines.read_text()
+
+        wait_until(learning, "a report with a loss")
+        yield process, psutil.Process(process.pid).children(recursive=True), directory
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
+    directory = tmp_path / "first"
+    options = ["--steps", "2k", "--http", "off", "--target-eval-episodes", "3", *SMALL]
+    first = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options, "--run-dir", str(directory))
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "stopped by   total_steps\n" in first.stdout
+    assert "over 3 greedy episodes\n" in first.stdout
+    assert f"files        {directory}\n" in first.stdout
+
+    played = asyncrl("eval", str(directory), "--episodes", "4", "--json")
+    assert (played.returncode, played.stderr) == (0, "")
+    result = json.loads(played.stdout)
+    assert (result["env"], result["algo"], result["episodes"]) == ("CartPole-v1", "dqn", 4)
+    assert 2_000 <= result["env_steps"] <= 2_008
+
+    again = ["--config", str(directory / "config.toml"), "--steps", "1k"]
+    refused = asyncrl("train", *again)
+    assert refused.returncode == 1
+    assert "run_dir must be a new or empty directory" in refused.stderr
+    second = asyncrl("train", *again, "--run-dir", str(tmp_path / "second"))
+    assert (second.returncode, second.stderr) == (0, "")
+
+
+def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
+    endless: tuple[subprocess.Popen[str], list[psutil.Process], Path],
+) -> None:
+    process, children, directory = endless
+    assert len(children) >= 3, "a fork server and two actors"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (130, "SIGINT: stopping, once more to kill\n")
+    assert "stopped by   interrupted\n" in out
+    assert json.loads((directory / "summary.json").read_text())["stop_reason"] == "interrupted"
+    assert not (directory / "http.json").exists()
+    assert running(children) == []
+    assert (directory / "checkpoints" / "latest").exists()
+
+
+def test_sigkill_leaves_no_process(
+    endless: tuple[subprocess.Popen[str], list[psutil.Process], Path],
+) -> None:
+    process, children, _ = endless
+    process.kill()
+    process.wait(SECONDS)
+    wait_until(lambda: running(children) == [], "all its processes gone")
+
+
+def test_a_pace_that_would_deadlock_is_a_wrong_argument() -> None:
+    options = ["--steps", "1k", "--http", "off", "--dqn.samples-per-insert-error", "0.1"]
+    options += ["--dqn.discipline", "relaxed"]
+    done = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options)
+    assert done.returncode == 2
+    flag = "asyncrl train: error: argument --dqn.samples-per-insert-error"
+    assert done.stderr.startswith(f"{flag}: samples_per_insert_error must be at least")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = asyncrl("train", "CartPole-v1", "--algo", "dqn", "--steps", "1k", "--http", str(port))
+    assert done.returncode == 4
+    assert "[ASYNC007]" in done.stderr
+    assert str(port) in done.stderr

@@ -1,0 +1,348 @@
+"""What may be called an environment, and what each mistake is told."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fakes
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.errors import (
+    AutoresetUnknown,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    FactoryNotPicklable,
+    ObservationOffSpace,
+    OldGymAPI,
+    SpacesDoNotFit,
+    UnknownEnvironment,
+)
+from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
+
+
+def described(env: Any) -> Any:
+    """As in a probe: the source travels as bytes."""
+    return describe(pickle.loads(pickle.dumps(EnvSource.from_user(env))))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that registers an environment when it is imported, as packages do; not imported yet."""
+    (tmp_path / "island_pack.py").write_text(
+        "import fakes, gymnasium\n"
+        "gymnasium.register('Island-v0', entry_point='fakes:SimpleEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "island_pack"
+    gymnasium.registry.pop("Island-v0", None)
+    sys.modules.pop("island_pack", None)
+
+
+# --- what is taken -------------------------------------------------------------------------------------------------
+
+
+def test_id() -> None:
+    spec = described("CartPole-v1")
+    assert (spec.name, spec.observation_shape, spec.observation_dtype) == ("CartPole-v1", (4,), "float32")
+    assert spec.action == DiscreteAction(2)
+    assert (spec.max_episode_steps, spec.reward_threshold, spec.vector_envs) == (500, 475.0, None)
+
+
+def test_id_is_made_without_checkers_but_with_its_time_limit() -> None:
+    env = EnvSource.from_user("CartPole-v1").build()
+    assert str(env) == "<TimeLimit<CartPoleEnv<CartPole-v1>>>"
+    assert gymnasium.spec("CartPole-v1").order_enforce, "the registry is not touched"
+
+
+def test_id_of_a_module_that_registers_it(module: str) -> None:
+    assert described(f"{module}:Island-v0").max_episode_steps == 9
+
+
+def test_id_that_an_imported_package_registered_travels_as_its_spec(module: str) -> None:
+    importlib.import_module(module)
+    source = EnvSource.from_user("Island-v0")
+    gymnasium.registry.pop("Island-v0")  # as in an actor, which has not imported the package
+    assert source.kind == "spec"
+    assert describe(source).name == "Island-v0"
+
+
+def test_gymnasium_spec() -> None:
+    spec = gymnasium.spec("Pendulum-v1")
+    assert described(spec).action == BoxAction((-2.0,), (2.0,), (1,))
+
+
+def test_factories_of_every_kind() -> None:
+    def nested() -> Any:
+        return fakes.SimpleEnv()
+
+    class Local(fakes.SimpleEnv):
+        pass
+
+    for factory in (fakes.SimpleEnv, lambda: fakes.SimpleEnv(), nested, Local, functools.partial(Local)):
+        assert described(factory).action == DiscreteAction(5)
+    assert (
+        "lambda" in EnvSource.from_user(lambda: None).name
+        and "test_envs.py" in EnvSource.from_user(lambda: 0).name
+    )
+    assert EnvSource.from_user(functools.partial(Local)).name.endswith("Local")
+    source = EnvSource.from_user(nested)
+    assert EnvSource.from_user(source) is source
+
+
+def test_vector_factory_tells_its_size() -> None:
+    spec = described(lambda: SyncVectorEnv([fakes.SimpleEnv] * 3))
+    assert spec.vector_envs == 3 and spec.observation_shape == (2,)
+    assert described(lambda: gymnasium.make_vec("CartPole-v1", 4)).vector_envs == 4
+
+
+def test_spaces_are_translated() -> None:
+    assert described(fakes.CountingEnv).action == DiscreteAction(5, start=1)
+    assert described(fakes.DoubleSpace).observation_dtype == "float32"
+
+    class Bits(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = MultiBinary(3)
+            self.action_space = MultiBinary((2, 2))
+
+        def observe(self) -> Any:
+            return np.ones(3, np.int8)
+
+    spec = described(Bits)
+    assert spec.observation_dtype == "int8" and spec.action == MultiDiscreteAction((2, 2, 2, 2))
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [3, None, {"id": "CartPole-v1"}])
+def test_other_things_are_refused(env: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"env must be an id, a gymnasium EnvSpec or a zero-argument factory, got"
+    ):
+        EnvSource.from_user(env)
+
+
+def test_built_environment_and_empty_id_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"pass a function that builds it: lambda: SimpleEnv\(...\)"):
+        EnvSource.from_user(fakes.SimpleEnv())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="env must be an environment id such as 'CartPole-v1'"):
+        EnvSource.from_user("")
+
+
+class Configured:
+    """A factory object that holds what cannot be sent."""
+
+    def __init__(self) -> None:
+        self.settings = {"size": 3, "guard": [threading.Lock()]}
+
+    def __call__(self) -> Any:
+        return fakes.SimpleEnv()
+
+
+def test_asyncrl_001_names_the_object_and_who_captured_it() -> None:
+    guard = threading.Lock()
+
+    def make() -> Any:
+        with guard:
+            return fakes.SimpleEnv()
+
+    with pytest.raises(
+        FactoryNotPicklable, match=r"ASYNC001\] .*make cannot be sent.*<unlocked _thread.lock"
+    ) as e:
+        EnvSource.from_user(make)
+    line = make.__code__.co_firstlineno
+    assert str(e.value.facts["captured"]).endswith(f"make -> closure variable 'guard' (test_envs.py:{line})")
+    with pytest.raises(FactoryNotPicklable) as e:
+        EnvSource.from_user(lambda: make())
+    assert "closure variable 'make'" in str(e.value.facts["captured"])
+    assert "-> closure variable 'guard'" in str(e.value.facts["captured"])
+    with pytest.raises(FactoryNotPicklable, match=r"_thread\.lock") as e:
+        EnvSource.from_user(Configured())
+    assert str(e.value.facts["captured"]).endswith("attribute 'settings' -> ['guard'] -> [0]")
+    with pytest.raises(FactoryNotPicklable, match=r"_thread\.lock") as e:
+        EnvSource.from_user(functools.partial(fakes.SimpleEnv, guard))
+    assert "argument 0" in str(e.value.facts["captured"])
+
+
+def test_asyncrl_004_constructor_fails() -> None:
+    with pytest.raises(
+        EnvironmentNotBuilt, match=r"ASYNC004\] The constructor of FailingConstructor failed: OSError"
+    ) as e:
+        described(fakes.FailingConstructor)
+    assert "display :0 is missing" in str(e.value) and "not tried again" in e.value.fix
+    assert e.value.remote_traceback is not None and "fakes.py" in e.value.remote_traceback
+    with pytest.raises(
+        EnvironmentNotBuilt, match=r"ASYNC004\] The factory .* returned int, not an environment"
+    ):
+        described(lambda: 3)
+    with pytest.raises(EnvironmentNotBuilt, match="got an unexpected keyword argument 'frobnicate'"):
+        described(functools.partial(gymnasium.make, "CartPole-v1", frobnicate=True))
+
+
+def test_asyncrl_004_module_that_actors_cannot_import(module: str) -> None:
+    source = EnvSource("lost", "factory", pickle.dumps(fakes.SimpleEnv).replace(b"fakes", b"fakez"))
+    with pytest.raises(
+        EnvironmentNotBuilt, match=r"(?s)No module named 'fakez'.*put that module on sys.path"
+    ):
+        describe(source)
+
+
+def test_asyncrl_006_near_misses() -> None:
+    with pytest.raises(
+        UnknownEnvironment, match=r"(?s)ASYNC006\] There is no environment CartPol-v1.*near misses: CartPole"
+    ):
+        described("CartPol-v1")
+    with pytest.raises(UnknownEnvironment, match=r"(?s)no environment LunarLander-v2.*LunarLander-v3"):
+        described("LunarLander-v2")
+    with pytest.raises(UnknownEnvironment, match=r"no module named 'no_such_package' can be imported"):
+        described("no_such_package:Thing-v0")
+    with pytest.raises(UnknownEnvironment, match=r"import the package that registers it"):
+        described("Qwzxv-v0")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "missing", "extra"),
+    [
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+    ],
+)
+def test_asyncrl_006_names_the_extra_to_install(
+    env_id: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name.startswith((missing, f"gymnasium.envs.{extra}")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnknownEnvironment, match=rf'(?s)ASYNC006\].*pip install "asyncrl\[{extra}\]"'):
+        described(env_id)
+
+
+def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    Mine = type("Mine", (fakes.SimpleEnv,), {"__module__": "__main__"})
+    gymnasium.register("Mine-v0", entry_point=Mine)
+    try:
+        source = EnvSource.from_user("Mine-v0")
+        gymnasium.registry.pop("Mine-v0")
+        with pytest.raises(
+            UnknownEnvironment, match=r"ASYNC006\].*registered in __main__ only.*\n.*module:Mine-v0"
+        ):
+            describe(source)
+    finally:
+        gymnasium.registry.pop("Mine-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (
+            fakes.DoubleObservation,
+            r"got float64 of shape \(2,\), expected float32 of shape \(2,\).*obs.astype\(np.float32\)",
+        ),
+        (
+            fakes.FlatObservation,
+            r"got float32 of shape \(6,\), expected float32 of shape \(2, 3\).*obs.reshape\(\(2, 3\)\)",
+        ),
+        (fakes.ListObservation, r"got list, expected float32.*np.asarray\(obs, dtype=np.float32\)"),
+    ],
+)
+def test_asyncrl_012(env: Any, text: str) -> None:
+    with pytest.raises(ObservationOffSpace, match=rf"(?s)ASYNC012\].*{text}"):
+        described(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (
+            fakes.FourValues,
+            r"step returned a tuple of 4 values .*; it must return \(observation, reward, terminated",
+        ),
+        (fakes.BareReset, r"reset returned ndarray; it must return \(observation, info\)"),
+        (
+            fakes.SeedlessReset,
+            r"reset\(seed=0\) raised .*; it must take the keyword arguments seed and options",
+        ),
+        (
+            fakes.ArrayReward,
+            r"step returned reward array\(\[1.\]\) of shape \(1,\); it must return a number there",
+        ),
+        (fakes.OldGymEnv, r"the constructor returned fakes.OldGymEnv, not a gymnasium.Env"),
+    ],
+)
+def test_asyncrl_013(env: Any, text: str) -> None:
+    with pytest.raises(OldGymAPI, match=rf"ASYNC013\].*{text}"):
+        described(env)
+
+
+class UndeclaredVector(VectorEnv[Any, Any, Any]):
+    num_envs = 2
+
+
+def test_asyncrl_018() -> None:
+    with pytest.raises(
+        AutoresetUnknown,
+        match=r"(?s)ASYNC018\].*declares autoreset mode AutoresetMode.SAME_STEP.*set metadata",
+    ):
+        described(lambda: SyncVectorEnv([fakes.SimpleEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(
+        AutoresetUnknown, match=r"(?s)does not declare its autoreset mode.*AutoresetMode.NEXT_STEP"
+    ):
+        described(UndeclaredVector)
+
+
+def test_asyncrl_002_in_the_probe() -> None:
+    with pytest.raises(
+        EnvironmentRaised, match=r"(?s)ASYNC002\].*raised RuntimeError in reset.*no map for this level"
+    ):
+        described(fakes.RaisesInReset)
+
+
+@pytest.mark.parametrize(
+    ("space", "fix"),
+    [
+        (Dict({"a": Discrete(2)}), "FlattenObservation"),
+        (Tuple((Discrete(2), Box(0, 1))), "FlattenObservation"),
+        (Discrete(4), "FlattenObservation"),
+        (Text(3), "ObservationWrapper"),
+    ],
+)
+def test_observation_spaces_that_are_not_one_array(space: Any, fix: str) -> None:
+    class Odd(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    with pytest.raises(SpacesDoNotFit, match=rf"(?s)ASYNC005\].*is {type(space).__name__}.*{fix}"):
+        described(Odd)
+
+
+def test_action_spaces_that_no_policy_has() -> None:
+    class Odd(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Dict({"a": Discrete(2)})
+
+    with pytest.raises(
+        SpacesDoNotFit, match=r"must be Discrete, MultiDiscrete, MultiBinary or Box, got Dict"
+    ):
+        described(Odd)
+
+
+def test_wrapped_observation_is_taken() -> None:
+    spec = described(lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make("FrozenLake-v1")))
+    assert spec.observation_shape == (16,) and spec.observation_dtype == "int64"

@@ -1,0 +1,68 @@
+"""The histogram against hand-worked numbers and a slow twin."""
+
+import numpy as np
+import pytest
+
+from asyncrl.learning import histogram
+from asyncrl.learning.histogram import EDGES, Histogram
+
+
+def counted(values, each=1, now=100):
+    made = Histogram()
+    made.add(now, now - np.asarray(values, np.int64), each)
+    return made
+
+
+def test_statistics_of_an_interval_and_of_the_run():
+    made = Histogram()
+    assert made.add(100, np.array([100] * 18 + [90, 80])) == 20
+    first = made.statistics(reset=True)
+    assert (first.mean, first.max, first.samples) == (30 / 20, 20, 20)
+    assert first.p95 == 10  # the 19th of 20
+    assert made.add(100, np.array([98, 98])) == 2
+    second = made.statistics()
+    assert (second.mean, second.p95, second.max, second.samples) == (2.0, 2.0, 2, 2)
+    whole = made.overall()
+    assert (whole.mean, whole.max, whole.samples) == (34 / 22, 20, 22)
+    assert dict(zip(whole.edges, whole.counts, strict=True))[2] == 2
+    assert sum(whole.counts) == 22
+
+
+def test_the_run_is_the_same_however_often_it_is_reported():
+    rng = np.random.default_rng(0)
+    often, once = Histogram(), Histogram()
+    for _ in range(20):
+        values = rng.integers(0, 60, 30)
+        for made in (often, once):
+            made.add(100, 100 - values)
+        often.statistics(reset=True)
+    assert often.overall() == once.overall()
+    assert often.statistics().samples == 0 and once.statistics() == once.overall()
+
+
+def test_nothing_counted_is_zero():
+    for statistics in (Histogram().statistics(), Histogram().overall()):
+        assert (statistics.mean, statistics.p95, statistics.max, statistics.edges) == (0.0, 0.0, 0, ())
+    assert Histogram().add(7, np.zeros(0, np.int64)) == 0
+
+
+def test_each_value_counts_as_often_as_it_is_told():
+    by_row, by_step = counted([0, 0, 1, 3, 40], each=6), counted(np.repeat([0, 0, 1, 3, 40], 6))
+    assert by_row.statistics() == by_step.statistics()
+    assert by_row.statistics().samples == 30
+    assert by_row.statistics().mean == 44 / 5
+    assert by_row.overall() == by_step.overall()
+
+
+@pytest.mark.parametrize("each", [1, 7])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_buckets_against_searchsorted(compiled, each):
+    rng = np.random.default_rng(0)
+    values = np.concatenate([np.arange(300), (2.0 ** rng.uniform(0, 40, 500)).astype(np.int64)])
+    now = int(values.max())
+    counts, sums = np.zeros(len(EDGES), np.int64), np.zeros(3, np.int64)
+    function = histogram._add if compiled else histogram._add.py_func
+    most = function(now, now - values, each, counts, sums)
+    expected = np.minimum(np.searchsorted(EDGES, values, side="right") - 1, len(EDGES) - 1)
+    assert counts.tolist() == (each * np.bincount(expected, minlength=len(EDGES))).tolist()
+    assert (most, sums.tolist()) == (now, [each * len(values), each * values.sum(), now])

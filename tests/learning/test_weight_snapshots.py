@@ -1,0 +1,48 @@
+"""The queue of weights to evaluate: when a copy is due, what is taken first, when it is full."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncrl.learning.weight_snapshots import CAPACITY, WeightSnapshot, WeightSnapshots
+
+
+def snapshot(env_steps: int) -> WeightSnapshot:
+    return WeightSnapshot(np.full(3, env_steps, np.float32), 1, env_steps // 2, env_steps)
+
+
+def test_without_an_interval_nothing_is_ever_due() -> None:
+    snapshots = WeightSnapshots(None)
+    assert not snapshots.due(0) and not snapshots.due(10**12) and snapshots.take() is None
+
+
+def test_a_copy_is_due_past_every_multiple_of_the_interval() -> None:
+    snapshots = WeightSnapshots(100)
+    due = []
+    for env_steps in (0, 60, 99, 100, 130, 199, 230, 450, 499, 500, 501, 600):
+        if snapshots.due(env_steps):
+            snapshots.put(snapshot(env_steps))
+            due.append(env_steps)
+            assert not snapshots.due(env_steps)
+    assert due == [100, 230, 450, 500, 600], "multiples that were jumped over together make one copy"
+
+
+def test_copies_are_taken_in_the_order_of_training_until_none_is_left() -> None:
+    told = []
+    snapshots = WeightSnapshots(10, capacity=3, arrived=lambda: told.append(len(told)))
+    for env_steps in (10, 20, 30):
+        assert not snapshots.full
+        snapshots.put(snapshot(env_steps))
+    assert snapshots.full and told == [0, 1, 2]
+    first = snapshots.take()
+    assert first is not None and first.env_steps == 10 and not snapshots.full
+    rest = [snapshots.take(), snapshots.take()]
+    assert [s.env_steps for s in rest if s is not None] == [20, 30] and snapshots.take() is None
+
+
+def test_capacity_bounds_what_waits() -> None:
+    snapshots = WeightSnapshots(1)
+    for env_steps in range(1, CAPACITY + 1):
+        assert not snapshots.full
+        snapshots.put(snapshot(env_steps))
+    assert snapshots.full

@@ -1,0 +1,385 @@
+"""Which weights are evaluated, when, and which evaluation ends a run; evaluator and learner driven by hand."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
+from asyncrl.run.evaluate import (
+    CONFIRMATION,
+    FINAL,
+    REGULAR,
+    CopiesBySeconds,
+    CopiesBySteps,
+    EvaluationPlan,
+    EvaluationSchedule,
+)
+
+INTERVAL = 100
+
+
+class Script:
+    """An evaluator that plays the means it is given, and notes what was asked and whether training stood still."""
+
+    def __init__(self, trainee, means):
+        self.trainee, self.means, self.asked = trainee, list(means), []
+        self.during = lambda number: None  # called while evaluation `number`, from 1, is played
+
+    async def evaluate(self, weights, episodes, key=()):
+        self.asked.append((float(weights[0]), episodes, key, self.trainee.held))
+        if not self.means:
+            await asyncio.Event().wait()  # the script is over
+        await asyncio.sleep(0)
+        self.during(len(self.asked))
+        self.trainee.clock_now[0] += 1.0
+        self.trainee.updates += 1
+        return np.full(episodes, self.means.pop(0)), np.full(episodes, 7)
+
+
+class Learner:
+    """Weights that say which update they are of."""
+
+    def __init__(self):
+        self.inserted_steps, self.held, self.clock_now = 50, False, [0.0]
+        self._updates = 1
+        self.looked = self.holds = self.read = 0
+        self.ended = False
+
+    @property
+    def updates(self):
+        self.read += 1
+        return self._updates
+
+    @updates.setter
+    def updates(self, value):
+        self._updates = value
+
+    async def current_weights(self):
+        return np.array([self._updates], np.float32), self._updates
+
+    async def hold(self):
+        assert not self.ended, "a learner that has ended answers nobody"
+        self.held = True
+        self.holds += 1
+
+    def resume(self):
+        self.held = False
+
+    def data_arrived(self):
+        self.looked += 1
+
+
+class Rig:
+    """A schedule with a hand on everything around it; copies by steps unless `seconds` is given."""
+
+    def __init__(self, means, target=10.0, seconds=None, capacity=8):
+        self.learner = Learner()
+        self.clock = TrainClock(lambda: self.learner.clock_now[0])
+        self.clock.start()
+        self.evaluator = Script(self.learner, means)
+        self.snapshots = WeightSnapshots(INTERVAL if seconds is None else None, capacity)
+        if seconds is None:
+            copies = CopiesBySteps(self.snapshots, self.clock, self.learner.data_arrived)
+        else:
+            copies = CopiesBySeconds(seconds, self.learner, self.clock)
+        self.best, self.seen, self.states = [], [], []
+        plan = EvaluationPlan(episodes=3, target_return=target, target_episodes=20)
+        self.schedule = EvaluationSchedule(
+            plan, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
+        )
+
+    async def on_best(self, result, weights):
+        self.best.append((result.return_mean, float(weights[0])))
+
+    def on_evaluation(self, result):
+        assert self.schedule.last is result
+        self.seen.append((result.env_steps, result.updates, result.policy_version, result.return_mean))
+        self.states.append(self.schedule.holds_training)
+
+    def put(self, *env_steps):
+        """Copies as the learner's thread makes them: weights say the hundreds of steps."""
+
+        def learn():
+            for steps in env_steps:
+                weights = np.array([steps // INTERVAL], np.float32)
+                self.snapshots.put(WeightSnapshot(weights, steps // 50, steps // 10, steps))
+
+        thread = threading.Thread(target=learn)
+        thread.start()
+        thread.join()
+
+    def end_training_in(self, number):
+        def end(played):
+            if played == number:
+                self.learner.ended = True
+                self.schedule.training_ended()
+
+        return end
+
+    async def looks(self, count):
+        """Until the learner's updates were looked at `count` times more."""
+        wanted = self.learner.read + count
+        await until(lambda: self.learner.read >= wanted)
+
+    def run(self):
+        return asyncio.create_task(self.schedule.run())
+
+
+async def until(condition, seconds=10.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def cancelled(task):
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- by steps ----------------------------------------------------------------------------------------------
+
+
+def test_every_copy_is_evaluated_in_order_with_the_counters_of_its_own_moment():
+    async def scenario():
+        rig = Rig([1.0, 2.0, 3.0])
+        rig.learner.inserted_steps = rig.learner.updates = 999_999  # training is far ahead
+        task = rig.run()
+        rig.put(104, 208)
+        await until(lambda: len(rig.seen) == 2)
+        rig.put(300)
+        await until(lambda: len(rig.seen) == 3)
+        assert rig.seen == [(104, 10, 2, 1.0), (208, 20, 4, 2.0), (300, 30, 6, 3.0)]
+        assert [w for w, *_ in rig.evaluator.asked] == [1, 2, 3]
+        assert [r.return_mean for r in rig.schedule.evaluations] == [1.0, 2.0, 3.0]
+        assert rig.learner.looked == 3, "a learner that waits for room looks again"
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_waits_for_a_copy_without_looking_again_and_again():
+    async def scenario():
+        rig = Rig([1.0])
+        task = rig.run()
+        loop, turns = asyncio.get_running_loop(), []
+        call_later, loop.call_later = loop.call_later, lambda *a, **k: turns.append(a) or call_later(*a, **k)
+        await asyncio.sleep(0)
+        assert not turns and not task.done(), "no timer runs while there is nothing to evaluate"
+        loop.call_later = call_later
+        rig.put(100)
+        await until(lambda: rig.seen)
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_the_clock_is_that_of_the_copy():
+    async def scenario():
+        rig = Rig([1.0, 1.0, 1.0])
+        rig.learner.clock_now[0] = 0.25
+        rig.put(100, 200)
+        await asyncio.sleep(0)  # the two arrive
+        rig.learner.clock_now[0] = 5.0
+        task = rig.run()
+        await until(lambda: len(rig.seen) == 2)
+        assert [r.train_seconds for r in rig.schedule.evaluations] == [0.25, 0.25]
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_the_first_copy_in_order_that_is_confirmed_ends_the_run():
+    async def scenario():
+        # below; a hint that is not confirmed; a hint that is; the fourth is never asked for
+        rig = Rig([4.0, 11.0, 9.0, 12.0, 10.0, 99.0])
+        rig.put(100, 200, 300, 400)
+        weights = await asyncio.wait_for(rig.schedule.run(), 10)
+        assert rig.evaluator.asked == [
+            (1, 3, (REGULAR, 0), False),
+            (2, 3, (REGULAR, 1), False),
+            (2, 20, (CONFIRMATION, 1), True),
+            (3, 3, (REGULAR, 2), False),
+            (3, 20, (CONFIRMATION, 2), True),
+        ]
+        assert weights[0] == 3
+        assert rig.schedule.last.return_mean == 10.0
+        assert (rig.schedule.last.episodes, rig.schedule.last.updates) == (20, 30)
+        assert rig.learner.held  # training does not go on behind a reached target
+        # each evaluation took a second; the two confirmations stood outside the clock
+        assert rig.clock.train_seconds == 3.0
+        assert rig.schedule.last.train_seconds == 0.0  # when the weights that passed were copied
+        # the hint of 11.0 counts for what its confirmation says
+        assert [mean for *_, mean in rig.seen] == [4.0, 9.0, 10.0]
+        assert rig.best == [(4.0, 1.0), (9.0, 2.0), (10.0, 3.0)]
+
+    asyncio.run(scenario())
+
+
+def test_which_episodes_are_played_depends_on_the_number_of_the_evaluation_only():
+    async def keys(means, late):
+        rig = Rig(means)
+        task = rig.run()
+        if late:
+            rig.put(100, 200, 300)
+        else:
+            for steps in (100, 200, 300):
+                rig.put(steps)
+                await until(lambda steps=steps: len(rig.seen) == steps // INTERVAL)
+        await until(lambda: len(rig.seen) == 3)
+        rig.schedule.training_ended()
+        assert await task is None
+        rig.evaluator.means = [1.0]
+        await rig.schedule.evaluate_now(20)
+        return [key for _, _, key, _ in rig.evaluator.asked]
+
+    async def scenario():
+        plain = await keys([1.0, 2.0, 3.0], late=False)
+        assert plain == [(REGULAR, 0), (REGULAR, 1), (REGULAR, 2), (FINAL,)]
+        assert await keys([1.0, 2.0, 3.0], late=True) == plain
+        hinted = await keys([1.0, 11.0, 2.0, 3.0], late=True)
+        assert [key for key in hinted if key[0] != CONFIRMATION] == plain
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_when_training_ends_is_evaluated_first_while_the_clock_stands():
+    async def scenario():
+        rig = Rig([1.0, 2.0, 3.0])
+        rig.evaluator.during = rig.end_training_in(1)
+        rig.put(100, 200, 300)
+        assert await asyncio.wait_for(rig.schedule.run(), 10) is None
+        assert [steps for steps, *_ in rig.seen] == [100, 200, 300]
+        assert rig.clock.train_seconds == 0.0
+        assert rig.schedule.holds_training
+
+    asyncio.run(scenario())
+
+
+def test_a_target_that_is_found_after_the_end_of_training_counts_and_one_that_is_not_starts_nothing():
+    async def scenario():
+        # a hint that is not confirmed, then one that is: the learner, which has ended, is asked for nothing
+        rig = Rig([11.0, 9.0, 12.0, 10.0])
+        rig.put(100, 200)
+        await asyncio.sleep(0)
+        rig.learner.ended = True
+        rig.schedule.training_ended()
+        weights = await asyncio.wait_for(rig.schedule.run(), 10)
+        assert weights[0] == 2
+        assert not rig.clock.running
+        assert rig.learner.holds == 0
+
+    asyncio.run(scenario())
+
+
+def test_training_that_ends_while_a_hint_is_confirmed_does_not_start_the_clock_again():
+    async def scenario():
+        rig = Rig([11.0, 9.0, 1.0])
+        rig.evaluator.during = rig.end_training_in(2)
+        rig.put(100, 200)
+        assert await asyncio.wait_for(rig.schedule.run(), 10) is None
+        assert rig.learner.holds == 1
+        assert not rig.clock.running
+        assert len(rig.seen) == 2
+
+    asyncio.run(scenario())
+
+
+def test_without_evaluations_it_waits_for_the_end_of_training():
+    async def scenario():
+        rig = Rig([1.0], target=None)
+        task = rig.run()
+        await asyncio.sleep(0)
+        assert not task.done()
+        rig.schedule.training_ended()
+        assert await asyncio.wait_for(task, 10) is None
+        assert rig.evaluator.asked == []
+        result = await rig.schedule.evaluate_now(7)
+        assert rig.schedule.evaluations == (result,)
+        assert (result.episodes, result.env_steps, result.updates) == (7, 50, 1)
+
+    asyncio.run(scenario())
+
+
+def test_training_goes_on_before_an_unconfirmed_result_is_saved():
+    async def scenario():
+        rig = Rig([11.0, 9.0])
+        states = []
+
+        async def on_best(result, weights):
+            states.append((rig.learner.held, rig.clock.running, rig.schedule.holds_training))
+
+        rig.schedule._on_best = on_best
+        task = rig.run()
+        rig.put(100)
+        await until(lambda: rig.seen)
+        assert states == [(False, True, False)]
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+# --- by seconds --------------------------------------------------------------------------------------------
+
+
+def test_by_seconds_the_newest_weights_are_taken_and_confirmed():
+    async def scenario():
+        rig = Rig([4.0, 11.0, 9.0, 12.0, 10.0], seconds=0.0)
+        weights = await asyncio.wait_for(rig.schedule.run(), 10)
+        asked = [(w, episodes, held) for w, episodes, _, held in rig.evaluator.asked]
+        assert asked == [(1, 3, False), (2, 3, False), (2, 20, True), (4, 3, False), (4, 20, True)]
+        assert weights[0] == 4
+        assert rig.clock.train_seconds == 3.0
+        assert rig.schedule.last.train_seconds == 2.0
+        assert [(steps, updates) for steps, updates, *_ in rig.seen] == [(50, 1), (50, 2), (50, 4)]
+
+    asyncio.run(scenario())
+
+
+def test_by_seconds_without_a_target_it_watches_until_training_ends():
+    async def scenario():
+        rig = Rig([5.0, 50.0, 20.0], target=None, seconds=0.0)
+        rig.evaluator.during = rig.end_training_in(3)
+        assert await asyncio.wait_for(rig.schedule.run(), 10) is None
+        assert [episodes for _, episodes, *_ in rig.evaluator.asked] == [3, 3, 3]
+        assert rig.learner.holds == 0
+        assert rig.best == [(5.0, 1.0), (50.0, 2.0)]
+
+    asyncio.run(scenario())
+
+
+def test_by_seconds_the_same_weights_are_not_evaluated_twice():
+    async def scenario():
+        rig = Rig([1.0, 2.0], target=None, seconds=0.0)
+        rig.evaluator.trainee = Learner()  # playing does not count as an update of this learner
+        task = rig.run()
+        await until(lambda: rig.seen)
+        await rig.looks(20)
+        assert len(rig.evaluator.asked) == 1
+        rig.learner.updates = 2
+        await until(lambda: len(rig.evaluator.asked) == 2)
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_by_seconds_an_interval_of_training_time_passes_between_two():
+    async def scenario():
+        rig = Rig([1.0, 2.0, 3.0], target=None, seconds=2.5)
+        task = rig.run()
+        await rig.looks(2)
+        assert rig.evaluator.asked == []
+        rig.learner.clock_now[0] = 2.5
+        await until(lambda: len(rig.seen) == 1)
+        assert rig.learner.clock_now[0] == 3.5
+        rig.learner.clock_now[0] = 5.9
+        await rig.looks(5)
+        assert len(rig.evaluator.asked) == 1
+        rig.learner.clock_now[0] = 6.0
+        await until(lambda: len(rig.seen) == 2)
+        await cancelled(task)
+
+    asyncio.run(scenario())

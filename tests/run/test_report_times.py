@@ -1,0 +1,122 @@
+"""When a run reports: by seconds, by steps, after an evaluation; with a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncrl.run.report_times import LEAST_SECONDS, ReportTimes
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_the_first_report_is_due_at_once(clock: Clock) -> None:
+    times = ReportTimes(1.0, 1000, clock)
+    assert times.due(0)
+    times.reported(0)
+    assert not times.due(0)
+
+
+def test_seconds_count_from_the_last_report(clock: Clock) -> None:
+    times = ReportTimes(1.0, None, clock)
+    times.reported(0)
+    clock.now += 0.99
+    assert not times.due(10**9)
+    clock.now += 0.01
+    assert times.due(0)
+    times.reported(0)
+    assert not times.due(0)
+
+
+def test_steps_are_due_when_another_multiple_was_passed(clock: Clock) -> None:
+    times = ReportTimes(1000.0, 500, clock)
+    times.reported(0)
+    clock.now += 1
+    assert [times.due(steps) for steps in (0, 499, 500, 750)] == [False, False, True, True]
+    times.reported(1250)
+    clock.now += 1
+    assert [times.due(steps) for steps in (1250, 1499, 1500)] == [False, False, True]
+
+
+def test_steps_alone_report_no_faster_than_people_can_see(clock: Clock) -> None:
+    times = ReportTimes(1.0, 1, clock)
+    times.reported(0)
+    clock.now += LEAST_SECONDS * 0.99
+    assert not times.due(100)
+    clock.now += LEAST_SECONDS * 0.02
+    assert times.due(100)
+
+
+def test_an_evaluation_is_reported_at_once_and_once(clock: Clock) -> None:
+    times = ReportTimes(1.0, 1000, clock)
+    times.reported(0)
+    times.ask()
+    assert times.due(0)
+    times.reported(0)
+    assert not times.due(0)
+
+
+def test_an_evaluation_ends_the_wait_and_one_during_a_report_asks_for_the_next() -> None:
+    async def scenario() -> None:
+        times = ReportTimes(1e6, None, Clock())
+        times.reported(0)
+        waiting = asyncio.create_task(times.wait(lambda: 0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        times.ask()
+        await asyncio.wait_for(waiting, 10)
+        times.reported(0)
+        times.ask()  # while the report is being made
+        await asyncio.wait_for(times.wait(lambda: 0), 10)
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_looks_at_the_steps() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        times = ReportTimes(1e6, 100, clock)
+        times.reported(0)
+        clock.now += 1
+        seen = iter((0, 50, 99, 100))
+        await asyncio.wait_for(times.wait(lambda: next(seen)), 10)
+        assert next(seen, None) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
+    async def scenario() -> None:
+        times = ReportTimes(1e6, None, Clock())
+        times.reported(0)
+
+        async def report() -> None:
+            while True:
+                await times.wait(lambda: 0)
+                times.reported(0)
+
+        reporting = asyncio.create_task(report())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        times.ask()
+        await asyncio.sleep(0)  # the event is on its way to the task
+        reporting.cancel()
+        done, _ = await asyncio.wait([reporting], timeout=5)
+        reporting.cancel()
+        assert done and reporting.cancelled()
+
+    asyncio.run(scenario())

@@ -1,0 +1,440 @@
+"""What the terminal shows, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from snapshots import make_actor, make_snapshot
+
+import asyncrl
+from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.show.console import RunConsole, screen
+from asyncrl.show.metrics import Snapshot
+from asyncrl.show.readout import duration, number, plain, progress, readout
+
+PATIENCE_SECONDS = 10.0
+LINE = (
+    "dqn CartPole-v1 seed 3 training | 1,000/4,000 steps, 25%, 12s elapsed, 30s left, until return 475 | "
+    "env steps/s 3,400, received/s 3,390, samples/s 13,532, updates/s 810, learner waits 3%, actors wait 31% | "
+    "return/100 123.5, evaluation 200, best 200, loss 0.0123, exploration 0.05 | "
+    "discipline replay, acting 2.6 updates behind (p95 4), staleness 2.1 updates (p95 5.2), samples/insert 3.98/4.00, "
+    "samples/step now 3.98, ring fill 62%, discarded 0.2%"
+)
+FIELDS = (
+    "env steps/s",
+    "received/s",
+    "samples/s",
+    "updates/s",
+    "learner waits",
+    "actors wait",
+    "return/100",
+    "evaluation",
+    "loss",
+)
+FIELDS += (
+    "discipline",
+    "acting",
+    "staleness",
+    "samples/insert",
+    "samples/step now",
+    "ring fill",
+    "discarded",
+    "left",
+)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+def drawn(snapshot: Snapshot, *, width: int = 100, height: int = 40, url: str | None = None) -> list[str]:
+    """The screen as plain lines."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(screen(snapshot, width=width, height=height, url=url))
+    return capture.get().splitlines()
+
+
+# --- words ----------------------------------------------------------------------------------------------
+
+
+def test_the_line_says_everything() -> None:
+    assert readout(make_snapshot()).line() == LINE
+
+
+def test_the_line_of_a_run_that_has_just_begun() -> None:
+    unknown = dict.fromkeys(("return_mean", "loss", "exploration_rate", "evaluation", "best_evaluation"))
+    start = {"env_steps": 0, "train_seconds": 0.0, "samples_per_insert_target": None, "target_return": None}
+    line = readout(make_snapshot(state="starting", **unknown, **start)).line()
+    assert "0/4,000 steps, 0%, 12s elapsed |" in line
+    assert "return/100 -, evaluation -, best -, loss -, exploration -" in line
+    assert "samples/insert 3.98/-" in line
+
+
+def test_the_line_names_the_target_of_the_training_clock() -> None:
+    line = readout(make_snapshot(training_target=300.0)).line()
+    assert "until return 475, until return/100 300 |" in line
+    assert "until return/100" not in readout(make_snapshot(discipline="relaxed")).line()
+    assert "| discipline relaxed," in readout(make_snapshot(discipline="relaxed")).line()
+
+
+def test_the_line_of_a_run_that_failed() -> None:
+    failed = make_snapshot(state="failed", stop_reason="failed", error="[ASYNC002] actor 1\n  env: x")
+    line = readout(failed).line()
+    assert line.startswith(
+        "dqn CartPole-v1 seed 3 failed (failed) | 1,000/4,000 steps, 25%, 12s elapsed, until"
+    )
+    assert line.endswith("| [ASYNC002] actor 1")
+
+
+def test_no_text_of_a_run_can_steer_a_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\r\nCart\u202ePole[red]é"
+    snapshot = make_snapshot(env=evil, error=evil, actors=(make_actor(last_error=evil),))
+    shown = [readout(snapshot).line(), *drawn(snapshot, url=evil)]
+    assert not any(c in text for text in shown for c in "\x1b\x07\r\u202e")
+    assert "[red]" in shown[0]
+    assert plain("\x1b\n\u202e") == r"\x1b\n\u202e"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (0.25, 30.0)),
+        ({"total_steps": None, "max_seconds": 40.0}, (0.25, 30.0)),
+        ({"total_steps": 4000, "max_seconds": 20.0}, (0.5, 10.0)),
+        ({"total_steps": None}, (None, None)),
+        ({"env_steps": 5000}, (1.0, 0.0)),
+        ({"env_steps": 0}, (0.0, None)),
+        ({"train_seconds": 0.0}, (0.25, None)),
+    ],
+)
+def test_progress_is_that_of_the_rule_that_ends_first(
+    fields: dict[str, float | None], expected: tuple[float | None, float | None]
+) -> None:
+    assert progress(make_snapshot(**fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (475.0, "475"),
+        (123.456, "123.5"),
+        (-1234.5, "-1,234"),
+        (1e-05, "1e-05"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9, "0s"),
+        (59.9, "59s"),
+        (65, "1m05s"),
+        (3600, "1h00m"),
+        (90061, "25h01m"),
+        (float("nan"), "-"),
+        (-1, "-"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# --- the screen -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 95, 96, 107, 108, 160])
+def test_the_screen_has_every_field_at_every_width(width: int) -> None:
+    lines = drawn(make_snapshot(), width=width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    for name in FIELDS:
+        assert name in text, name
+    for value in (
+        "3,400",
+        "123.5",
+        "2.1 updates (p95 5.2)",
+        "2.6 updates behind (p95 4)",
+        "3.98/4.00",
+        "4001",
+    ):
+        assert value in text, value
+
+
+MANY = tuple(make_actor(i, last_error="boom" if i == 60 else "") for i in range(64))
+LARGE = {
+    "total_steps": 40_000_000,
+    "env_steps": 10_000_000,
+    "env_steps_per_second": 123_456.0,
+    "staleness_mean": 12_345.6,
+    "staleness_p95": 40_960.0,
+    "policy_lag_mean": 12.3,
+    "policy_lag_p95": 24.0,
+    "evaluation": replace(make_snapshot().evaluation, return_mean=4_521.3),  # type: ignore[type-var]
+    "best_evaluation": replace(make_snapshot().evaluation, return_mean=4_720.9),  # type: ignore[type-var]
+}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("height", [24, 30])
+@pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
+@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "training_target": 300.0}])
+def test_the_screen_is_whole_at_80_by_24(
+    width: int, height: int, actors: tuple[ActorStatistics, ...], more: dict[str, Any]
+) -> None:
+    url = "http://127.0.0.1:43211/#token=abcdefghijklmnopqrstuvwxyz012345"
+    lines = drawn(make_snapshot(**LARGE, **more, actors=actors), width=width, height=height, url=url)
+    text = "\n".join(lines)
+    assert len(lines) <= height
+    for part in (*FIELDS, url, "12 updates behind (p95 24)", "12,346 updates (p95 40,960)", "4,521", "4,721"):
+        assert part in text, part
+    assert "\u2026" not in text, "nothing is cut"
+    if more:
+        assert "[ASYNC011] reward is nan" in text
+    if actors == MANY:
+        assert re.search(r"and \d\d more", text)
+        assert "actor 60: boom" in text or (more and height == 24), "the run's error comes before an actor's"
+    elif actors:
+        assert "4000" in text and "4001" in text
+
+
+def test_the_screen_lists_as_many_actors_as_there_is_room_for() -> None:
+    lines = drawn(make_snapshot(actors=MANY), height=40)
+    assert len(lines) == 40
+    assert any(f"and {64 - sum('running' in line for line in lines)} more" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"), [(0.0, "0 updates"), (1.0, "1 update"), (0.96, "0.96 updates"), (35.4, "35 updates")]
+)
+def test_policy_lag_in_words(mean: float, text: str) -> None:
+    assert f"acting {text} behind (p95 4)," in readout(make_snapshot(policy_lag_mean=mean)).line()
+
+
+def test_the_screen_shows_the_page_and_the_error() -> None:
+    lines = drawn(make_snapshot(error="[ASYNC011] reward is nan"), url="http://127.0.0.1:8000")
+    assert "http://127.0.0.1:8000" in lines[-1]
+    assert any("[ASYNC011] reward is nan" in line for line in lines)
+
+
+def test_a_free_pace_and_no_limit_draw_too() -> None:
+    free = make_snapshot(total_steps=None, target_return=None, samples_per_insert_target=None, actors=())
+    assert any("1,000 steps, 12s elapsed" in line for line in drawn(free))
+
+
+# --- not a terminal -------------------------------------------------------------------------------------
+
+
+def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
+    stream, now, looks = io.StringIO(), [0.0], [0]
+
+    def clock() -> float:
+        looks[0] += 1
+        return now[0]
+
+    console = RunConsole(stream=stream, clock=clock)
+    assert console.interval_seconds == 10.0
+    for second in range(36):
+        now[0], before = float(second), looks[0]
+        console.show(make_snapshot(env_steps=second))
+        # The drawing thread has looked at this one; whether it draws it is its own business.
+        wait_until(lambda before=before: looks[0] > before, "a look at the clock")  # type: ignore[misc]
+        due = second // 10 + 1
+        wait_until(lambda due=due: stream.getvalue().count("\n") >= due, f"line {due}")  # type: ignore[misc]
+    console.show(make_snapshot(env_steps=99, state="stopped", stop_reason="total_steps"))
+    console.close()
+    console.close()
+    steps = re.findall(r"\| (\d+)/4,000 steps", stream.getvalue())
+    assert steps == ["0", "10", "20", "30", "99"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_an_ascii_stream_is_enough() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    console = RunConsole(stream=stream)
+    console.show(make_snapshot(env="Zähler-v0"))
+    console.close()
+    assert rb"Z\xe4hler-v0" in raw.getvalue()
+    assert not console.broken
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_closed_stream_ends_the_view_and_nothing_else(live: bool) -> None:
+    stream = io.StringIO()
+    console = RunConsole(stream=stream, live=live)
+    stream.close()
+    console.show(make_snapshot())
+    wait_until(lambda: console.broken, "the view to notice")
+    console.show(make_snapshot())
+    console.close()
+
+
+def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    console = RunConsole()
+    console.show(make_snapshot())
+    console.close()
+    assert console.broken
+
+
+class Stalled(io.StringIO):
+    """A stream whose reader has stopped reading."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        self.released.wait(PATIENCE_SECONDS)
+        return super().write(text)
+
+
+def test_a_stalled_stream_holds_nobody_up() -> None:
+    stream = Stalled()
+    console = RunConsole(stream=stream)
+    console.show(make_snapshot())
+    assert stream.entered.wait(PATIENCE_SECONDS)
+    began = time.monotonic()
+    for _ in range(1000):
+        console.show(make_snapshot())
+    console.close(timeout_seconds=0.05)
+    assert time.monotonic() - began < 1.0
+    stream.released.set()
+    wait_until(
+        lambda: not any(t.name == "asyncrl-console" for t in threading.enumerate()), "the thread's end"
+    )
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from snapshots import make_snapshot
+from asyncrl.show.console import RunConsole
+console = RunConsole()
+console.show(make_snapshot())
+sys.stdin.readline()
+console.show(make_snapshot(state="stopped"))
+console.close()
+print("result")
+print("end", file=sys.stderr)
+"""
+
+
+@contextlib.contextmanager
+def showing(environment: dict[str, str] | None = None, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that shows a run, waits for a line of input and shows its end; killed where a test fails."""
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1]))
+    root = str(Path(asyncrl.__file__).parents[1])
+    given = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100", "LINES": "30", "TERM": "xterm-256color"}
+    given.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=given | (environment or {}),
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Let it show its end; it must succeed and say nothing else."""
+    _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors) == (0, b"end\n")
+
+
+def test_a_reader_that_leaves_breaks_nothing() -> None:
+    with showing(stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().decode().rstrip() == LINE
+        process.stdout.close()
+        finish(process)
+
+
+def test_a_closed_standard_output_breaks_nothing() -> None:
+    with showing(preexec_fn=lambda: os.close(1)) as process:
+        finish(process)
+
+
+def on_a_terminal(**environment: str) -> str:
+    """What a process writes to a terminal of its own."""
+    ours, theirs = pty.openpty()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        # Linux says EIO when the other side is gone.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                parts.append(part)
+
+    reader = threading.Thread(target=read, daemon=True)
+    try:
+        with showing(environment, stdout=theirs) as process:
+            os.close(theirs)
+            reader.start()
+            wait_until(lambda: b"samples/insert" in b"".join(parts), "the first screen")
+            finish(process)
+        reader.join(PATIENCE_SECONDS)
+    finally:
+        os.close(ours)
+    return b"".join(parts).decode()
+
+
+COLOUR = re.compile(r"\x1b\[[\d;]*\b(?:3\d|9\d|38;\d+;\d+)m")
+
+
+def test_a_terminal_gets_a_screen_in_colour_that_is_redrawn() -> None:
+    text = on_a_terminal()
+    assert COLOUR.search(text)
+    assert text.count("samples/insert") >= 2
+    assert "\x1b[1A" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("samples/insert"), "the cursor comes back"
+    assert text.rstrip().endswith("result")
+
+
+def test_no_color_is_obeyed() -> None:
+    assert not COLOUR.search(on_a_terminal(NO_COLOR="1"))
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    text = on_a_terminal(TERM="dumb")
+    assert "\x1b" not in text
+    assert text.splitlines()[0] == LINE
+
+
+def test_a_snapshot_is_not_needed() -> None:
+    console = RunConsole(stream=io.StringIO())
+    console.start()
+    console.close()
+    assert not console.broken
+    assert replace(make_snapshot(), seed=4).seed == 4

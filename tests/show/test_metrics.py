@@ -1,0 +1,221 @@
+"""Public names of the numbers, and the files that keep them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshots import make_snapshot
+
+from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoardWriter
+
+EXPECTED = {
+    "rollout/ep_rew_mean": 123.5,
+    "rollout/ep_len_mean": 120.0,
+    "rollout/exploration_rate": 0.05,
+    "time/fps": 3400.0,
+    "time/total_timesteps": 1000,
+    "time/time_elapsed": 12.0,
+    "train/loss": 0.0123,
+    "train/n_updates": 250,
+    "train/learning_rate": 0.001,
+    "async/staleness_mean": 2.1,
+    "async/staleness_p95": 5.2,
+    "async/staleness_max": 14,
+    "async/staleness_versions_mean": 1.1,
+    "async/staleness_versions_p95": 2.0,
+    "async/staleness_versions_max": 3,
+    "async/policy_lag_mean": 2.6,
+    "async/policy_lag_p95": 4.0,
+    "async/policy_lag_max": 7,
+    "async/publish_interval": 4.0,
+    "async/samples_per_insert": 3.98,
+    "async/samples_per_insert_target": 4.0,
+    "async/learner_wait_fraction": 0.03,
+    "async/actor_wait_fraction": 0.31,
+    "async/ring_fill": 0.62,
+    "async/policy_version": 50,
+    "async/actor_restarts": 0,
+    "async/production_per_second": 3400.0,
+    "async/receipt_per_second": 3390.0,
+    "async/consumption_per_second": 13532.0,
+}
+
+EVALUATION = EvaluationResult(200.0, 12.5, 210.0, 20, 40, 900, 9.0, 220)
+EXPECTED_EVALUATION = {
+    "eval/mean_reward": 200.0,
+    "eval/mean_ep_length": 210.0,
+    "eval/total_timesteps": 900,
+    "eval/n_updates": 220,
+}
+
+UNKNOWN: dict[str, Any] = dict.fromkeys(
+    (
+        "return_mean",
+        "length_mean",
+        "exploration_rate",
+        "loss",
+        "learning_rate",
+        "evaluation",
+        "best_evaluation",
+        "samples_per_insert_target",
+    )
+)
+
+
+def test_flat_names_every_number() -> None:
+    assert flat(make_snapshot()) == EXPECTED
+    assert flat_evaluation(EVALUATION) == EXPECTED_EVALUATION
+    assert set(METRIC_NAMES) == {*EXPECTED, *EXPECTED_EVALUATION} and len(set(METRIC_NAMES)) == len(
+        METRIC_NAMES
+    )
+    assert [*EXPECTED] == [name for name in METRIC_NAMES if name in EXPECTED]
+    assert [*EXPECTED_EVALUATION] == [name for name in METRIC_NAMES if name in EXPECTED_EVALUATION]
+
+
+def test_a_report_holds_no_evaluation_that_could_be_taken_for_a_new_one() -> None:
+    assert not any(name.startswith("eval/") for name in flat(make_snapshot()))
+
+
+def test_flat_leaves_out_what_is_not_known() -> None:
+    known = flat(make_snapshot(**UNKNOWN))
+    assert set(EXPECTED) - set(known) == {
+        "rollout/ep_rew_mean",
+        "rollout/ep_len_mean",
+        "rollout/exploration_rate",
+        "train/loss",
+        "train/learning_rate",
+        "async/samples_per_insert_target",
+    }
+
+
+def test_flat_adds_the_cores_own_scalars_and_lets_none_replace_a_fixed_one() -> None:
+    metrics = {"train/td_error": 0.5, "grad_norm": 2.0, "train/loss": 99.0}
+    values = flat(make_snapshot(train_metrics=metrics))
+    assert values == {**EXPECTED, "train/td_error": 0.5, "train/grad_norm": 2.0}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def test_jsonl_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonlWriter(path)
+    writer.write(flat(make_snapshot()), 1000)
+    # On disk at once, without a flush.
+    assert lines_of(path) == [EXPECTED]
+    writer.write(flat(make_snapshot(loss=math.nan, return_mean=-math.inf)), 1000)
+    writer.close()
+    writer.close()
+    assert lines_of(path)[1] == {**EXPECTED, "train/loss": None, "rollout/ep_rew_mean": None}
+
+
+@pytest.mark.parametrize("torn", ['{"time/fps": 34', "\x00\x00\x00"])
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: str) -> None:
+    jsonl, table = tmp_path / "metrics.jsonl", tmp_path / "progress.csv"
+    for path, writer in ((jsonl, JsonlWriter), (table, CsvWriter)):
+        first = writer(path)
+        first.write(flat(make_snapshot()), 1000)
+        first.close()
+        with path.open("a") as file:
+            file.write(torn)
+        second = writer(path)
+        second.write(flat(make_snapshot(env_steps=2000)), 2000)
+        second.close()
+    assert [line["time/total_timesteps"] for line in lines_of(jsonl)] == [1000, 2000]
+    with table.open(newline="") as file:
+        assert [row["time/total_timesteps"] for row in csv.DictReader(file)] == ["1000", "2000"]
+
+
+def test_a_file_of_nothing_but_a_torn_line_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text("rollout/ep_rew")
+    CsvWriter(path).close()
+    assert path.read_text() == ",".join(METRIC_NAMES) + "\n"
+
+
+def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    writer = CsvWriter(path, extra=("train/td_error",))
+    writer.write(flat(make_snapshot(**UNKNOWN)), 1000)
+    late = make_snapshot(train_metrics={"train/td_error": 0.5, "train/late": 1.0}, loss=math.nan)
+    writer.write(flat(late), 1000)
+    writer.close()
+    writer.close()
+    # The run goes on with other extras: the header that is there holds.
+    again = CsvWriter(path, extra=("train/late",))
+    again.write(flat(make_snapshot(train_metrics={"train/late": 1.0})), 1000)
+    again.write(flat_evaluation(EVALUATION), 900)
+    again.close()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [*METRIC_NAMES, "train/td_error"]
+    assert rows[0]["train/loss"] == rows[0]["train/td_error"] == rows[0]["eval/mean_reward"] == ""
+    assert math.isnan(float(rows[1]["train/loss"])) and rows[1]["train/td_error"] == "0.5"
+    assert rows[2]["train/td_error"] == ""
+    assert {name: float(rows[2][name]) for name in METRIC_NAMES if rows[2][name]} == EXPECTED
+    assert {name: float(rows[3][name]) for name in rows[3] if rows[3][name]} == EXPECTED_EVALUATION
+
+
+def test_tensorboard_round_trip(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    writer = TensorBoardWriter(tmp_path / "tb", clock=lambda: 1e9)
+    writer.write(flat(make_snapshot()), 1000)
+    writer.write(flat_evaluation(EVALUATION), 900)
+    writer.close()
+    writer.close()
+    (file,) = (tmp_path / "tb").iterdir()
+    events = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
+    assert [(event.step, event.wall_time) for event in events] == [(1000, 1e9), (900, 1e9)]
+    report, evaluation = (
+        {value.tag: value.tensor.float_val[0] for value in event.summary.value} for event in events
+    )
+    assert report == pytest.approx(EXPECTED)
+    assert evaluation == pytest.approx(EXPECTED_EVALUATION)
+
+
+@pytest.fixture
+def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+
+
+@pytest.mark.usefixtures("no_tensorboard")
+def test_tensorboard_is_silently_off_where_it_is_missing_unless_asked_for(tmp_path: Path) -> None:
+    writers = RunWriters(tmp_path)
+    writers.write(make_snapshot())
+    writers.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "progress.csv"]
+    with pytest.raises(ImportError, match=r"TensorBoard was asked for.*pip install 'asyncrl\[tensorboard\]'"):
+        RunWriters(tmp_path, tensorboard=True)
+
+
+def test_a_run_writes_all_three(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    writers = RunWriters(tmp_path)
+    writers.write(make_snapshot())
+    writers.write_evaluation(EVALUATION)
+    writers.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "progress.csv", "tb"]
+    assert lines_of(tmp_path / "metrics.jsonl") == [EXPECTED, EXPECTED_EVALUATION]
+    off = tmp_path / "off"
+    off.mkdir()
+    RunWriters(off, tensorboard=False).close()
+    assert sorted(path.name for path in off.iterdir()) == ["metrics.jsonl", "progress.csv"]
+
+
+def test_snapshot_fields_keep_their_names() -> None:
+    # Dashboards read them from /stats; adding is free, renaming is not.
+    assert {"algo", "env_steps", "actors", "staleness_counts", "stop_reason"} <= set(
+        Snapshot.__dataclass_fields__
+    )
