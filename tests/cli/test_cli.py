@@ -408,7 +408,7 @@ def test_a_signal_before_there_is_a_run(
 
 SECOND_SIGNAL = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 import test_cli
 from asyncrl.cli import commands
 import asyncrl.actors.forkserver
@@ -426,7 +426,7 @@ sys.exit(test_cli.main(test_cli.TRAIN))
 
 
 def test_the_second_signal_kills() -> None:
-    command = [sys.executable, "-c", SECOND_SIGNAL, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", SECOND_SIGNAL, str(Path(__file__).parent), str(ROOT / "tests")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None and process.stderr is not None

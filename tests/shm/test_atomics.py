@@ -57,11 +57,11 @@ def test_kernel_cache_is_stamped_with_every_file_that_kernels_are_made_of(tmp_pa
     from asyncrl.shm.atomics import source_stamp
 
     names = [name for name, _, _ in source_stamp()]
-    assert {"core.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(names)
+    assert {"interfaces.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(names)
     assert rows.ingest._cache._cache_file._source_stamp == source_stamp()
     for folder in ("shm", "replay"):
         (tmp_path / folder).mkdir()
-    for file in ("core.py", "shm/ring.py", "replay/gather.py"):
+    for file in ("interfaces.py", "shm/ring.py", "replay/gather.py"):
         (tmp_path / file).write_text("x = 1\n")
     before = source_stamp.__wrapped__(tmp_path)
     (tmp_path / "replay" / "gather.py").write_text("x = 12\n")
