@@ -7,11 +7,9 @@ here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
-
-import numpy as np
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
@@ -177,8 +175,8 @@ class OnPolicy(WithPresets):
     def prepare(self, rollout: Rollout) -> None:
         """Fill the columns that all passes over the rollout need; nothing by default."""
 
-    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
-        """Divide the rows of one pass among gradient steps, in an order drawn from `rng`."""
+    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
+        """Divide the rows of one pass among gradient steps, in an order drawn from `seed`."""
         raise NotImplementedError
 
     def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:

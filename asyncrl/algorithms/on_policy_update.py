@@ -20,7 +20,7 @@ from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.interfaces import RESET, EnvSpec, Segment
+from asyncrl.interfaces import EnvSpec, Segment
 
 _COUNTERS = ("seed", "iterations", "updates", "samples")
 _PROGRESS = ("epoch", "last_epoch", "position", "reusable")
@@ -79,7 +79,7 @@ class OnPolicyUpdate:
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
         rollout.stage(segments)
         for segment in (s for s in segments if s.fresh):
-            self.nets.observe(segment.obs, (segment.flags & RESET) == 0)
+            self.nets.observe(segment.obs, segment.flags)
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
@@ -97,11 +97,10 @@ class OnPolicyUpdate:
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
-        """Divide the rows anew, by a generator of this pass, and upload the parts in one piece."""
-        rng = np.random.default_rng((self._seed, self._iterations, self._epoch))
-        parts, self._position = self.config.divide(rollout, rng), 0
-        rows = torch.from_numpy(np.concatenate([part.rows for part in parts])).to(self.nets.device)
-        self._parts = list(zip(parts, rows.split([part.rows.size for part in parts]), strict=True))
+        """Divide the rows anew, by a seed of this pass."""
+        parts = self.config.divide(rollout, (self._seed, self._iterations, self._epoch))
+        self._parts = [(part, torch.from_numpy(part.rows).to(self.nets.device)) for part in parts]
+        self._position = 0
 
     @torch.no_grad()
     def step(self) -> bool:

@@ -11,7 +11,7 @@ Importing this module does not import torch; making an updater does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -190,12 +190,13 @@ class PPO(OnPolicy):
         """How many gradient steps a pass over so many rows has."""
         return max(1, -(-rows // self.minibatch_size))
 
-    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the rows into minibatches, padded with row N."""
         from asyncrl.algorithms.rollout import Part
 
         trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
-        chosen = np.array_split(rng.permutation(trained), self._minibatches(trained.size))
+        order = np.random.default_rng(seed).permutation(trained)
+        chosen = np.array_split(order, self._minibatches(trained.size))
         rows = np.full((len(chosen), min(self.minibatch_size, count)), count, np.int64)
         for own, part in zip(rows, chosen, strict=True):
             own[: part.size] = part
@@ -212,24 +213,10 @@ class PPO(OnPolicy):
         return gradients if limit is None or float(divergence) <= _KL_MARGIN * limit else None
 
     def _kernel_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
-        import torch
-
-        from asyncrl.algorithms.ppo_kernel import ppo_gradients
+        from asyncrl.algorithms.on_policy_kernel import loss_gradients
 
         held = math.inf if self.value_clip_range is None else self.value_clip_range
-        divergence, (by_out, by_value, by_log_std) = ppo_gradients(
-            (batch.out.numpy(), batch.value.numpy(), batch.log_std.numpy()),
-            batch.action.numpy(),
-            batch.choices,
-            batch.columns.numpy(),
-            batch.part.samples,
-            (self.clip_range, held, self.vf_coef, self.ent_coef),
-        )
-        return divergence, (
-            torch.from_numpy(by_out),
-            torch.from_numpy(by_value),
-            torch.from_numpy(by_log_std),
-        )
+        return loss_gradients(batch, (self.clip_range, held, self.vf_coef, self.ent_coef))
 
     def _formula_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
         from asyncrl.networks.gradients import output_gradients

@@ -1,18 +1,23 @@
-"""Gradient of PPO's loss at the networks' outputs, in one pass over the items of a minibatch, on the CPU.
+"""Gradient of the losses of PPO and IMPALA at the networks' outputs, in one pass over the items, on the CPU.
 
-The loss is `ppo.ppo_loss`, where it stands with its sources; `tests/algorithms/test_on_policy_kernels.py` holds this to
-it. Why twice: see `benchmarks/ppo_step.py`. B items; rows of `columns` `[6, B]` are those of `PPO.rollout_columns`.
-Items of weight zero are padding. Sums are carried in float64, and NaN propagates.
+The losses are `ppo.ppo_loss` and `impala.impala_loss`, where they stand with their sources;
+`tests/algorithms/test_on_policy_kernels.py` holds this to them. Why twice: `benchmarks/ppo_step.py`.
+
+B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: the old policy's log-probability,
+importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are carried in float64. NaN
+propagates.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+import torch
 from numba import float32, float64, int64, njit, types
-from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.rollout import Minibatch
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -136,37 +141,25 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     return divergence / max(count, 1)
 
 
-Outputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
-
-
-def ppo_gradients(
-    outputs: Outputs,
-    action: NDArray[Any],
-    choices: tuple[int, ...],
-    columns: NDArray[np.float32],
-    count: int,
-    loss: tuple[float, float, float, float],
-) -> tuple[float, Outputs]:
-    """Divergence from the old policy (k3, over the first `count` items), and gradients in the order of `outputs`.
+def loss_gradients(
+    batch: Minibatch, loss: tuple[float, float, float, float]
+) -> tuple[float, tuple[Tensor, Tensor, Tensor]]:
+    """Divergence from the old policy (k3) and gradients at the batch's `out`, `value` and `log_std`, on the CPU.
 
     Args:
-        outputs: logits or means `[B, outputs]`, values `[B]`, log standard deviations `[d]`.
-        action: `[B, ...]`, int64 choices or float32.
-        choices: how many logits each choice has; empty for a Gaussian.
-        columns: `[6, B]`.
-        count: items that are not padding.
+        batch: outputs of the networks, actions and columns (of which the first six are used).
         loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
     """
-    out, value, log_std = outputs
-    grad_out, grad_value, grad_log_std = np.empty_like(out), np.empty_like(value), np.empty_like(log_std)
-    rows = action.reshape(out.shape[0], -1)
-    if choices:
-        work = np.empty((len(choices), 2))
-        sizes = np.array(choices, np.int64)
-        kl = categorical_kernel(out, rows, sizes, value, columns, count, loss, grad_out, grad_value, work)
+    gradients = torch.empty_like(batch.out), torch.empty_like(batch.value), torch.empty_like(batch.log_std)
+    out, value, log_std = batch.out.numpy(), batch.value.numpy(), batch.log_std.numpy()
+    by_out, by_value, by_log_std = (gradient.numpy() for gradient in gradients)
+    action, numbers = batch.action.view(out.shape[0], -1).numpy(), batch.columns.numpy()
+    items = value, numbers, batch.part.samples, tuple(map(float, loss))
+    if batch.choices:
+        work = np.empty((len(batch.choices), 2))
+        choices = np.array(batch.choices, np.int64)
+        divergence = categorical_kernel(out, action, choices, *items, by_out, by_value, work)
     else:
         work = np.empty((2, out.shape[1]))
-        kl = gaussian_kernel(
-            out, rows, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
-        )
-    return kl, (grad_out, grad_value, grad_log_std)
+        divergence = gaussian_kernel(out, action, log_std, *items, by_out, by_value, by_log_std, work)
+    return divergence, gradients
