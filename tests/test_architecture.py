@@ -25,7 +25,7 @@ DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
     "numba": (
-        *("shm.*", "replay.*", "acting.kernels", "networks.relu_kernels", "learning.balance"),
+        *("shm.kernel", "shm.kernel_cache", "shm.atomics", "replay.handles", "networks.relu_kernels"),
         *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "losses.soft_kernels"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),

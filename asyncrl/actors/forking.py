@@ -61,11 +61,9 @@ def _preload() -> None:
     import asyncrl.acting.policies
     import asyncrl.acting.stochastic
     import asyncrl.actors.worker  # noqa: F401
-    from asyncrl.shm import WeightMailbox
+    from asyncrl.shm.kernel import prepare
 
-    mailbox = WeightMailbox.create(1)
-    mailbox.publish(np.zeros(1, np.float32))
-    mailbox.close()
+    prepare()
     np.random.default_rng(np.random.SeedSequence(0)).random()
 
 

@@ -59,8 +59,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from asyncrl.shm.kernel import kernel
 
 _DEFAULT_ROWS_AHEAD = 4
 """Least M of the default error band; 4 rows leave an actor something to do while it is woken."""
@@ -279,8 +280,10 @@ class Balance:
         )
 
 
-@njit("boolean(int64[::1], int64[::1], int64, int64, int64)", cache=True, nogil=True)
-def _fill(published, granted, steps, envs, rows_ahead):  # type: ignore[no-untyped-def]
+@kernel("boolean(int64[::1], int64[::1], int64, int64, int64)")
+def _fill(
+    published: NDArray[np.int64], granted: NDArray[np.int64], steps: int, envs: int, rows_ahead: int
+) -> bool:
     """Hand out rows of `envs` steps, the ring with the fewest first, while `steps` minus all outstanding is positive.
 
     An actor writes the next observation one row ahead, so of `granted - published` rows all but one can be stepped.
