@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.run.config import TrainerConfig
+    from asyncrl.run.run_thread import TrainResult
     from asyncrl.run.trainer import Trainer, train
-    from asyncrl.run.trainer_options import TrainResult
     from asyncrl.show.metrics import EvaluationResult, Snapshot
     from asyncrl.version import __version__
 
@@ -37,7 +37,7 @@ _HOMES = {
     "AsyncRLWarning": "asyncrl.errors",
     "EvaluationResult": "asyncrl.show.metrics",
     "Snapshot": "asyncrl.show.metrics",
-    "TrainResult": "asyncrl.run.trainer_options",
+    "TrainResult": "asyncrl.run.run_thread",
     "Trainer": "asyncrl.run.trainer",
     "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",

@@ -26,7 +26,7 @@ from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.run.trainer import new_event_loop
+from asyncrl.run.run_thread import new_event_loop
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment

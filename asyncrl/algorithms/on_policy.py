@@ -34,7 +34,7 @@ class OnPolicy(WithPresets):
     """
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]] = "segments"
+    update_loop: ClassVar[Literal["replay", "segments"]] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
 

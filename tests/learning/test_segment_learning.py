@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import fakes
 import numpy as np
@@ -22,7 +22,7 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.learner_parts import LearnerParts
+from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory
 
@@ -374,23 +374,11 @@ def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World])
     algorithm = IMPALA(
         discipline="relaxed", segment_length=T, segments_per_batch=2, past_segments=4, past_per_batch=3
     )
-    parts = LearnerParts(
-        config=TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E),
-        algorithm=algorithm,
-        spec=spec_of("fake", fakes.CountingEnv()),
-        device="cpu",
-        core=cast(Any, world.core),
-        rings=tuple(world.readers),
-        mailbox=world.mailbox,
-        doorbell=cast(Any, None),
-        thread=cast(Any, None),
-        wake=world.woken.append,
-        dump_dir=None,
-        snapshots=WeightSnapshots(None),
-    )
-    assert parts.learner()._consumption.consumed().balance.target == algorithm.samples_per_insert * (
-        1 + 3 / 2
-    )
+    config = TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E)
+    builder = loop_builder(algorithm, config, spec_of("fake", fakes.CountingEnv()))
+    channels = Channels(tuple(world.readers), world.mailbox, world.woken.append, WeightSnapshots(None))
+    loop = builder.build(world.core, channels)
+    assert loop.consumed().balance.target == algorithm.samples_per_insert * (1 + 3 / 2)
 
 
 def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) -> None:
