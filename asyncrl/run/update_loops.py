@@ -1,8 +1,8 @@
 """The update loops an algorithm can name: how each sizes its rings, and how it is built over them.
 
 update_loop   rows are                                 class
-replay        sampled in place, again and again        `ReplayLearning`, or `LockstepReplay` in lockstep
-segments      taken as segments, in order of arrival   `SegmentLearning`
+replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
+segments      taken as segments, in order of arrival   `SegmentLoop`
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from asyncrl.interfaces import Algorithm, Batch, EnvSpec, ReplayAlgorithm, SegmentAlgorithm
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.consumption import Consumption
-from asyncrl.learning.replay_learning import ReplayLearning
-from asyncrl.learning.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
-from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
+from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_learning import SegmentLearning, SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
@@ -59,12 +59,12 @@ class LoopBuilder(Protocol):
         """Layout of one actor's ring. Raises `ReplayTooLarge` (ASYNC010)."""
         ...
 
-    def build(self, core: Any, channels: Channels) -> Consumption:
+    def build(self, core: Any, channels: Channels) -> UpdateLoop:
         """The update loop, with its balance and staleness meter. Raises ValueError for a pace that would deadlock."""
         ...
 
 
-class ReplayLoop:
+class ReplayBuilder:
     """Builds the loop that samples from replay; its core is a `LearnerCore`."""
 
     def __init__(self, algorithm: ReplayAlgorithm, config: TrainerConfig, spec: EnvSpec) -> None:
@@ -76,13 +76,13 @@ class ReplayLoop:
         """Layout of one actor's ring, which is its share of the replay. Raises `ReplayTooLarge` (ASYNC010)."""
         return replay_layout(self._config, self._algorithm, self._spec)
 
-    def build(self, core: Any, channels: Channels) -> ReplayLearning | LockstepReplay:
+    def build(self, core: Any, channels: Channels) -> RelaxedReplayLoop | LockstepReplayLoop:
         """The loop of the algorithm's discipline. Raises ValueError for a pace that would deadlock (see `Balance`)."""
         algorithm = self._algorithm
         num_slots = channels.rings[0].layout.num_slots
         parts = self._parts(core, channels)
         if algorithm.discipline == "lockstep":
-            return LockstepReplay(parts, self._lockstep_balance(num_slots), algorithm.lockstep_lag)
+            return LockstepReplayLoop(parts, self._lockstep_balance(num_slots), algorithm.lockstep_lag)
         balance = Balance(
             samples_per_insert=algorithm.samples_per_insert,
             batch_size=algorithm.batch_size,
@@ -93,7 +93,7 @@ class ReplayLoop:
             error_samples=algorithm.samples_per_insert_error,
             max_env_steps=self._config.total_steps,
         )
-        return ReplayLearning(parts, balance)
+        return RelaxedReplayLoop(parts, balance)
 
     def _parts(self, core: Any, channels: Channels) -> ReplayParts:
         algorithm = self._algorithm
@@ -148,7 +148,7 @@ class ReplayLoop:
         )
 
 
-class SegmentLoop:
+class SegmentBuilder:
     """Builds the loop that takes segments in order of arrival; its core is a `SegmentCore`."""
 
     def __init__(self, algorithm: SegmentAlgorithm, config: TrainerConfig, spec: EnvSpec) -> None:
@@ -161,7 +161,7 @@ class SegmentLoop:
         """Layout of one actor's ring, which holds its segments in flight. Raises `ReplayTooLarge` (ASYNC010)."""
         return segment_layout(self._config, self._algorithm, self._spec)
 
-    def build(self, core: Any, channels: Channels) -> SegmentLearning:
+    def build(self, core: Any, channels: Channels) -> SegmentLoop:
         """The loop. Raises ValueError for a pace that would deadlock (see `SegmentBalance`)."""
         algorithm = self._algorithm
         options = SegmentOptions(
@@ -171,7 +171,7 @@ class SegmentLoop:
             max_staleness=algorithm.max_staleness,
             dump_dir=channels.dump_dir,
         )
-        return SegmentLearning(
+        return SegmentLoop(
             core=core,
             queue=SegmentQueue(channels.rings, length=algorithm.segment_length),
             balance=self._balance(channels.rings[0].layout.num_slots),
@@ -216,8 +216,8 @@ def sampling_rng(seed: int) -> np.random.Generator:
 
 
 BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], LoopBuilder]] = {
-    "replay": ReplayLoop,
-    "segments": SegmentLoop,
+    "replay": ReplayBuilder,
+    "segments": SegmentBuilder,
 }
 """Builder of each loop by the name that `Algorithm.update_loop` gives it."""
 
