@@ -32,11 +32,11 @@ DOORS = {
     "mmap": ("shm.segment", "replay.sum_tree"),
     "torch": (
         *("losses.*", "networks.*", "algorithms.*", "learning.learner", "learning.divergence"),
-        *("run.checkpoint", "run.assembly"),
+        *("run.checkpoint", "run.build"),
     ),
     "rich": ("show.console",),
     "cloudpickle": ("envs.*", "actors.forking"),
-    "uvloop": ("run.trainer",),
+    "uvloop": ("run.run_thread",),
     "tomli_w": ("run.config_file",),
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),

@@ -80,10 +80,11 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
                 tanh_in_place(y)
         source = target
     n_in, n_out = sizes[last], sizes[last + 1]
-    w = matrix(flat, start, n_out, n_in + 1)
+    w = matrix(flat, start, n_out, n_in)
+    bias = flat[start + n_out * n_in : start + n_out * (n_in + 1)]
     for r in range(x.shape[0]):
         for j in range(n_out):
-            total = w[j, n_in]
+            total = bias[j]
             for k in range(n_in):
                 total += source[r, k] * w[j, k]
             out[r, j] = total
@@ -150,9 +151,11 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
                 for j in range(n_out):
                     y[j] += z[j] * factor[j]
             else:
-                w, s = matrix(flat, start, n_out, n_in + 1), matrix(flat, sigma_start, n_out, n_in + 1)
+                w, s = matrix(flat, start, n_out, n_in), matrix(flat, sigma_start, n_out, n_in)
+                bias = flat[start + n_out * n_in : start + count]
+                bias_sigma = flat[sigma_start + n_out * n_in : sigma_start + count]
                 for j in range(n_out):
-                    total, added = w[j, n_in], s[j, n_in]
+                    total, added = bias[j], bias_sigma[j]
                     for k in range(n_in):
                         total += source[k] * w[j, k]
                         added += shaken[k] * s[j, k]

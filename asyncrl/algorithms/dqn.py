@@ -8,12 +8,9 @@ that a command line shows its help, and an actor unpickles its policy, at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.dqn_presets import PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_positive
@@ -41,10 +38,6 @@ class DQN(QLearning):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("huber_delta", self.huber_delta)
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> DQNCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

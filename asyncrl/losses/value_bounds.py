@@ -82,7 +82,7 @@ class ValueWatch:
     def __init__(self) -> None:
         self._warned = False
 
-    def look_at(self, metrics: Mapping[str, float], updates: int) -> None:
+    def check(self, metrics: Mapping[str, float], updates: int) -> None:
         """Warn (`ActionValuesOutOfRange`) if `train/q_max` is over twice the larger bound.
 
         Says nothing before `FIRST_VERDICT` updates, without bounds, nor while all rewards were 0: a reward may still

@@ -1,207 +1,203 @@
-"""Multilayer perceptrons on one flat parameter vector, with forward and backward pass written out.
+"""Perceptrons with a forward and backward pass written by hand, over preallocated buffers: the engine's fast path.
 
-Why without autograd: at 4-64-64-2 and batch 64 a DQN update with modules, autograd, fused Adam and gradient
-clipping took 640 microseconds on one core, and takes 135 this way (785 and 275 at batch 256; 2,900 and 2,200
-at 8-256-256-4 and batch 256). An update is some forty tensor operations on preallocated buffers, half of the
-time matrix products; the parameters are one tensor (one Adam step, one target update, one norm); and nothing
-depends on a value of the data, so that the same code can be captured in a CUDA graph. Rejected: weights as
-`[outputs, inputs]` in the first layer or `[inputs, outputs]` in the head (each 2 to 3 times slower in BLAS),
-a row of an activation padded to a cache line (no gain), `torch.compile` (seconds of start-up, no gain at this
-size).
+Why not autograd: at 4-64-64-2 and batch 64 a DQN update with modules, autograd, fused Adam and gradient clipping took
+640 microseconds on one core, and takes 135 this way (785 and 275 at batch 256; 2,900 and 2,200 at 8-256-256-4 and
+batch 256). The parameters are one tensor, so Adam, the target network and the gradient norm are one operation each.
+
+A pass is some twenty tensor operations, half of the time matrix products. Nothing depends on a value of the data, so a
+pass can be captured in a CUDA graph. Measured on one thread of a CPU with AVX-512: two products of 256x256 matrices are
+one `bmm` of the same speed and half the calls; a head with one output is a matrix-vector product in a quarter of a
+`bmm`'s time; the gradient of an ensemble's weights is a product for each copy, because a `bmm` of slices of rows takes
+336 instead of 131 microseconds in bfloat16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-_relu_gradient = torch.ops.aten.threshold_backward.grad_input
-_tanh_gradient = torch.ops.aten.tanh_backward.grad_input
+from asyncrl.networks.hidden_layer import HiddenLayer
+from asyncrl.networks.parameters import MLPParameters
+
+NARROW = 128
+"""Products with a side below this run outside of the reduced precision, where they are faster."""
 
 
-def initial_weights(
-    blocks: Sequence[tuple[int, int]], generator: torch.Generator, head_inputs: int | None = None
-) -> Tensor:
-    """Flat parameters, all of a layer uniform in +-1 / sqrt(inputs), as `torch.nn.Linear` has them.
+class FlatMLP(MLPParameters):
+    """One perceptron, or an ensemble of one shape, on a flat vector. See `MLPParameters` for arguments and layout."""
 
-    Args:
-        blocks: as `FlatMLP` has them.
-        generator: draws the weights.
-        head_inputs: fan-in of one output of the head; None for all columns of the head's block. In a dueling head each
-            output sees one stream, half of the columns.
-    """
-    inputs = [*(rows - 1 for rows, _ in blocks[:-1]), head_inputs or blocks[-1][1] - 1]
-    bounds = [max(count, 1) ** -0.5 for count in inputs]
-    parts = [
-        torch.empty(rows * columns).uniform_(-bound, bound, generator=generator)
-        for (rows, columns), bound in zip(blocks, bounds, strict=True)
-    ]
-    return torch.cat(parts)
+    def on(self, flat: Tensor) -> FlatMLP:
+        """The same shape on another vector (a target network, a gradient)."""
+        return FlatMLP(self.sizes, flat, self.copies if self.ensemble else None, self.activation)
 
-
-def orthogonal_weights(
-    blocks: Sequence[tuple[int, int]], generator: torch.Generator, head_gain: float
-) -> Tensor:
-    """Flat parameters with orthogonal weights and biases of zero, as on-policy algorithms like to begin.
-
-    Saxe et al. 2014, as Andrychowicz et al. 2021 ("What matters in on-policy reinforcement learning?") use it:
-    rows or columns of a layer's weights, whichever are fewer, are orthogonal with length sqrt(2) in hidden layers
-    and `head_gain` in the head. A small `head_gain` (0.01) makes a policy that begins with all actions alike.
-    """
-    flat = torch.zeros(sum(rows * columns for rows, columns in blocks))
-    net = FlatMLP(blocks, flat)
-    for weights, gain in (*((w[:-1], 2**0.5) for w in net.hidden), (net.head[:, :-1], head_gain)):
-        start = torch.nn.init.orthogonal_(torch.empty(weights.shape), gain, generator=generator)
-        weights.copy_(start)
-    return flat
-
-
-def split(flat: Tensor, blocks: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Views `[rows, columns]` of a flat tensor, one per block."""
-    sizes = [rows * columns for rows, columns in blocks]
-    return [part.view(shape) for part, shape in zip(flat.split(sizes), blocks, strict=True)]
-
-
-class HostCopy:
-    """Copies a flat tensor into arrays on the host: a memcpy on the CPU, a device-to-host copy elsewhere.
-
-    Args:
-        flat: float32 `[P]`, whose memory never moves.
-    """
-
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-        self._view: NDArray[np.float32] | None = flat.numpy() if flat.device.type == "cpu" else None
-
-    def __call__(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` `[P]`."""
-        if self._view is not None:
-            out[...] = self._view  # a tenth of the fixed cost of torch's copy
-        else:
-            torch.from_numpy(out).copy_(self._flat)
-
-
-class NamedTensors:
-    """Parameters that can be saved and loaded by name; a network says which views have which."""
-
-    def _views(self) -> dict[str, Tensor]:
-        raise NotImplementedError
-
-    def named(self) -> dict[str, Tensor]:
-        """Copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]` (of `<critic>.`)."""
-        return {name: view.cpu().clone() for name, view in self._views().items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned.
-
-        Raises:
-            ValueError: if a name or a shape is another; nothing has been written then.
-        """
-        views = self._views()
-        if set(views) != set(tensors):
-            raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
-        for name, view in views.items():
-            if view.shape != tensors[name].shape:
-                raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
-        for name, view in views.items():
-            view.copy_(tensors[name])
-
-
-class FlatMLP(NamedTensors):
-    """Parameters of a perceptron in one flat float32 tensor; what stands between the layers, `MLPPass` says.
-
-    Attributes:
-        blocks: a hidden layer's is `(inputs + 1, outputs)`, its last row the bias; the head's, which is the
-            last, is `(outputs, inputs + 1)`, its last column the bias. A product with a short last axis is
-            two to four times slower than its transpose, and a head has few outputs where a first layer has
-            few inputs.
-        flat: `[sum of blocks]`; whatever is written into it is the network's at once.
-        hidden: one view `[inputs + 1, outputs]` into `flat` per hidden layer.
-        head: view `[outputs, inputs + 1]` into `flat`.
-    """
-
-    def __init__(self, blocks: Sequence[tuple[int, int]], flat: Tensor) -> None:
-        self.blocks = tuple(blocks)
-        self.flat = flat
-        *self.hidden, self.head = split(flat, self.blocks)
-
-    def _views(self) -> dict[str, Tensor]:
-        layers = [w.t() for w in self.hidden] + [self.head]
-        weights = {f"{i}.weight": w[:, :-1] for i, w in enumerate(layers)}
-        return weights | {f"{i}.bias": w[:, -1] for i, w in enumerate(layers)}
+    def make_pass(
+        self,
+        x: Tensor,
+        gradient: Tensor | None = None,
+        *,
+        weight_rows: int = 0,
+        input_rows: int = 0,
+        input_columns: int = 0,
+        copies: int | None = None,
+        precision: AbstractContextManager[None] | None = None,
+        kernels: bool | None = None,
+    ) -> MLPPass:
+        """Buffers for passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
+        return MLPPass(
+            self,
+            x,
+            None if gradient is None else self.on(gradient),
+            weight_rows=weight_rows,
+            input_rows=input_rows,
+            input_columns=input_columns,
+            copies=copies,
+            precision=precision,
+            kernels=kernels,
+        )
 
 
 class MLPPass:
-    """Buffers for a forward pass over R rows, and, if wanted, a backward pass over the first G of them.
+    """Buffers for a forward pass over R rows and, if wanted, a backward pass over the first rows of them.
 
-    Every activation is `[R, width + 1]` with ones in its last column, so that one product is a layer with its
-    bias, and one product is the gradient of both.
+    The backward pass gives the weights' gradient from the first G rows, and the gradient at the last A columns of the
+    input from the I rows after them. Rows behind these are only looked at.
 
     Args:
         net: whose weights are used, as they stand at each call.
-        x: `[R, inputs + 1]`, the input with its column of ones; read at each call, written by its owner.
-        gradient: what `backward` fills, with the blocks of `net`; None for a pass that only looks.
-        gradient_rows: G.
-        activation: what stands behind every hidden layer.
+        x: `[R, inputs]`, read at each call, written by its owner; may be a strided view.
+        gradient: what `backward` fills, shaped as `net`; None where no weights' gradient is wanted.
+        weight_rows: G.
+        input_rows: I.
+        input_columns: A.
+        copies: the first K perceptrons of an ensemble only, or None for all of them. With a gradient it must be all.
+        precision: context for products with no side below 128; the others are faster without.
+        kernels: whether what stands between the products runs compiled on the host's memory; None for where it can.
+
+    Attributes:
+        output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; what `forward` fills and returns.
     """
 
     def __init__(
         self,
-        net: FlatMLP,
+        net: MLPParameters,
         x: Tensor,
-        gradient: FlatMLP | None = None,
-        gradient_rows: int = 0,
-        activation: Literal["relu", "tanh"] = "relu",
+        gradient: MLPParameters | None = None,
+        *,
+        weight_rows: int = 0,
+        input_rows: int = 0,
+        input_columns: int = 0,
+        copies: int | None = None,
+        precision: AbstractContextManager[None] | None = None,
+        kernels: bool | None = None,
     ) -> None:
-        self._tanh = activation == "tanh"
-        rows, device = x.shape[0], x.device
-        ones = [torch.ones(rows, w.shape[1] + 1, device=device) for w in net.hidden]
-        inputs = [x, *ones]
-        self._layers = [
-            (x_in, w, y, y[:, :-1], y[:, -1]) for x_in, w, y in zip(inputs, net.hidden, ones, strict=False)
+        k, rows = copies or net.copies, x.shape[0]
+        assert x.dim() == 2 and weight_rows + input_rows <= rows
+        assert (weight_rows > 0) == (gradient is not None) and (gradient is None or k == net.copies)
+        self._precision = precision or nullcontext()
+        self._weight_rows, self._rows = weight_rows, weight_rows + input_rows
+        weights, biases = [w[:k] for w in net.weights], [b[:k] for b in net.biases]
+        outputs = [torch.empty(k, rows, w.shape[2], device=x.device) for w in weights]
+        inputs = [x.expand(k, *x.shape), *outputs[:-1]]
+        self._between = [
+            HiddenLayer(y, b, net.activation, kernels) for y, b in zip(outputs, biases, strict=True)
         ]
-        self._last, self._head = inputs[-1], net.head.t()
-        self._output = torch.empty(rows, net.head.shape[0], device=device)
-        if gradient is None:
-            return
-        seen = [x_in[:gradient_rows] for x_in in inputs]
-        grads = [torch.empty(gradient_rows, w.shape[1], device=device) for w in net.hidden]
-        self._head_back = (seen[-1], gradient.head, net.head[:, :-1])
-        into = [None, *(w[:-1].t() for w in net.hidden[1:])]
-        self._back = [
-            (y[:, :-1], grad, x_in.t(), grad_w, w_t, below)
-            for y, grad, x_in, grad_w, w_t, below in zip(
-                seen[1:], grads, seen[:-1], gradient.hidden, into, [None, *grads[:-1]], strict=True
-            )
-        ][::-1]
+        self._layers = [
+            (*_product(x_in, w, y), layer, self._context(rows, *w.shape[1:]))
+            for x_in, w, y, layer in zip(inputs, weights, outputs, self._between, strict=True)
+        ]
+        head, out = net.head[:k], torch.empty(k, rows, net.sizes[-1], device=x.device)
+        self._head = [
+            (last, w[0], y[:, 0]) if net.sizes[-1] == 1 else (last, w.t(), y)
+            for last, w, y in zip(outputs[-1], head, out, strict=True)
+        ]
+        self._head_product = torch.mv if net.sizes[-1] == 1 else torch.mm
+        self._head_bias, self._out = net.head_bias[:k], out
+        self.output = out if net.ensemble else out[0]
+        if self._rows:
+            self._prepare_backward(head, inputs, outputs, weights, gradient, input_columns)
+
+    def _prepare_backward(
+        self,
+        head: Tensor,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        weights: list[Tensor],
+        gradient: MLPParameters | None,
+        columns: int,
+    ) -> None:
+        g, rows = self._weight_rows, self._rows
+        grads = [torch.empty(y.shape[0], rows, y.shape[2], device=y.device) for y in outputs]
+        biases = gradient.biases if gradient is not None else [None] * len(grads)
+        for layer, grad, grad_bias in zip(self._between, grads, biases, strict=True):
+            layer.prepare_backward(grad, grad_bias, g)
+        self._grad_last, self._head_weights = grads[-1], head
+        self._grad_head = [] if gradient is None else [*zip(outputs[-1][:, :g], gradient.head, strict=True)]
+        self._grad_head_bias = None if gradient is None else gradient.head_bias
+        self._back = []
+        for i in reversed(range(len(grads))):
+            products = []
+            if gradient is not None:
+                triples = zip(inputs[i], grads[i], gradient.weights[i], strict=True)
+                products = [(x_in[:g].t(), grad[:g], out) for x_in, grad, out in triples]
+            below = (*_product(grads[i], weights[i].transpose(1, 2), grads[i - 1]), self._between[i - 1])
+            width = weights[i].shape
+            contexts = self._context(g, *width[1:]), self._context(rows, *width[1:])
+            self._back.append((products, below if i else None, contexts))
+        inner = weights[0][:, weights[0].shape[1] - columns :].transpose(1, 2)
+        self._into_input = [*zip(grads[0][:, g:], inner, strict=True)] if columns else []
+        self._grad_input = torch.empty(rows - g, columns, device=head.device)
+
+    def _context(self, *sides: int) -> AbstractContextManager[None]:
+        return self._precision if min(sides) >= NARROW else nullcontext()
 
     def forward(self) -> Tensor:
-        """The head's output `[R, outputs]`: the same buffer at every call."""
-        for x, w, y, y_without_ones, y_ones in self._layers:
-            torch.mm(x, w, out=y_without_ones)
-            if self._tanh:  # of whole rows: twice as fast as of all columns but the last
-                torch.tanh_(y)
-                y_ones.fill_(1.0)
-            else:
-                torch.relu_(y)  # the column of ones stays one
-        return torch.mm(self._last, self._head, out=self._output)
+        """The network's outputs: the same buffer at every call."""
+        for product, x, w, y, layer, context in self._layers:
+            with context:
+                product(x, w, out=y)
+            layer.activate()
+        for last, w, y in self._head:
+            self._head_product(last, w, out=y)
+        self._out.add_(self._head_bias)
+        return self.output
 
-    def backward(self, grad_output: Tensor) -> None:
-        """Fill the gradient, given the loss's gradient `[G, outputs]` at the output of the last `forward`."""
-        x, grad_head, head = self._head_back
-        torch.mm(grad_output.t(), x, out=grad_head)
-        if self._back:
-            torch.mm(grad_output, head, out=self._back[0][1])
-        for y, grad, x_t, grad_w, w_t, below in self._back:
-            if self._tanh:
-                _tanh_gradient(grad, y, grad_input=grad)
-            else:
-                _relu_gradient(grad, y, 0, grad_input=grad)
-            torch.mm(x_t, grad, out=grad_w)
+    def backward(self, grad_output: Tensor) -> Tensor:
+        """Fill the weights' gradient, given the loss's gradient at the first G + I rows of the last `forward`'s output.
+
+        Args:
+            grad_output: `[G + I, outputs]`, of an ensemble `[K, G + I, outputs]`; not changed.
+
+        Returns:
+            `[I, A]`, the gradient at the input's last columns: the same buffer at every call.
+        """
+        grad = grad_output if grad_output.dim() == 3 else grad_output.unsqueeze(0)
+        if self._grad_head_bias is not None:
+            seen = grad[:, : self._weight_rows]
+            for own, (last, out) in zip(seen, self._grad_head, strict=True):
+                torch.mm(own.t(), last, out=out)
+            torch.sum(seen, dim=1, keepdim=True, out=self._grad_head_bias)
+        if grad.shape[2] == 1:
+            self._between[-1].backward_from_head(grad, self._head_weights)
+        else:
+            for own, w, into in zip(grad, self._head_weights, self._grad_last, strict=True):
+                torch.mm(own, w, out=into)
+            self._between[-1].backward()
+        for products, below, (outer, inner) in self._back:
+            with outer:
+                for x_t, seen, grad_w in products:
+                    torch.mm(x_t, seen, out=grad_w)
             if below is not None:
-                torch.mm(grad, w_t, out=below)
+                product, above, w_t, into, layer = below
+                with inner:
+                    product(above, w_t, out=into)
+                layer.backward()
+        for i, (above, w_t) in enumerate(self._into_input):
+            torch.addmm(self._grad_input, above, w_t, beta=float(i > 0), out=self._grad_input)
+        return self._grad_input
+
+
+def _product(x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
+    """The product and its arguments, `[K, ...]` each: a plain one where K is 1, which costs fewer microseconds."""
+    return (torch.mm, x[0], w[0], y[0]) if w.shape[0] == 1 else (torch.bmm, x, w, y)

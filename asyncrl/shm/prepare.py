@@ -7,32 +7,36 @@ takes the kernels that nobody else compiles just now, and in the end waits for t
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TextIO
 
 from asyncrl.shm.kernel import Kernel, declared
 from asyncrl.shm.kernel_cache import temporary_folder
 
 
-def prepare_run(without: tuple[str, ...] = ()) -> None:
+def prepare_run(without: tuple[str, ...] = (), cancelled: threading.Event | None = None) -> None:
     """Make ready what the imported modules define, and say so on stderr where something must be compiled.
 
     Args:
         without: modules or packages whose kernels this run does not need.
+        cancelled: once it is set, no further kernel is begun.
     """
     # From the end: the fork server begins at the other one, with the kernels of actors.
-    _prepare([kernel for kernel in reversed(declared()) if not _within(kernel, without)], sys.stderr)
+    _prepare(
+        [kernel for kernel in reversed(declared()) if not _within(kernel, without)], sys.stderr, cancelled
+    )
 
 
-def prepare_actors() -> None:
-    """Make ready what the imported modules define, so that every process forked from here has it. Says nothing."""
-    _prepare(declared(), None)
+def prepare_quietly(without: tuple[str, ...] = ()) -> None:
+    """The same without a word: in the fork server, or where `prepare_run` has said it."""
+    _prepare([kernel for kernel in declared() if not _within(kernel, without)], None)
 
 
 def _within(kernel: Kernel, modules: tuple[str, ...]) -> bool:
     return any(f"{kernel.__module__}.".startswith(f"{module}.") for module in modules)
 
 
-def _prepare(kernels: list[Kernel], stream: TextIO | None) -> None:
+def _prepare(kernels: list[Kernel], stream: TextIO | None, cancelled: threading.Event | None = None) -> None:
     missing = []
     for kernel in kernels:
         if not kernel.is_ready:
@@ -45,11 +49,15 @@ def _prepare(kernels: list[Kernel], stream: TextIO | None) -> None:
     progress = Progress(len(missing), stream, _notice(missing))
     busy = []
     for kernel in missing:
+        if cancelled is not None and cancelled.is_set():
+            return
         if kernel.ready(wait=False):
             progress.advance()
         else:
             busy.append(kernel)
     for kernel in busy:
+        if cancelled is not None and cancelled.is_set():
+            return
         kernel.ready()
         progress.advance()
 

@@ -1,0 +1,100 @@
+"""Acting with a `torch.nn.Module`, for networks that the kernels cannot run. Imports torch when a network is made.
+
+The module's parameters and floating-point buffers live in one flat float32 block: all parameters in the order of
+`parameters()`, then all buffers. Writing the block changes the module at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.network import ActingLayout, ActingNetwork
+from asyncrl.interfaces import EnvSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NetworkFactory = Callable[[int, int], Any]
+"""`network(inputs, outputs)` returns a module from float32 `[R, inputs]` to `[R, outputs]`."""
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters of all modules, then their floating-point buffers: the order of the flat block."""
+    parameters = [p for module in modules for p in module.parameters()]
+    return parameters + [b for module in modules for b in module.buffers() if b.is_floating_point()]
+
+
+def flat_size(modules: Sequence[nn.Module]) -> int:
+    """Length of the flat block."""
+    return sum(tensor.numel() for tensor in tensors_of(modules))
+
+
+def bind(modules: Sequence[nn.Module], flat: Tensor) -> None:
+    """Make the modules' tensors views into `flat`, whose values they take on. Parameters must be float32."""
+    start = 0
+    for tensor in tensors_of(modules):
+        stop = start + tensor.numel()
+        tensor.data = flat[start:stop].view(tensor.shape)
+        start = stop
+    assert start == flat.numel()
+
+
+class ModuleActingNetwork(ActingNetwork):
+    """A module that acts: the module's numbers stand first in the block.
+
+    It pickles with its weights and its factory (by reference: cloudpickle takes along one that stands in `__main__`).
+
+    Args:
+        spec: the environment; uint8 observations are scaled to 0..1.
+        layout: sizes and length of the block.
+        network: makes the module.
+        statistics: see `ActingNetwork`.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        layout: ActingLayout,
+        network: NetworkFactory,
+        statistics: tuple[slice, slice] | None = None,
+    ) -> None:
+        super().__init__(spec, layout, statistics=statistics)
+        self._network = network
+        self._module: nn.Module | None = None
+
+    def _forward(self) -> NDArray[np.float32]:
+        import torch
+
+        if self._module is None:
+            torch.set_num_threads(1)
+            self._module = self._network(self._inputs, self._outputs).eval().requires_grad_(False)
+            bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
+        with torch.no_grad():
+            out: NDArray[np.float32] = self._module(torch.from_numpy(self._x)).numpy()
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_module": None}
+
+
+def network_size(sizes: tuple[int, ...], network: NetworkFactory | None) -> int:
+    """Numbers of a network in its flat block: a perceptron of these widths, or the module that `network` makes."""
+    return parameter_count(sizes) if network is None else flat_size([network(sizes[0], sizes[-1])])
+
+
+def make_acting_network(
+    spec: EnvSpec,
+    layout: ActingLayout,
+    network: NetworkFactory | None,
+    relu: bool = True,
+    statistics: tuple[slice, slice] | None = None,
+) -> ActingNetwork:
+    """The perceptron of `layout`, or the module that `network` makes."""
+    if network is not None:
+        return ModuleActingNetwork(spec, layout, network, statistics)
+    return ActingNetwork(spec, layout, relu, statistics)

@@ -1,0 +1,136 @@
+"""Shape and initial values of a learner's network, before it has memory; and what the engine's networks share.
+
+An algorithm asks for a network by its widths. It gets a `FlatMLP`, whose passes are written by hand, or, where the user
+gave a factory of modules, a `ModuleNetwork`, whose passes are autograd's. Both have the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.modules import NetworkFactory, flat_size, tensors_of
+from asyncrl.networks.mlp import FlatMLP
+from asyncrl.networks.module import ModuleNetwork
+from asyncrl.networks.parameters import Activation
+
+
+class Pass(Protocol):
+    """Forward and backward pass of a network over the rows of one buffer. See `MLPPass`."""
+
+    output: Tensor
+
+    def forward(self) -> Tensor:
+        """The network's outputs `[R, outputs]`, of an ensemble `[K, R, outputs]`; no graph is attached."""
+        ...
+
+    def backward(self, grad_output: Tensor) -> Tensor:
+        """Fill the weights' gradient from the loss's gradient at the outputs; return the gradient at the input."""
+        ...
+
+
+class Network(Protocol):
+    """A network on a flat parameter vector.
+
+    Attributes:
+        flat: `[P]` float32; whatever is written into it is the network's at once.
+        ensemble: whether outputs have a leading axis of copies.
+        copies: perceptrons or modules, 1 unless an ensemble.
+    """
+
+    flat: Tensor
+    ensemble: bool
+    copies: int
+
+    def on(self, flat: Tensor) -> Network:
+        """The same shape on another vector (a target network)."""
+        ...
+
+    def make_pass(
+        self,
+        x: Tensor,
+        gradient: Tensor | None = None,
+        *,
+        weight_rows: int = 0,
+        input_rows: int = 0,
+        input_columns: int = 0,
+        copies: int | None = None,
+        precision: AbstractContextManager[None] | None = None,
+        kernels: bool | None = None,
+    ) -> Pass:
+        """Passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
+        ...
+
+    def named(self) -> dict[str, Tensor]:
+        """Copies of the parameters on the host, by name."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        ...
+
+
+class Architecture:
+    """Shape of a network.
+
+    Args:
+        sizes: widths `(inputs, *hidden, outputs)`.
+        copies: size of an ensemble, or None for one network.
+        activation: after every hidden layer of a perceptron.
+        network: makes a module in place of the perceptron, from its inputs and outputs; hidden widths are then unused.
+        seed: of the modules' initial values.
+
+    Attributes:
+        size: numbers in the flat vector.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        copies: int | None = None,
+        activation: Activation = "relu",
+        network: NetworkFactory | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._sizes, self._copies, self._activation = sizes, copies, activation
+        self._modules = []
+        if network is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self._modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
+        self.size = flat_size(self._modules) if self._modules else parameter_count(sizes, copies or 1)
+
+    def on(self, flat: Tensor) -> Network:
+        """The network whose parameters are `flat` `[size]`."""
+        if self._modules:
+            return ModuleNetwork(self._modules, flat, self._copies is not None)
+        return FlatMLP(self._sizes, flat, self._copies, self._activation)
+
+    @torch.no_grad()
+    def initial(
+        self,
+        generator: torch.Generator,
+        *,
+        head_gain: float | None = None,
+        head_inputs: int | None = None,
+    ) -> Tensor:
+        """Initial parameters `[size]` on the CPU; a module's are those that it was made with.
+
+        Args:
+            generator: draws a perceptron's.
+            head_gain: orthogonal weights with this gain in the head; None is uniform (see `MLPParameters`).
+            head_inputs: fan-in of one output of the head, see `MLPParameters.initialise`.
+        """
+        if self._modules:
+            return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self._modules)])
+        net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
+        if head_gain is None:
+            net.initialise(generator, head_inputs)
+        else:
+            net.initialise_orthogonally(generator, head_gain)
+        return net.flat

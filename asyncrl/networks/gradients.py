@@ -1,0 +1,41 @@
+"""Gradient of a loss at the outputs of networks, by autograd from there and no further.
+
+A loss is a pure function, written as its paper writes it. The networks' outputs are its leaves, so autograd runs
+through a handful of small operations; the networks' own backward pass is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class HasLoss(Protocol):
+    """Result of a loss function: the scalar that is minimised, beside whatever else it computed."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar."""
+        ...
+
+
+Result = TypeVar("Result", bound=HasLoss)
+
+
+def output_gradients(
+    function: Callable[..., Result], outputs: tuple[Tensor, ...], *args: Any, **options: Any
+) -> tuple[Result, tuple[Tensor, ...]]:
+    """Call `function(*outputs, *args, **options)`; return its result and the loss's gradient at each of `outputs`.
+
+    An output that the loss does not depend on gets zeros. `outputs` must not be inference tensors.
+    """
+    with torch.enable_grad():
+        leaves = tuple(output.detach().requires_grad_() for output in outputs)
+        result = function(*leaves, *args, **options)
+        found = torch.autograd.grad(result.loss, leaves, allow_unused=True)
+    return result, tuple(
+        torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
+    )

@@ -1,0 +1,137 @@
+"""Any `torch.nn.Module` as a network of the engine: the general path.
+
+Parameters and buffers are moved into one flat vector, so that Adam, target networks and publication of weights work as
+they do for `FlatMLP`; forward and backward pass are autograd's. Buffers get no gradient, so Adam leaves them alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.acting.modules import bind, tensors_of
+from asyncrl.networks.parameters import copy_by_name
+
+
+class ModuleNetwork:
+    """One module, or an ensemble of C modules of one shape, on a flat vector (see `acting.modules` for its order).
+
+    Args:
+        modules: from `[R, inputs]` to `[R, outputs]`; they are copied, and the copies bound to `flat`.
+        flat: `[flat_size(modules)]`; whatever is written into it is the modules' at once.
+        ensemble: whether outputs have a leading axis C.
+
+    Attributes:
+        flat, ensemble: as given.
+        copies: C.
+        modules: the bound copies; a caller may switch them between `train()` and `eval()`.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], flat: Tensor, ensemble: bool = False) -> None:
+        self.flat, self.ensemble, self.copies = flat, ensemble, len(modules)
+        self.modules = [copy.deepcopy(module).to(flat.device) for module in modules]
+        bind(self.modules, flat)
+
+    def on(self, flat: Tensor) -> ModuleNetwork:
+        """The same modules on another vector (a target network)."""
+        return ModuleNetwork(self.modules, flat, self.ensemble)
+
+    def make_pass(
+        self,
+        x: Tensor,
+        gradient: Tensor | None = None,
+        *,
+        weight_rows: int = 0,
+        input_rows: int = 0,
+        input_columns: int = 0,
+        copies: int | None = None,
+        precision: AbstractContextManager[None] | None = None,
+        kernels: bool | None = None,
+    ) -> ModulePass:
+        """Passes over the rows of `x`; arguments as `MLPPass` has them, `kernels` is ignored."""
+        rows = weight_rows, weight_rows + input_rows
+        return ModulePass(self.modules[:copies], x, self.ensemble, gradient, rows, input_columns, precision)
+
+    def named(self) -> dict[str, Tensor]:
+        """Copies on the host by the modules' own names, with `<copy>.` before them in an ensemble."""
+        return {name: view.detach().cpu().clone() for name, view in self._views().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        copy_by_name(self._views(), tensors)
+
+    def _views(self) -> dict[str, Tensor]:
+        return {
+            f"{f'{c}.' if self.ensemble else ''}{name}": tensor
+            for c, module in enumerate(self.modules)
+            for name, tensor in module.state_dict().items()
+        }
+
+
+class ModulePass:
+    """Forward pass over R rows and backward pass over the first of them, by autograd. Made by `ModuleNetwork`.
+
+    All rows go through one forward pass, so batch normalisation sees all of them.
+
+    Attributes:
+        output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; a fresh tensor after every `forward`.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        x: Tensor,
+        ensemble: bool,
+        gradient: Tensor | None,
+        rows: tuple[int, int],
+        columns: int,
+        precision: AbstractContextManager[None] | None,
+    ) -> None:
+        self._modules, self._x, self._ensemble = modules, x, ensemble
+        self._weight_rows, self._rows = rows
+        self._columns, self._precision = columns, precision or nullcontext()
+        self._parameters = [p for module in modules for p in module.parameters()]
+        self._gradients: list[Tensor] = []
+        if gradient is not None:
+            ends = torch.tensor([0, *(t.numel() for t in tensors_of(modules))]).cumsum(0).tolist()
+            self._gradients = [
+                gradient[start:stop].view(p.shape)
+                for p, start, stop in zip(self._parameters, ends, ends[1:], strict=False)
+            ]
+        self._leaf = self._graph = self.output = x.new_zeros(0)
+
+    def forward(self) -> Tensor:
+        """The network's outputs, without a graph."""
+        tracked = self._rows > 0
+        with torch.inference_mode(False), torch.set_grad_enabled(tracked), self._precision:
+            self._leaf = self._x.detach().requires_grad_(tracked and self._columns > 0)
+            outs = [module(self._leaf) for module in self._modules]
+            self._graph = torch.stack(outs) if self._ensemble else outs[0]
+        self.output = self._graph.detach()
+        return self.output
+
+    def backward(self, grad_output: Tensor) -> Tensor:
+        """Fill the weights' gradient and return the input's; see `MLPPass.backward`."""
+        seen, end = self._weight_rows, self._rows
+        with torch.inference_mode(False), torch.enable_grad(), self._precision:
+            if self._gradients:
+                grads = torch.autograd.grad(
+                    self._graph[..., :seen, :],
+                    self._parameters,
+                    grad_output[..., :seen, :],
+                    retain_graph=end > seen,
+                    allow_unused=True,
+                )
+                for own, grad in zip(self._gradients, grads, strict=True):
+                    own.zero_() if grad is None else own.copy_(grad)
+            if not self._columns:
+                return self._x.new_zeros(end - seen, 0)
+            (grad_input,) = torch.autograd.grad(
+                self._graph[..., seen:end, :], self._leaf, grad_output[..., seen:end, :]
+            )
+        return grad_input[seen:end, self._leaf.shape[1] - self._columns :]

@@ -1,0 +1,135 @@
+"""Parameters of perceptrons in one flat vector: views, initial values, names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.acting.layouts import parameter_count
+
+Activation = Literal["relu", "tanh"]
+
+
+class MLPParameters:
+    """Parameters of one perceptron, or of C perceptrons of one shape, in one flat float32 tensor.
+
+    The layout is that of `acting.layouts`: for each layer the weights, then the biases.
+
+    Args:
+        sizes: widths `(inputs, *hidden, outputs)`, at least one hidden layer.
+        flat: `[parameter_count(sizes, copies)]`; whatever is written into it is the network's at once.
+        copies: C for an ensemble, whose outputs then have a leading axis C; None for one perceptron.
+        activation: after every hidden layer.
+
+    Attributes:
+        sizes, flat, activation: as given.
+        ensemble: whether outputs have a leading axis.
+        copies: C, 1 for one perceptron.
+        weights: one view `[C, inputs, outputs]` into `flat` per hidden layer.
+        biases: one view `[C, 1, outputs]` into `flat` per hidden layer.
+        head: view `[C, outputs, inputs]` into `flat`.
+        head_bias: view `[C, 1, outputs]` into `flat`.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], flat: Tensor, copies: int | None = None, activation: Activation = "relu"
+    ) -> None:
+        self.sizes, self.flat, self.activation = tuple(sizes), flat, activation
+        self.ensemble, self.copies = copies is not None, copies or 1
+        count = self.copies
+        assert flat.shape == (parameter_count(sizes, count),)
+        shapes = [(count * a * b, count * b) for a, b in itertools.pairwise(sizes)]
+        *hidden, head, head_bias = flat.split([size for pair in shapes for size in pair])
+        self.weights = [w.view(count, a, -1) for w, a in zip(hidden[::2], sizes[:-2], strict=True)]
+        self.biases = [b.view(count, 1, -1) for b in hidden[1::2]]
+        self.head, self.head_bias = head.view(count, -1, sizes[-2]), head_bias.view(count, 1, -1)
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator, head_inputs: int | None = None) -> None:
+        """Fill weights and biases uniformly in +-1 / sqrt(inputs), as `torch.nn.Linear` does.
+
+        Args:
+            generator: on the CPU; the numbers are the same on every device.
+            head_inputs: fan-in of one output of the head; None for all of them. In a dueling head each output sees one
+                stream, half of the inputs.
+        """
+        layers = [*zip(self.weights, self.biases, strict=True), (self.head, self.head_bias)]
+        fan_ins = [*self.sizes[:-2], head_inputs or self.sizes[-2]]
+        for layer, inputs in zip(layers, fan_ins, strict=True):
+            bound = inputs**-0.5
+            for view in layer:
+                view.copy_(torch.empty(view.shape).uniform_(-bound, bound, generator=generator))
+
+    @torch.no_grad()
+    def initialise_orthogonally(self, generator: torch.Generator, head_gain: float) -> None:
+        """Fill weights orthogonally and biases with zeros (Saxe et al. 2014; Andrychowicz et al. 2021).
+
+        Rows or columns of a layer's weights, whichever are fewer, are orthogonal with length sqrt(2) in hidden layers
+        and `head_gain` in the head. A `head_gain` of 0.01 makes all actions about equally likely at the start.
+        """
+        self.flat.zero_()
+        for view, gain in (*((w, 2**0.5) for w in self.weights), (self.head, head_gain)):
+            for own in view:
+                own.copy_(torch.nn.init.orthogonal_(torch.empty(own.shape), gain, generator=generator))
+
+    def named(self) -> dict[str, Tensor]:
+        """Copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`.
+
+        Of an ensemble `<copy>.<layer>.weight` and `<copy>.<layer>.bias`.
+        """
+        return {name: view.cpu().clone() for name, view in self._views().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in what `named` returned.
+
+        Raises:
+            ValueError: if a name or a shape is another; nothing has been written then.
+        """
+        copy_by_name(self._views(), tensors)
+
+    def _views(self) -> dict[str, Tensor]:
+        layers = [*zip((w.transpose(1, 2) for w in self.weights), self.biases, strict=True)]
+        layers.append((self.head, self.head_bias))
+        return {
+            f"{f'{c}.' if self.ensemble else ''}{i}.{kind}": view
+            for c in range(self.copies)
+            for i, (weight, bias) in enumerate(layers)
+            for kind, view in (("weight", weight[c]), ("bias", bias[c, 0]))
+        }
+
+
+def copy_by_name(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors` into `views`. Raises ValueError, before anything is written, where a name or shape differs."""
+    if set(views) != set(tensors):
+        raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
+    for name, view in views.items():
+        if view.shape != tensors[name].shape:
+            raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
+    for name, view in views.items():
+        view.copy_(tensors[name])
+
+
+class HostCopy:
+    """Copies a flat tensor into arrays on the host: a memcpy on the CPU, a device-to-host copy elsewhere.
+
+    Args:
+        flat: float32 `[P]`, whose memory never moves.
+    """
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+        self._view: NDArray[np.float32] | None = flat.numpy() if flat.device.type == "cpu" else None
+
+    def __call__(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` `[P]`."""
+        if self._view is not None:
+            out[...] = self._view  # a tenth of the fixed cost of torch's copy
+        else:
+            torch.from_numpy(out).copy_(self._flat)

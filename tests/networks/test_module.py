@@ -1,0 +1,94 @@
+"""A user's module in the engine, against `FlatMLP` with the same weights."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asyncrl.acting.modules import ModuleActingNetwork
+from asyncrl.acting.policies import QLayout
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.networks.architecture import Architecture
+from asyncrl.networks.module import ModuleNetwork
+
+
+def perceptron(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+def normalised(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize("rows", [(6, 0), (6, 4), (0, 10)])
+@pytest.mark.parametrize("copies", [None, 2])
+def test_passes_are_those_of_a_perceptron(copies: int | None, rows: tuple[int, int]) -> None:
+    plain, general = Architecture((4, 6, 2), copies), Architecture((4, 6, 2), copies, network=perceptron)
+    assert plain.size == general.size
+    module = general.on(general.initial(torch.Generator()))
+    net = plain.on(torch.zeros(plain.size))
+    layers = {"0": "0", "2": "1"}  # of the Sequential, of the perceptron
+    named = {}
+    for name, tensor in module.named().items():
+        *copy, layer, kind = name.split(".")
+        named[".".join([*copy, layers[layer], kind])] = tensor
+    net.load(named)
+    x, (seen, judged) = torch.randn(10, 4), rows
+    columns = 2 if judged else 0
+    gradients = [torch.full_like(n.flat, torch.nan) if seen else None for n in (net, module)]
+    passes = [
+        n.make_pass(x, g, weight_rows=seen, input_rows=judged, input_columns=columns)
+        for n, g in zip((net, module), gradients, strict=True)
+    ]
+    with torch.no_grad():
+        torch.testing.assert_close(passes[0].forward(), passes[1].forward())
+        grad_output = torch.randn(*([2] if copies else []), seen + judged, 2)
+        inputs = [run.backward(grad_output) for run in passes]
+    torch.testing.assert_close(*inputs)
+    if gradients[1] is not None:
+        ours = ModuleNetwork(module.modules, gradients[1], module.ensemble).named()  # type: ignore[attr-defined]
+        theirs = net.on(gradients[0]).named()  # type: ignore[arg-type]
+        assert sum(float(g.abs().sum()) for g in ours.values()) == pytest.approx(
+            sum(float(g.abs().sum()) for g in theirs.values()), rel=1e-5
+        )
+
+
+def test_the_flat_vector_is_the_module() -> None:
+    arch = Architecture((3, 5), network=normalised)
+    net = arch.on(arch.initial(torch.Generator()))
+    x = torch.randn(8, 3)
+    with torch.no_grad():
+        before = net.make_pass(x).forward()
+        net.flat[6:21].zero_()  # weights of the linear layer, after batch normalisation's scale and shift
+        after = net.make_pass(x).forward()
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, net.flat[21:26].expand(8, 5))
+    assert net.flat[-6:].abs().sum() > 0, "running statistics lie at the end"
+
+
+def test_the_same_seed_makes_the_same_module_whatever_torch_drew_before() -> None:
+    torch.manual_seed(5)
+    first = Architecture((3, 5), network=perceptron, seed=1).initial(torch.Generator())
+    state = torch.get_rng_state()
+    second = Architecture((3, 5), network=perceptron, seed=1).initial(torch.Generator())
+    assert torch.equal(first, second) and torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first, Architecture((3, 5), network=perceptron, seed=2).initial(torch.Generator()))
+
+
+def test_acting_and_learning_agree() -> None:
+    spec = EnvSpec("t", (2, 2), "uint8", DiscreteAction(3))
+    arch = Architecture((4, 3), network=normalised)
+    net = arch.on(arch.initial(torch.Generator()))
+    assert isinstance(net, ModuleNetwork)
+    layout = QLayout(4, (), 3, network=normalised)
+    acting = ModuleActingNetwork(spec, layout, normalised)
+    acting.load(net.flat.numpy())
+    obs = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
+    net.modules[0].eval()
+    with torch.no_grad():
+        wanted = net.make_pass(torch.from_numpy(obs.reshape(2, 4).astype(np.float32) / 255)).forward()
+    np.testing.assert_allclose(acting(obs), wanted.numpy(), rtol=1e-5)
+    acting.weights[:] = 0.0
+    assert not acting(obs).any()
+    with pytest.raises(ValueError, match="weights must have shape"):
+        acting.load(np.zeros(2, np.float32))
