@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
-from asyncrl.losses.value_bounds import ValueBounds
 
 
 class StagedBatch:
