@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,3 +219,30 @@ class SlowReplay:
         return SlowTransition(
             obs, row.action[env], reward, discount, next_obs, row.version, row.policy_updates, extras
         )
+
+
+def layers_of(sizes: tuple[int, ...], flat: NDArray[np.float32]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Weights `[inputs, outputs]` and biases `[outputs]` of a flat perceptron, float64; its head comes transposed."""
+    layers, start = [], 0
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        weights, bias = np.split(
+            flat[start : start + (inputs + 1) * outputs].astype(np.float64), [inputs * outputs]
+        )
+        head = layer == len(sizes) - 2
+        layers.append(
+            (weights.reshape(outputs, inputs).T if head else weights.reshape(inputs, outputs), bias)
+        )
+        start += (inputs + 1) * outputs
+    assert start == len(flat)
+    return layers
+
+
+def slow_perceptron(
+    sizes: tuple[int, ...], flat: NDArray[np.float32], x: NDArray[Any], function: Callable[[float], float]
+) -> NDArray[np.float64]:
+    """Outputs for one row, one value at a time, float64."""
+    *hidden, (head, head_bias) = layers_of(sizes, flat)
+    x = x.astype(np.float64)
+    for w, b in hidden:
+        x = np.array([function(sum(x * w[:, j]) + b[j]) for j in range(w.shape[1])])
+    return np.array([sum(x * head[:, j]) + head_bias[j] for j in range(head.shape[1])])

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.network import ActingNetwork, ActionBox
+from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
+from asyncrl.acting.network import ActionBox
 from asyncrl.acting.noise import GaussianNoise
-from asyncrl.acting.policies import mlp_blocks
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 LOG_STD_MIN = -20.0
@@ -30,15 +31,15 @@ LOG_STD_MAX = 2.0
 class BoxLayout:
     """Shape of an actor for a box of finite bounds, and the order of its weights in a flat float32 block.
 
-    ReLU stands between the layers; blocks are those of `policies.mlp_blocks`, one after the other without gaps. The
-    head's d outputs become an action by tanh. With `gaussian` it has 2d outputs: d means, then d log standard
-    deviations, of what goes through tanh.
+    ReLU stands between the layers; the order is that of `layouts`. The head's d outputs become an action by tanh.
+    With `gaussian` it has 2d outputs: d means, then d log standard deviations, of what goes through tanh.
 
     Attributes:
         inputs: values of one flattened observation.
         hidden: widths of the hidden layers.
         action: what is acted with.
         gaussian: actions are drawn (SAC), or one for each observation (DDPG, TD3).
+        network: makes a module in place of the perceptron, or None.
 
     Raises:
         ValueError: a bound is not finite in float32.
@@ -48,6 +49,7 @@ class BoxLayout:
     hidden: tuple[int, ...]
     action: BoxAction
     gaussian: bool = False
+    network: NetworkFactory | None = None
 
     def __post_init__(self) -> None:
         largest = float(np.finfo(np.float32).max)
@@ -67,15 +69,10 @@ class BoxLayout:
         """Widths from the input to the head."""
         return (self.inputs, *self.hidden, self.action_values * (2 if self.gaussian else 1))
 
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Shape of each layer's block."""
-        return mlp_blocks(self.sizes)
-
-    @property
+    @cached_property
     def weight_count(self) -> int:
         """Length of the flat block."""
-        return sum(rows * columns for rows, columns in self.blocks)
+        return network_size(self.sizes, self.network)
 
 
 def scaling(action: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -112,7 +109,8 @@ class BoxPolicy:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         if random_steps < 0:
             raise ValueError(f"random_steps must be at least 0, got {random_steps}")
-        self._network, self._box = ActingNetwork(spec, layout), ActionBox(layout.action)
+        self._network = make_acting_network(spec, layout, layout.network)
+        self._box = ActionBox(layout.action)
         self._values = layout.action_values
         self._exploration = 1.0
         self.layout, self.random_steps, self.weight_count = layout, random_steps, layout.weight_count

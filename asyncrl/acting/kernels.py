@@ -80,10 +80,11 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
                 tanh_in_place(y)
         source = target
     n_in, n_out = sizes[last], sizes[last + 1]
-    w = flat[start : start + n_out * (n_in + 1)].reshape((n_out, n_in + 1))
+    w = flat[start : start + n_out * n_in].reshape((n_out, n_in))
+    bias = flat[start + n_out * n_in : start + n_out * (n_in + 1)]
     for r in range(x.shape[0]):
         for j in range(n_out):
-            total = w[j, n_in]
+            total = bias[j]
             for k in range(n_in):
                 total += source[r, k] * w[j, k]
             out[r, j] = total
@@ -162,9 +163,10 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
                 for j in range(n_out):
                     y[j] += z[j] * factor[j]
             else:
-                w, s = mean.reshape((n_out, n_in + 1)), sigma.reshape((n_out, n_in + 1))
+                weights = n_in * n_out
+                w, s = mean[:weights].reshape((n_out, n_in)), sigma[:weights].reshape((n_out, n_in))
                 for j in range(n_out):
-                    total, added = w[j, n_in], s[j, n_in]
+                    total, added = mean[weights + j], sigma[weights + j]
                     for k in range(n_in):
                         total += source[k] * w[j, k]
                         added += shaken[k] * s[j, k]

@@ -6,13 +6,14 @@ The module's parameters and floating-point buffers live in one flat float32 bloc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.network import ActingLayout, ActingNetwork
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -43,46 +44,57 @@ def bind(modules: Sequence[nn.Module], flat: Tensor) -> None:
     assert start == flat.numel()
 
 
-class ModuleActingNetwork:
-    """A module that acts: its flat block and the forward pass. Used from one thread.
+class ModuleActingNetwork(ActingNetwork):
+    """A module that acts: the module's numbers stand first in the block.
 
-    It pickles with its weights (the factory by reference, so use cloudpickle for one of `__main__`).
+    It pickles with its weights and its factory (by reference: cloudpickle takes along one that stands in `__main__`).
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
+        layout: sizes and length of the block.
         network: makes the module.
-        outputs: values of the head.
-
-    Attributes:
-        weights: `[flat_size]` float32; whatever is written into it acts from then on.
+        statistics: see `ActingNetwork`.
     """
 
-    def __init__(self, spec: EnvSpec, network: NetworkFactory, outputs: int) -> None:
-        self._network, self._inputs, self._outputs = network, math.prod(spec.observation_shape), outputs
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+    def __init__(
+        self,
+        spec: EnvSpec,
+        layout: ActingLayout,
+        network: NetworkFactory,
+        statistics: tuple[slice, slice] | None = None,
+    ) -> None:
+        super().__init__(spec, layout, statistics=statistics)
+        self._network = network
         self._module: nn.Module | None = None
-        self.weights = np.zeros(flat_size([network(self._inputs, outputs)]), np.float32)
 
-    def load(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[flat_size]` in. Raises ValueError if the length is another."""
-        if weights.shape != self.weights.shape:
-            raise ValueError(f"weights must have shape {self.weights.shape}, got {weights.shape}")
-        np.copyto(self.weights, weights)
-
-    def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """The head's values `[E, outputs]` for `obs` `[E, *obs_shape]`, which may be strided; a fresh array."""
+    def _forward(self) -> NDArray[np.float32]:
         import torch
 
         if self._module is None:
             torch.set_num_threads(1)
             self._module = self._network(self._inputs, self._outputs).eval().requires_grad_(False)
-            bind([self._module], torch.from_numpy(self.weights))
-        x = obs.reshape(obs.shape[0], self._inputs).astype(np.float32)
-        if self._scale is not None:
-            x *= self._scale
+            bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
         with torch.no_grad():
-            out: NDArray[np.float32] = self._module(torch.from_numpy(x)).numpy()
+            out: NDArray[np.float32] = self._module(torch.from_numpy(self._x)).numpy()
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_module": None}
+        return super().__getstate__() | {"_module": None}
+
+
+def network_size(sizes: tuple[int, ...], network: NetworkFactory | None) -> int:
+    """Numbers of a network in its flat block: a perceptron of these widths, or the module that `network` makes."""
+    return parameter_count(sizes) if network is None else flat_size([network(sizes[0], sizes[-1])])
+
+
+def make_acting_network(
+    spec: EnvSpec,
+    layout: ActingLayout,
+    network: NetworkFactory | None,
+    relu: bool = True,
+    statistics: tuple[slice, slice] | None = None,
+) -> ActingNetwork:
+    """The perceptron of `layout`, or the module that `network` makes."""
+    if network is not None:
+        return ModuleActingNetwork(spec, layout, network, statistics)
+    return ActingNetwork(spec, layout, relu, statistics)

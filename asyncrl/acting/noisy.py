@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import noisy_mlp_forward
+from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.network import ActingLayout, ActingNetwork
 from asyncrl.interfaces import EnvSpec
-
-
-class NoisyLayout(ActingLayout, Protocol):
-    """Where means and standard deviations lie in the flat block: all means first."""
-
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Shapes of the blocks of means, one for each layer."""
-        ...
 
 
 class NoisyActingNetwork(ActingNetwork):
@@ -30,9 +22,9 @@ class NoisyActingNetwork(ActingNetwork):
         layout: its flat block is the means of all layers, then the standard deviations of all but the first.
     """
 
-    def __init__(self, spec: EnvSpec, layout: NoisyLayout) -> None:
+    def __init__(self, spec: EnvSpec, layout: ActingLayout) -> None:
         self._noise_count = sum(a + b for a, b in itertools.pairwise(layout.sizes[1:]))
-        self._mean_count = sum(rows * columns for rows, columns in layout.blocks)
+        self._mean_count = parameter_count(layout.sizes)
         super().__init__(spec, layout)
 
     def _allocate(self, rows: int) -> None:
@@ -47,12 +39,9 @@ class NoisyActingNetwork(ActingNetwork):
         al. 2018). It is factorised: inputs + outputs numbers for each layer. Drawing them is most of the extra cost
         of a small network.
         """
-        rows = obs.shape[0]
-        if self._x.shape[0] != rows:
-            self._allocate(rows)
-        self._observe(obs.reshape(rows, self._inputs), self._x)
+        self._observe(obs)
         rng.standard_normal(dtype=np.float32, out=self._noise)
-        out = np.empty((rows, self._outputs), np.float32)
+        out = np.empty((obs.shape[0], self._outputs), np.float32)
         noisy_mlp_forward(
             self._x, self.weights, self._sizes, self._mean_count, self._noise, self._row_scratch, out
         )

@@ -1,63 +1,48 @@
-"""How a value-based algorithm acts: NumPy and numba, never torch, so that actors stay light.
+"""Policies of value-based algorithms, in NumPy and numba; and a trained policy with `predict`.
 
-`QLayout` says where every weight lies in the flat block that travels through the weight mailbox; the
-learner's network (`networks/mlp.py`) is laid out by the same record, so that publishing weights is one copy.
+`QLayout` is the shape of the network and the order of its weights in the flat block that travels through the weight
+mailbox; the learner's network has the same order, so publishing weights is one copy.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.network import ActingNetwork
+from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Policy
 
 
-def mlp_blocks(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Shape of each layer's block of a perceptron with these widths, from the input to the head.
-
-    A hidden layer is `[inputs + 1, outputs]`, its last row the bias, the head `[outputs, inputs + 1]`, its last column
-    the bias (why: `mlp.FlatMLP`).
-    """
-    hidden = tuple((a + 1, b) for a, b in itertools.pairwise(sizes[:-1]))
-    return (*hidden, (sizes[-1], sizes[-2] + 1))
-
-
 @dataclass(frozen=True)
 class QLayout:
-    """Shape of an action-value network and the order of its weights in a flat float32 block.
+    """Shape of an action-value network and the order of its weights in a flat float32 block (see `layouts`).
 
-    Layer l maps `sizes[l]` to `sizes[l + 1]` values, with ReLU between the layers. A hidden layer is a
-    row-major block `[sizes[l] + 1, sizes[l + 1]]`, its last row the bias, so that `[x, 1] @ block` is the
-    whole layer; the head is a block `[sizes[-1], sizes[-2] + 1]`, its last column the bias (why:
-    `mlp.FlatMLP`). Blocks follow one another in layer order without gaps.
+    ReLU stands between the layers. With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first
+    half is the value stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the
+    head's cross blocks are zero. With N `atoms` (a distribution of the return) the head gives N values where it would
+    give one, those of an action side by side.
 
-    With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first half is the value
-    stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the head's
-    cross blocks are zero.
-
-    With N `atoms` (a distribution of the return) the head gives N values where it would give one, those of an
-    action side by side.
-
-    With `noisy` (Fortunato et al. 2018) every layer but the first has a standard deviation for each of its
-    weights: blocks of the same shapes, which follow the blocks of the means. The first layer stays without noise
-    because noise there would be noise on what the observation means to all layers behind it; the networks of the
-    papers likewise keep their convolutions free of it. A network of one hidden layer has a noisy head.
+    With `noisy` (Fortunato et al. 2018) every layer but the first has a standard deviation for each of its parameters;
+    they follow those of all layers, in the same order. The first layer stays without noise because noise there would
+    be noise on what the observation means to all layers behind it; the papers likewise keep their convolutions free
+    of it. A network of one hidden layer has a noisy head.
 
     Attributes:
         inputs: values of one flattened observation.
         hidden: widths of the hidden layers, at least one.
         num_actions: n, how many action values.
         dueling: two streams, or one.
-        atoms: N, what the network says of one action; 1 for its value.
+        atoms: N, outputs for one action; 1 for its value.
         noisy: whether weights have standard deviations.
+        network: makes a module in place of the perceptron, or None.
     """
 
     inputs: int
@@ -66,6 +51,7 @@ class QLayout:
     dueling: bool = False
     atoms: int = 1
     noisy: bool = False
+    network: NetworkFactory | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -74,20 +60,11 @@ class QLayout:
             return (self.inputs, *self.hidden, self.num_actions * self.atoms)
         return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], (1 + self.num_actions) * self.atoms)
 
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Shape of each layer's block."""
-        return mlp_blocks(self.sizes)
-
-    @property
-    def noisy_blocks(self) -> tuple[tuple[int, int], ...]:
-        """Shapes of the blocks of standard deviations: those of every layer but the first, or none."""
-        return self.blocks[1:] if self.noisy else ()
-
-    @property
+    @cached_property
     def weight_count(self) -> int:
         """Length of the flat block."""
-        return sum(rows * columns for rows, columns in (*self.blocks, *self.noisy_blocks))
+        noisy = parameter_count(self.sizes[1:]) if self.noisy else 0
+        return network_size(self.sizes, self.network) + noisy
 
 
 class QPolicy:
@@ -112,7 +89,11 @@ class QPolicy:
         epsilon: EpsilonSchedule | None = None,
         support: NDArray[np.float32] | None = None,
     ) -> None:
-        self._network = NoisyActingNetwork(spec, layout) if layout.noisy else ActingNetwork(spec, layout)
+        self._network = (
+            NoisyActingNetwork(spec, layout)
+            if layout.noisy
+            else make_acting_network(spec, layout, layout.network)
+        )
         self.layout = layout
         self._support = support
         self.epsilon = epsilon or EpsilonSchedule()

@@ -11,27 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
-from asyncrl.acting.network import ActingNetwork, ActionBox
-from asyncrl.acting.policies import mlp_blocks
+from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
+from asyncrl.acting.network import ActionBox
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
-
-OBSERVATION_CLIP = 10.0
-"""Normalised observations are cut to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
 
 
 @dataclass(frozen=True)
 class ActorLayout:
     """Shape of a policy network and the order of its numbers in a flat float32 block.
 
-    The block is `[network][log_std][obs_mean][obs_scale]`. The network is laid out as `policies.QLayout` lays out
-    its own: a hidden layer is a row-major block `[inputs + 1, outputs]`, its last row the bias; the head is a block
-    `[outputs, inputs + 1]`, its last column the bias; blocks follow one another without gaps.
+    The block is `[network][log_std][obs_mean][obs_scale]`; the order within the network is that of `layouts`.
 
     Attributes:
         inputs: values of one flattened observation.
@@ -40,6 +36,7 @@ class ActorLayout:
         activation: between the layers.
         squashed: a Gaussian's draw goes through tanh and is scaled to the box; needs finite bounds.
         normalized: observations are normalised by the statistics in the block.
+        network: makes a module in place of the perceptron, or None.
     """
 
     inputs: int
@@ -48,6 +45,7 @@ class ActorLayout:
     activation: Literal["tanh", "relu"] = "tanh"
     squashed: bool = False
     normalized: bool = False
+    network: NetworkFactory | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ("tanh", "relu"):
@@ -88,15 +86,10 @@ class ActorLayout:
         """Widths from the input to the head."""
         return (self.inputs, *self.hidden, self.outputs)
 
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Shape of each layer's block."""
-        return mlp_blocks(self.sizes)
-
-    @property
+    @cached_property
     def network_count(self) -> int:
         """Numbers of the network, which stand first."""
-        return sum(rows * columns for rows, columns in self.blocks)
+        return network_size(self.sizes, self.network)
 
     @property
     def log_std(self) -> slice:
@@ -131,19 +124,6 @@ def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
     )
 
 
-class NormalizingNetwork(ActingNetwork):
-    """Normalises observations by the statistics that stand in the block behind the network."""
-
-    def __init__(self, spec: EnvSpec, layout: ActorLayout, relu: bool) -> None:
-        super().__init__(spec, layout, relu)
-        self._mean, self._inverse_std = layout.obs_mean, layout.obs_scale
-
-    def _observe(self, flat: NDArray[Any], x: NDArray[np.float32]) -> None:
-        np.subtract(flat, self.weights[self._mean], out=x, casting="same_kind")
-        x *= self.weights[self._inverse_std]
-        np.minimum(np.maximum(x, -OBSERVATION_CLIP, out=x), OBSERVATION_CLIP, out=x)
-
-
 class StochasticPolicy:
     """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.interfaces.Policy`.
 
@@ -162,8 +142,9 @@ class StochasticPolicy:
     """
 
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
-        network = NormalizingNetwork if layout.normalized else ActingNetwork
-        self._network = network(spec, layout, layout.activation == "relu")
+        statistics = (layout.obs_mean, layout.obs_scale) if layout.normalized else None
+        relu = layout.activation == "relu"
+        self._network = make_acting_network(spec, layout, layout.network, relu, statistics)
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout = layout

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles import slow_perceptron
 from scipy import stats
 
 from asyncrl.acting.box import (
@@ -65,27 +66,17 @@ def make(
 def constant(gaussian: bool, head: list[float], action: BoxAction, **options: Any) -> Any:
     """A policy whose head is `head` for every observation."""
     made, weights = make(gaussian, action, hidden=(), **options)
-    block = np.zeros(made.layout.blocks[0], np.float32)
-    block[:, -1] = head
-    assert block.size == weights.size
-    made.load_weights(block.ravel())
+    weights[:] = 0.0
+    weights[-len(head) :] = head
+    made.load_weights(weights)
     return made
 
 
 def slow_outputs(layout: BoxLayout, flat: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """One value at a time, float64."""
-    parts, start = [], 0
-    for height, width in layout.blocks:
-        parts.append(flat[start : start + height * width].astype(np.float64).reshape(height, width))
-        start += height * width
-    assert start == layout.weight_count == len(flat)
-    *hidden, head = parts
-    result = []
-    for x in rows.reshape(len(rows), -1).astype(np.float64):
-        for w in hidden:
-            x = np.array([max(0.0, sum(x * w[:-1, j]) + w[-1, j]) for j in range(w.shape[1])])
-        result.append([sum(x * row[:-1]) + row[-1] for row in head])
-    return np.array(result)
+    assert layout.weight_count == len(flat)
+    flat_rows = rows.reshape(len(rows), -1)
+    return np.array([slow_perceptron(layout.sizes, flat, x, lambda v: max(0.0, v)) for x in flat_rows])
 
 
 def to_box(unit: np.ndarray, action: BoxAction) -> np.ndarray:
@@ -112,10 +103,10 @@ class Scripted:
 def test_layout_by_hand() -> None:
     action = BoxAction((-1.0,) * 6, (1.0,) * 6, (2, 3))
     layout = BoxLayout(4, (8, 5), action)
-    assert layout.sizes == (4, 8, 5, 6) and layout.blocks == ((5, 8), (9, 5), (6, 6))
+    assert layout.sizes == (4, 8, 5, 6)
     assert layout.weight_count == 40 + 45 + 36 == 121 and layout.action_values == 6
     drawn = BoxLayout(4, (8, 5), action, gaussian=True)
-    assert drawn.blocks == ((5, 8), (9, 5), (12, 6)) and drawn.weight_count == 157
+    assert drawn.sizes == (4, 8, 5, 12) and drawn.weight_count == 157
     assert drawn.action_values == 6
 
 
@@ -168,7 +159,7 @@ def test_deterministic_by_hand() -> None:
     action = BoxAction((-1.0, 0.0), (3.0, 10.0), (2,))
     spec = EnvSpec("test", (1,), "float32", action)
     made = DeterministicPolicy(spec, BoxLayout(1, (1,), action), GaussianNoise(0.5))
-    made.load_weights(np.array([2, -1, 0.5, 0.25, -1, 0], np.float32))
+    made.load_weights(np.array([2, -1, 0.5, -1, 0.25, 0], np.float32))
     made.assign_streams(0, 2, 2)
     obs = np.array([[0.0], [1.5]], np.float32)  # hidden 0 and 2: heads [0.25, 0] and [1.25, -2]
     tanh = [[0.24491866, 0.0], [0.84828364, -0.96402758]]

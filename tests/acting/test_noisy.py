@@ -2,8 +2,10 @@ import pickle
 
 import numpy as np
 import pytest
+from oracles import layers_of
 
 from asyncrl.acting.kernels import layer_forward, noisy_mlp_forward
+from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.acting.schedules import EpsilonSchedule
@@ -20,7 +22,7 @@ LAYOUTS = [
 def network(layout: QLayout, sigma: float = 1.0, seed: int = 0) -> NoisyActingNetwork:
     made = NoisyActingNetwork(SPEC, layout)
     weights = np.random.default_rng(seed).normal(size=layout.weight_count).astype(np.float32)
-    weights[sum(r * c for r, c in layout.blocks) :] *= sigma
+    weights[parameter_count(layout.sizes) :] *= sigma
     made.load(weights)
     return made
 
@@ -34,21 +36,17 @@ def slow_noisy(layout: QLayout, flat: np.ndarray, obs: np.ndarray, normal: np.nd
     result = []
     for x, drawn in zip(obs.astype(np.float64), normal.astype(np.float64), strict=True):
         f = np.sign(drawn) * np.sqrt(np.abs(drawn))
-        start, at = 0, 0
-        sigma_at = sum(r * c for r, c in layout.blocks)
-        for layer, (rows, columns) in enumerate(layout.blocks):
-            last, count = layer == len(layout.blocks) - 1, rows * columns
-            mu = flat[start : start + count].reshape(rows, columns)
-            mu, start = (mu if last else mu.T), start + count
-            w, b = mu[:, :-1].astype(np.float64), mu[:, -1].astype(np.float64)
+        at, last = 0, len(layout.sizes) - 2
+        split = parameter_count(layout.sizes)
+        sigmas = layers_of(layout.sizes[1:], flat[split:])
+        for layer, (w, b) in enumerate(layers_of(layout.sizes, flat[:split])):
             if layer:
-                sigma = flat[sigma_at : sigma_at + count].reshape(rows, columns)
-                sigma, sigma_at = (sigma if last else sigma.T), sigma_at + count
-                e_in, e_out = f[at : at + w.shape[1]], f[at + w.shape[1] : at + sum(w.shape)]
-                at += sum(w.shape)
-                w, b = w + sigma[:, :-1] * np.outer(e_out, e_in), b + sigma[:, -1] * e_out
-            x = w @ x + b
-            x = x if last else np.maximum(x, 0)
+                sigma, sigma_bias = sigmas[layer - 1]
+                e_in, e_out = f[at : at + len(w)], f[at + len(w) : at + len(w) + len(b)]
+                at += len(w) + len(b)
+                w, b = w + sigma * np.outer(e_in, e_out), b + sigma_bias * e_out
+            x = x @ w + b
+            x = x if layer == last else np.maximum(x, 0)
         assert at == len(f)
         result.append(x)
     return np.array(result)
@@ -69,7 +67,7 @@ def test_kernels_compiled_and_interpreted_agree() -> None:
     layout, rng = LAYOUTS[2], np.random.default_rng(3)
     flat = rng.normal(size=layout.weight_count).astype(np.float32)
     x, sizes = rng.normal(size=(5, 4)).astype(np.float32), np.array(layout.sizes)
-    mean_count = sum(r * c for r, c in layout.blocks)
+    mean_count = parameter_count(layout.sizes)
     normal = rng.normal(size=(5, 9 + 5 + 9 + 8 + 8 + 20)).astype(np.float32)
     outs, layers = [], []
     for kernel in (noisy_mlp_forward, noisy_mlp_forward.py_func):
@@ -121,10 +119,10 @@ def test_noise_of_one_layer_has_the_deviations_of_the_weights() -> None:
     np.testing.assert_allclose(out.mean(axis=0), made(obs[:1])[0], atol=0.02)
     w, b = made.weights[: 5 * 6].reshape(5, 6)[:-1], made.weights[: 5 * 6].reshape(5, 6)[-1]
     hidden = np.maximum(obs[0] @ w + b, 0)
-    sigma = made.weights[-2 * 7 :].reshape(2, 7)
+    sigma, sigma_bias = made.weights[-14:-2].reshape(2, 6), made.weights[-2:]
     # E[f(e)^2] = E|e| = sqrt(2 / pi), for the output's factor and for each input's
     share = np.sqrt(2 / np.pi)
-    variance = share * (share * np.square(sigma[:, :-1] * hidden).sum(axis=1) + np.square(sigma[:, -1]))
+    variance = share * (share * np.square(sigma * hidden).sum(axis=1) + np.square(sigma_bias))
     np.testing.assert_allclose(out.var(axis=0), variance, rtol=0.05)
 
 

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from oracles import slow_perceptron
 
 from asyncrl.acting.kernels import mlp_forward
 from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
@@ -26,17 +27,9 @@ def policy(
 
 def slow_q(layout: QLayout, flat: np.ndarray, obs: np.ndarray) -> np.ndarray:
     """One value at a time, float64."""
-    result, start = [], 0
-    parts = []
-    for rows, columns in layout.blocks:
-        parts.append(flat[start : start + rows * columns].astype(np.float64).reshape(rows, columns))
-        start += rows * columns
-    assert start == len(flat)
-    *hidden, head = parts
-    for x in obs.reshape(len(obs), -1).astype(np.float64):
-        for w in hidden:
-            x = np.array([max(0.0, sum(x * w[:-1, j]) + w[-1, j]) for j in range(w.shape[1])])
-        y = np.array([sum(x * row[:-1]) + row[-1] for row in head])
+    result = []
+    for x in obs.reshape(len(obs), -1):
+        y = slow_perceptron(layout.sizes, flat, x, lambda v: max(0.0, v))
         result.append(y[0] + y[1:] - y[1:].mean() if layout.dueling else y)
     return np.array(result)
 
@@ -243,24 +236,24 @@ def test_acting_never_imports_torch() -> None:
 def test_atoms_are_read_as_quantiles_or_as_logits_over_a_support() -> None:
     layout = QLayout(4, (6,), 2, atoms=3)
     weights = np.zeros(layout.weight_count, np.float32)
-    head = weights[5 * 6 :].reshape(6, 7)  # a view: biases only
-    head[:, -1] = np.log([0.5, 0.25, 0.25, 0.1, 0.1, 0.8])
+    bias = weights[-6:]  # a view: the head's biases only
+    bias[:] = np.log([0.5, 0.25, 0.25, 0.1, 0.1, 0.8])
     support = np.array([-1.0, 0.0, 2.0], np.float32)
     obs = np.ones((2, 4), np.float32)
     logits, quantiles = QPolicy(SPEC2, layout, support=support), QPolicy(SPEC2, layout)
     for made in (logits, quantiles):
         made.load_weights(weights)
     np.testing.assert_allclose(logits.q_values(obs), [[-0.5 + 0.5, -0.1 + 1.6]] * 2, rtol=1e-5, atol=1e-6)
-    means = head[:, -1].reshape(2, 3).mean(axis=1)
+    means = bias.reshape(2, 3).mean(axis=1)
     np.testing.assert_allclose(quantiles.q_values(obs), [means] * 2, rtol=1e-5)
-    head[:, -1] *= 1000  # logits may be large
+    bias *= 1000  # logits may be large
     assert np.isfinite(logits.load_weights(weights) or logits.q_values(obs)).all()
 
 
 def test_dueling_atoms_are_combined_before_they_are_read() -> None:
     layout = QLayout(4, (1,), 2, dueling=True, atoms=2)
     weights = np.zeros(layout.weight_count, np.float32)
-    weights[5 * 2 :].reshape(6, 3)[:, -1] = [1.0, 2.0, 3.0, 5.0, 1.0, 1.0]  # V, A(0), A(1), an atom each
+    weights[-6:] = [1.0, 2.0, 3.0, 5.0, 1.0, 1.0]  # V, A(0), A(1), an atom each
     made = QPolicy(SPEC2, layout)
     made.load_weights(weights)
     # atom 0: 1 + (3, 1) - 2 = (2, 0); atom 1: 2 + (5, 1) - 3 = (4, 0)

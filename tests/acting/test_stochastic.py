@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles import slow_perceptron
 from scipy import stats
 
 from asyncrl.acting.kernels import (
@@ -19,8 +20,9 @@ from asyncrl.acting.kernels import (
     mlp_forward,
     tanh_in_place,
 )
+from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.policies import TrainedPolicy
-from asyncrl.acting.stochastic import OBSERVATION_CLIP, ActorLayout, StochasticPolicy, extra_fields_of
+from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.interfaces import (
     ActionSpec,
     BoxAction,
@@ -63,19 +65,9 @@ def make(
 
 def slow_outputs(layout: ActorLayout, flat: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """One value at a time, float64."""
-    parts, start = [], 0
-    for height, width in layout.blocks:
-        parts.append(flat[start : start + height * width].astype(np.float64).reshape(height, width))
-        start += height * width
-    assert start == layout.network_count
-    *hidden, head = parts
     function = np.tanh if layout.activation == "tanh" else lambda v: max(v, 0.0)
-    result = []
-    for x in rows.reshape(len(rows), -1).astype(np.float64):
-        for w in hidden:
-            x = np.array([function(sum(x * w[:-1, j]) + w[-1, j]) for j in range(w.shape[1])])
-        result.append([sum(x * row[:-1]) + row[-1] for row in head])
-    return np.array(result)
+    own = flat[: layout.network_count]
+    return np.array([slow_perceptron(layout.sizes, own, x, function) for x in rows.reshape(len(rows), -1)])
 
 
 def observations(rows: int = 11, seed: int = 3) -> np.ndarray:
@@ -84,7 +76,7 @@ def observations(rows: int = 11, seed: int = 3) -> np.ndarray:
 
 def test_layout_by_hand() -> None:
     layout = ActorLayout(4, (8, 6), BOX, squashed=True, normalized=True)
-    assert layout.blocks == ((5, 8), (9, 6), (3, 7))
+    assert layout.sizes == (4, 8, 6, 3)
     assert layout.network_count == 40 + 54 + 21 == 115
     assert (layout.log_std, layout.obs_mean, layout.obs_scale) == (
         slice(115, 118),
@@ -100,11 +92,11 @@ def test_layout_by_hand() -> None:
     )
     plain = ActorLayout(4, (8,), SEVERAL)
     assert plain.outputs == 9 and plain.action_values == 0 and not plain.gaussian
-    assert plain.blocks == ((5, 8), (9, 9)) and plain.weight_count == plain.network_count == 121
+    assert plain.sizes == (4, 8, 9) and plain.weight_count == plain.network_count == 121
     assert all(s == slice(121, 121) for s in (plain.log_std, plain.obs_mean, plain.obs_scale))
     assert extra_fields_of(plain) == (FieldSpec("log_prob", (), "float32"),)
     assert ActorLayout(4, (8,), DiscreteAction(5)).outputs == 5
-    assert ActorLayout(4, (), FREE).blocks == ((4, 5),)
+    assert ActorLayout(4, (), FREE).sizes == (4, 4)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from asyncrl.acting.modules import ModuleActingNetwork
+from asyncrl.acting.policies import QLayout
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.module import ModuleNetwork
@@ -79,7 +80,8 @@ def test_acting_and_learning_agree() -> None:
     arch = Architecture((4, 3), network=normalised)
     net = arch.on(arch.initial(torch.Generator()))
     assert isinstance(net, ModuleNetwork)
-    acting = ModuleActingNetwork(spec, normalised, 3)
+    layout = QLayout(4, (), 3, network=normalised)
+    acting = ModuleActingNetwork(spec, layout, normalised)
     acting.load(net.flat.numpy())
     obs = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
     net.modules[0].eval()
