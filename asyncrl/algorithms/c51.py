@@ -139,5 +139,5 @@ class C51(QLearning):
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
 
         support = torch.from_numpy(self.support()).to(device)
-        loss, values = (partial(function, support=support) for function in (c51_loss, expected_value))
-        return QLearningUpdate(self, spec, device, seed, loss=loss, values=values)
+        values = partial(expected_value, support=support)
+        return QLearningUpdate(self, spec, device, seed, loss=partial(c51_loss, support=support), values=values)

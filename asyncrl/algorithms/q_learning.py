@@ -7,8 +7,8 @@
     Fortunato et al. 2018   Noisy networks for exploration
     Hessel et al. 2018      Rainbow (dueling for each atom)
 
-Networks, target and optimiser are in `q_learning_update.py`, which imports torch. This module does not, so that a command
-line shows its help, and an actor unpickles its policy, at once.
+Networks, target and optimiser are in `q_learning_update.py`, which imports torch. This module does not, so that a
+command line shows its help, and an actor unpickles its policy, at once.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class QLearning(OffPolicy):
 
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
     needs_bounds: ClassVar[bool] = False
+    network: ClassVar[None] = None
 
     n_step: int = 3
     prioritized: bool = True
@@ -167,7 +168,7 @@ class QLearning(OffPolicy):
         )
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
-        """Shape of the actors' network, whose weights are published: the learner's, or a smaller one that acts alike."""
+        """Shape of the network whose weights are published: the learner's, or a smaller one that acts alike."""
         return self.layout(spec)
 
     def atoms(self) -> int | None:

@@ -42,7 +42,7 @@ class QLearningUpdate:
         seed: of the initial weights and of the noise in them, which are the same on every device.
         loss: of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
         values: action values `[R, A]` of outputs by action.
-        kernel: fills the loss's gradient and the priorities on the CPU, from arrays (see `_Buffers`); None for autograd.
+        kernel: fills the loss's gradient and the priorities from arrays (see `_Buffers`), on the CPU; None: autograd.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class QLearningUpdate:
             NoisyMLP(sizes, start).initialise_sigma(config.noisy_sigma, stream)
         flat = start.to(self._device, copy=True)
         self._gradient = torch.zeros_like(flat)
-        self._mask = _dueling_mask(layout, stream).to(self._device) if layout.dueling else None
+        self._mask = _dueling_mask(layout, stream).to(self._device)
         self._masked = _heads(layout, self._gradient) if layout.dueling else []
         for head in _heads(layout, flat) if layout.dueling else []:
             head.mul_(self._mask)
@@ -244,8 +244,8 @@ class _Buffers:
         batch, online, target: as given.
         grad: `[B, outputs]`, gradient of the loss at the online network's outputs for obs.
         priorities: `[B, 1]`, as the loss gives them.
-        arrays: on the CPU, arguments of a kernel after the outputs: action, reward, discount, weight `[B, 1]`, limits of
-            the values `[2]`, and `grad` and `priorities`, which it fills.
+        arrays: on the CPU, a kernel's arguments after the outputs: action, reward, discount, weight `[B, 1]`, limits of
+            the values `[2]`; and `grad` and `priorities`, which it fills.
     """
 
     def __init__(self, batch: StagedBatch, online: Pass, target: Pass, outputs: int) -> None:
@@ -271,7 +271,7 @@ def _heads(layout: QLayout, vector: Tensor) -> list[Tensor]:
 
 
 def _dueling_mask(layout: QLayout, stream: int) -> Tensor:
-    """Ones where a dueling head `[outputs, inputs]` has weights: value by the first stream, advantages by the second."""
+    """Ones where a dueling head `[outputs, inputs]` has weights: value by one stream, advantages by the other."""
     mask = torch.ones(layout.sizes[-1], layout.sizes[-2])
     mask[: layout.atoms, stream:] = 0.0
     mask[layout.atoms :, :stream] = 0.0

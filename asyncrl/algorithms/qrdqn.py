@@ -102,7 +102,7 @@ class QRDQN(QLearning):
     def acting_layout(self, spec: EnvSpec) -> QLayout:
         """A network of action values: the mean of quantiles is linear in the head's weights.
 
-        Noise is drawn for every quantile, and the layers of a user's network are unknown; then all quantiles are published.
+        Noise is drawn for every quantile, and a user's network has no such head; then all quantiles are published.
         """
         layout = self.layout(spec)
         own = self.noisy or self.network is not None

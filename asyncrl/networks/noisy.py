@@ -1,7 +1,7 @@
 """Perceptrons with noise in their weights, as the learner trains them (Fortunato et al. 2018).
 
-A draw makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out) once for all rows of
-a batch (eq. 10 and 11). Passes run with them as with any others; the gradient for sigma is that for the weights times
+A draw makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out) once for all rows
+of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient for sigma is that for the weights times
 the noise.
 """
 
@@ -64,7 +64,7 @@ class NoisyMLP:
         own.head_bias.fill_(sigma * (head_inputs or own.head.shape[2]) ** -0.5)
 
     def draw(self, factors: Tensor) -> None:
-        """Make the weights of the passes with `factors` `[noise_count(sizes)]`, of each noisy layer f(e_in), f(e_out)."""
+        """Make the weights of the passes. `factors` `[noise_count]` are f(e_in), f(e_out) of each noisy layer."""
         noise, sizes = self._noise, self.mean.sizes
         parts = factors.split([width for pair in itertools.pairwise(sizes[1:]) for width in pair])
         *inner, e_in, e_out = parts
@@ -83,7 +83,7 @@ class NoisyMLP:
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host: the means as `FlatMLP` names them, and `sigma.<layer>.weight` and `sigma.<layer>.bias`."""
+        """Copies on the host: the means as `FlatMLP` names them, and `sigma.<layer>.<weight or bias>`."""
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
