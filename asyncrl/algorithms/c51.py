@@ -136,8 +136,10 @@ class C51(QLearning):
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         import torch
 
+        from asyncrl.algorithms.c51_kernel import c51_kernel
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
 
         support = torch.from_numpy(self.support()).to(device)
-        values = partial(expected_value, support=support)
-        return QLearningUpdate(self, spec, device, seed, loss=partial(c51_loss, support=support), values=values)
+        loss, values = partial(c51_loss, support=support), partial(expected_value, support=support)
+        kernel = partial(c51_kernel, self.support(), self.dueling)
+        return QLearningUpdate(self, spec, device, seed, loss=loss, values=values, kernel=kernel)

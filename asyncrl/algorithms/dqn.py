@@ -7,6 +7,7 @@ Schaul et al. 2016      Prioritized experience replay (importance weights)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,9 @@ class DQN(QLearning):
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.dqn_kernel import dqn_kernel
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
 
         loss = partial(dqn_loss, huber_delta=self.huber_delta, bound_targets=self.bound_targets)
-        return QLearningUpdate(self, spec, device, seed, loss=loss, values=lambda q: q)
+        kernel = partial(dqn_kernel, self.dueling, self.huber_delta or math.inf, self.bound_targets)
+        return QLearningUpdate(self, spec, device, seed, loss=loss, values=lambda q: q, kernel=kernel)

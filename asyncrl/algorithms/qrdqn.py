@@ -111,6 +111,11 @@ class QRDQN(QLearning):
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
+        from asyncrl.algorithms.qrdqn_kernel import quantile_kernel
 
-        loss = partial(quantile_loss, kappa=self.huber_delta, bound_targets=self.bound_targets)
-        return QLearningUpdate(self, spec, device, seed, loss=loss, values=lambda theta: theta.mean(dim=2))
+        kappa, bound = self.huber_delta, self.bound_targets
+        loss = partial(quantile_loss, kappa=kappa, bound_targets=bound)
+        kernel = partial(quantile_kernel, self.num_quantiles, self.dueling, kappa or 0.0, bound)
+        return QLearningUpdate(
+            self, spec, device, seed, loss=loss, values=lambda theta: theta.mean(dim=2), kernel=kernel
+        )
