@@ -85,7 +85,6 @@ class QLearning(OffPolicy):
 
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
     needs_bounds: ClassVar[bool] = False
-    network: ClassVar[None] = None
 
     n_step: int = 3
     prioritized: bool = True
