@@ -26,27 +26,18 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.run.config import TrainerConfig
+    from asyncrl.run.run_thread import TrainResult
     from asyncrl.run.trainer import Trainer, train
-    from asyncrl.run.trainer_options import TrainResult
     from asyncrl.show.metrics import EvaluationResult, Snapshot
     from asyncrl.version import __version__
 
+# Names that are not here are looked for among the algorithms' records.
 _HOMES = {
-    "A2C": "asyncrl.algorithms.a2c",
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
-    "C51": "asyncrl.algorithms.c51",
-    "DDPG": "asyncrl.algorithms.ddpg",
-    "DQN": "asyncrl.algorithms.dqn",
     "EvaluationResult": "asyncrl.show.metrics",
-    "IMPALA": "asyncrl.algorithms.impala",
-    "PPO": "asyncrl.algorithms.ppo",
-    "QRDQN": "asyncrl.algorithms.qrdqn",
-    "Rainbow": "asyncrl.algorithms.rainbow",
-    "SAC": "asyncrl.algorithms.sac",
     "Snapshot": "asyncrl.show.metrics",
-    "TD3": "asyncrl.algorithms.td3",
-    "TrainResult": "asyncrl.run.trainer_options",
+    "TrainResult": "asyncrl.run.run_thread",
     "Trainer": "asyncrl.run.trainer",
     "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",
@@ -77,12 +68,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name, "asyncrl.algorithms" if name[:1].isupper() else "")
+    value = getattr(importlib.import_module(home), name, None) if home else None
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    records = importlib.import_module("asyncrl.algorithms").__all__
+    return sorted({*globals(), *__all__, *(name for name in records if name[:1].isupper())} - {"ALGORITHMS"})

@@ -363,7 +363,8 @@ class Algorithm(Protocol):
     """A frozen, picklable record of hyper-parameters that answers what the trainer asks of every algorithm."""
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]]
+    update_loop: ClassVar[Literal["replay", "segments"]]
+    """Name of the loop that trains it (`asyncrl.run.update_loops`): from replay, or segment by segment."""
 
     # Documented where the record defines them.
     @property

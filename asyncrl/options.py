@@ -56,6 +56,8 @@ class Option:
 def option_help(record: type) -> Mapping[str, Option]:
     """Every option of `record` by name, in the order of its fields.
 
+    A field with metadata `{"option": False}` is none: it cannot be written on a command line or in a file.
+
     Raises:
         TypeError: `record` is not a dataclass.
         ValueError: a field has no docstring under it.
@@ -70,6 +72,8 @@ def _options(record: type) -> Mapping[str, Option]:
     hints, docs = get_type_hints(record), _attribute_docstrings(record)
     options = {}
     for field in dataclasses.fields(record):
+        if not field.metadata.get("option", True):
+            continue
         if field.name not in docs:
             raise ValueError(f"{record.__name__}.{field.name} must have a docstring under it, got none")
         default = field.default

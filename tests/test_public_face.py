@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
+from asyncrl.algorithms import ALGORITHMS
 
 SOURCE = Path(asyncrl.__file__)
 ROOT = SOURCE.parent.parent
@@ -25,7 +26,9 @@ def test_the_face_is_sorted_and_complete() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("asyncrl.")
         for alias in node.names
     }
-    assert typed == set(asyncrl.__all__) == set(asyncrl._HOMES)
+    records = {record.__name__ for record in ALGORITHMS.values()}
+    assert typed == set(asyncrl.__all__) and not records & set(asyncrl._HOMES)
+    assert set(asyncrl._HOMES) <= typed <= set(asyncrl._HOMES) | records
     assert list(asyncrl._HOMES) == sorted(asyncrl._HOMES)
     # As ruff sorts: constants, then classes, then the rest.
     assert len(asyncrl.__all__) == len(set(asyncrl.__all__))
@@ -35,8 +38,14 @@ def test_the_face_is_sorted_and_complete() -> None:
 @pytest.mark.parametrize("name", asyncrl.__all__)
 def test_every_name_loads_from_its_home(name: str) -> None:
     value = getattr(asyncrl, name)
-    assert getattr(value, "__module__", asyncrl._HOMES[name]) == asyncrl._HOMES[name]
+    home = asyncrl._HOMES.get(name, f"asyncrl.algorithms.{name.lower()}")
+    assert getattr(value, "__module__", home) == home
     assert name in dir(asyncrl)
+
+
+def test_every_algorithm_can_be_imported_by_its_class_name() -> None:
+    for record in ALGORITHMS.values():
+        assert getattr(asyncrl, record.__name__) is record and record.__name__ in dir(asyncrl)
 
 
 def test_a_name_that_does_not_exist() -> None:

@@ -1,6 +1,6 @@
 """What a policy computes per row, as numba kernels: its network, its draws and their log probabilities.
 
-Each is compiled when the module is imported, or loaded from numba's disk cache. The caller validates.
+The caller validates.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from asyncrl.shm.kernel import kernel
 
 # tanh as an odd rational function of degree 13 over 6 between the points where it rounds to one (the minimax fit of
 # Eigen's `ptanh`): no branch and no call, so that a loop over it becomes vector instructions.
@@ -28,7 +29,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2.0)
 
 
-@njit(["void(float32[::1])"], cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@kernel("void(float32[::1])", fastmath={"reassoc", "contract"})
 def tanh_in_place(y):  # type: ignore[no-untyped-def]
     """Tanh of every value of `y` `[n]`; absolute error below 5e-7."""
     for j in range(y.shape[0]):
@@ -38,11 +39,8 @@ def tanh_in_place(y):  # type: ignore[no-untyped-def]
         y[j] = x * p / (_Q0 + s * (_Q2 + s * (_Q4 + s * _Q6)))
 
 
-@njit(
-    ["void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+@kernel(
+    "void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])",
     fastmath={"reassoc", "contract"},
 )
 def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
@@ -90,13 +88,7 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
             out[r, j] = total
 
 
-@njit(
-    ["void(float32[::1], float32[:, ::1], float32[::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-    fastmath={"reassoc", "contract"},
-)
+@kernel("void(float32[::1], float32[:, ::1], float32[::1])", fastmath={"reassoc", "contract"})
 def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
     """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`, `x` may be longer than `inputs`."""
     n_in = w.shape[0] - 1
@@ -113,14 +105,9 @@ def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
         k += 1
 
 
-@njit(
-    [
-        "void(float32[:, ::1], float32[::1], int64[::1], int64, "
-        "float32[:, ::1], float32[:, ::1], float32[:, ::1])"
-    ],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+@kernel(
+    "void(float32[:, ::1], float32[::1], int64[::1], int64, "
+    "float32[:, ::1], float32[:, ::1], float32[:, ::1])",
     fastmath={"reassoc", "contract"},
 )
 def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type: ignore[no-untyped-def]
@@ -174,12 +161,7 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
             start, sigma_start, drawn = start + count, sigma_start + count, drawn + n_in + n_out
 
 
-@njit(
-    ["float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
+@kernel("float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])")
 def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no-untyped-def]
     """Draw component c of row r by the inverse of its distribution function at `uniform[r, c]`.
 
@@ -217,12 +199,7 @@ def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no
     return 1.0 - likeliest / (logits.shape[0] * choices.shape[0])
 
 
-@njit(
-    ["void(float32[:, ::1], float32[::1], float64[::1], float32[:, ::1], float32[::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
+@kernel("void(float32[:, ::1], float32[::1], float64[::1], float32[:, ::1], float32[::1])")
 def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyped-def]
     """Turn standard normal `draw` `[R, d]` into `mean + exp(log_std) * draw` and fill `log_prob` `[R]`.
 
@@ -243,12 +220,7 @@ def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyp
         log_prob[r] = -0.5 * squares - constant
 
 
-@njit(
-    ["void(float32[:, ::1], float32[::1])"],
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
+@kernel("void(float32[:, ::1], float32[::1])")
 def add_squashing(latent, log_prob):  # type: ignore[no-untyped-def]
     """Subtract `sum_i log(1 - tanh(u_i)^2)` of `latent` `[R, d]` from `log_prob` `[R]`.
 

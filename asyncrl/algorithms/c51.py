@@ -6,7 +6,6 @@ Hessel et al. 2018      Rainbow (the divergence as priority)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.algorithms.distributional_presets import C51_PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
@@ -119,10 +116,6 @@ class C51(QLearning):
                 f"v_min and v_max must leave {self.num_atoms} atoms that float32 tells apart, got {self.v_min} and "
                 f"{self.v_max}"
             )
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return C51_PRESETS
 
     def atoms(self) -> int:
         """`num_atoms`."""

@@ -1,13 +1,14 @@
-"""Gradient of `c51.c51_loss` in one pass over the host's memory, for the CPU."""
+"""Gradient of `c51.c51_loss` in one pass over the host's memory, for the CPU. Arrays are those of `dqn_kernel`."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numba import njit
 
+from asyncrl.algorithms.dqn_kernel import ARRAYS
 from asyncrl.algorithms.qrdqn_kernel import of_action
+from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 # exp(x) = 2^k exp(r), |r| <= ln(2) / 2, with the polynomial of Cephes' `expf`: no branch and no call, so that a loop
@@ -20,13 +21,7 @@ _C0, _C1, _C2, _C3, _C4, _C5 = (
 _LEAST = np.float32(-87.0)
 
 
-@njit(
-    "float32(float32[::1], float32[::1])",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-    fastmath={"reassoc", "contract"},
-)
+@kernel("float32(float32[::1], float32[::1])", fastmath={"reassoc", "contract"})
 def softmax(logits, p):  # type: ignore[no-untyped-def]
     """Fill `p` `[N]` with the probabilities of `logits` `[N]`; return the logarithm of the sum of exponentials."""
     top = logits[0]
@@ -48,29 +43,11 @@ def softmax(logits, p):  # type: ignore[no-untyped-def]
     return top + np.float32(math.log(total))
 
 
-@njit(
-    "void(float32[::1], boolean, float32[:, ::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], "
-    "float32[:, ::1], float32[:, ::1], float32[::1], float32[:, ::1], float32[:, ::1])",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-    fastmath={"reassoc", "contract"},
-)
+@kernel(f"void(float32[::1], boolean, {ARRAYS})", fastmath={"reassoc", "contract"})
 def c51_kernel(  # type: ignore[no-untyped-def]
-    support, dueling, out, next_out, action, reward, discount, weight, limits, grad, priorities
+    support, dueling, out, next_out, action, columns, limits, grad, priorities
 ):
-    """Fill the loss's gradient and the priorities. NaN propagates.
-
-    Args:
-        support: atoms `[N]`.
-        dueling: whether the outputs are N logits of the value and then those of the advantages.
-        out: the online network's outputs `[B, outputs]`, or `[2 B, outputs]` where those for next_obs choose the action.
-        next_out: the target network's `[B, outputs]` for next_obs.
-        action, reward, discount, weight: `[B, 1]`.
-        limits: not read.
-        grad: `[B, outputs]`, filled.
-        priorities: `[B, 1]`, filled with the divergences.
-    """
+    """`c51_loss`; priorities are the divergences. `limits` are not read: the support bounds the targets."""
     size, first, atoms = next_out.shape[0], 1 if dueling else 0, support.shape[0]
     rows, last = next_out.shape[1] // atoms, atoms - 1
     share = _ONE / np.float32(rows - first)
@@ -91,7 +68,7 @@ def c51_kernel(  # type: ignore[no-untyped-def]
         softmax(logits, p)
         m[:] = _ZERO
         for n in range(atoms):
-            b = (reward[i, 0] + discount[i, 0] * support[n] - support[0]) * per_unit
+            b = (columns[0, i, 0] + columns[1, i, 0] * support[n] - support[0]) * per_unit
             b = _ZERO if b < _ZERO else (np.float32(last) if b > np.float32(last) else b)
             lower = min(max(int(b), 0), last - 1)  # of a NaN, too
             upper_share = (b - np.float32(lower)) * p[n]
@@ -107,7 +84,7 @@ def c51_kernel(  # type: ignore[no-untyped-def]
         priorities[i, 0] = divergence
         grad[i, :] = _ZERO
         for n in range(atoms):
-            slope = weight[i, 0] * (p[n] - m[n])
+            slope = columns[2, i, 0] * (p[n] - m[n])
             if dueling:
                 grad[i, n] = slope
                 for a in range(1, rows):

@@ -9,13 +9,10 @@ other implementations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.continuous_presets import DDPG_PRESETS
 from asyncrl.algorithms.deterministic import DeterministicActor
-from asyncrl.algorithms.presets import Preset
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -34,10 +31,6 @@ class DDPG(DeterministicActor):
     num_critics: ClassVar[int] = 1
     target_noise: ClassVar[float] = 0.0
     target_noise_clip: ClassVar[float] = 0.0
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return DDPG_PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> TD3Core:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -8,13 +8,10 @@ Schaul et al. 2016      Prioritized experience replay (importance weights)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.dqn_presets import PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_positive
@@ -75,10 +72,6 @@ class DQN(QLearning):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("huber_delta", self.huber_delta)
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

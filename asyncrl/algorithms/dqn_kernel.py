@@ -1,45 +1,34 @@
-"""Gradient of `dqn.dqn_loss` in one pass over the host's memory, for the CPU."""
+"""Gradient of `dqn.dqn_loss` in one pass over the host's memory, for the CPU; and what the kernels of the family share.
+
+After its options each takes the arrays that `q_learning_update` gives it, and fills the last two. NaN propagates.
+
+    out         [B, outputs] online network for obs; [2 B, outputs] where its outputs for next_obs choose the action
+    next_out    [B, outputs] target network for next_obs
+    action      [B, 1] int64
+    columns     [3, B, 1] reward, discount, weight
+    limits      [2] of bootstrapped values, read with `bound_targets`
+    grad        [B, outputs] gradient of the loss at `out`
+    priorities  [B, 1] as the loss gives them
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from asyncrl.shm.kernel import kernel
 
-@njit(
-    "void(boolean, float64, boolean, float32[:, ::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], "
-    "float32[:, ::1], float32[:, ::1], float32[::1], float32[:, ::1], float32[:, ::1])",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+ARRAYS = (
+    "float32[:, ::1], float32[:, ::1], int64[:, ::1], "
+    "float32[:, :, ::1], float32[::1], float32[:, ::1], float32[:, ::1]"
 )
-def dqn_kernel(  # type: ignore[no-untyped-def]
-    dueling,
-    huber_delta,
-    bound_targets,
-    out,
-    next_out,
-    action,
-    reward,
-    discount,
-    weight,
-    limits,
-    grad,
-    priorities,
-):
-    """Fill the loss's gradient and the priorities. NaN propagates.
+"""Types of the arrays, for a kernel's signature."""
 
-    Args:
-        dueling: whether the outputs are a value and then advantages, else action values.
-        huber_delta: infinite for the squared loss.
-        bound_targets: clip bootstrapped values to `limits`.
-        out: the online network's outputs `[B, outputs]`, or `[2 B, outputs]` where those for next_obs choose the action.
-        next_out: the target network's `[B, outputs]` for next_obs.
-        action, reward, discount, weight: `[B, 1]`.
-        limits: `[2]`.
-        grad: `[B, outputs]`, filled.
-        priorities: `[B, 1]`, filled with the temporal-difference errors.
-    """
+
+@kernel(f"void(boolean, float64, boolean, {ARRAYS})")
+def dqn_kernel(  # type: ignore[no-untyped-def]
+    dueling, huber_delta, bound_targets, out, next_out, action, columns, limits, grad, priorities
+):
+    """`dqn_loss` with an infinite `huber_delta` for the squared loss; priorities are the errors."""
     size, outputs = next_out.shape
     first = 1 if dueling else 0
     delta, share = np.float32(huber_delta), np.float32(1.0) / np.float32(outputs - first)
@@ -62,10 +51,10 @@ def dqn_kernel(  # type: ignore[no-untyped-def]
             next_q = limits[0]
         elif bound_targets and next_q > limits[1]:
             next_q = limits[1]
-        error = q - (reward[i, 0] + discount[i, 0] * next_q)
+        error = q - (columns[0, i, 0] + columns[1, i, 0] * next_q)
         priorities[i, 0] = error
         slope = delta if error > delta else (-delta if error < -delta else error)
-        slope *= weight[i, 0]
+        slope *= columns[2, i, 0]
         for a in range(outputs):
             grad[i, a] = -slope * share if dueling else np.float32(0.0)
         if dueling:

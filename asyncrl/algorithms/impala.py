@@ -11,13 +11,10 @@ The loss and the iteration are in `impala_core.py`, which imports torch; this mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from asyncrl.algorithms.impala_presets import PRESETS
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.presets import Preset
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
@@ -84,10 +81,6 @@ class IMPALA(OnPolicy):
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """The factor that the learner puts on a row."""
         return self.staleness_correction
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return PRESETS[cls.name]
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> IMPALACore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.schedules import ramp
-from asyncrl.algorithms.presets import WithPresets
+from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
     coerce,
@@ -28,7 +29,7 @@ class OffPolicy(WithPresets):
     """
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]] = "replay"
+    update_loop: ClassVar[Literal["replay", "segments"]] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
     entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards
@@ -113,6 +114,9 @@ class OffPolicy(WithPresets):
 
     matmul_precision: Literal["highest", "medium"] = "highest"
     """Float32 products, or ones of rounded factors (bfloat16 on a CPU with AMX, TF32 on a GPU) summed in float32."""
+
+    network: NetworkFactory | None = field(default=None, metadata={"option": False})
+    """Makes each network in place of a perceptron: `network(inputs, outputs)` returns a `torch.nn.Module`."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(type(self)).items():

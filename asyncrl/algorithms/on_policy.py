@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
-from asyncrl.algorithms.presets import WithPresets
+from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.algorithms.registry import fitting, unbounded
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
@@ -33,7 +34,7 @@ class OnPolicy(WithPresets):
     """
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]] = "segments"
+    update_loop: ClassVar[Literal["replay", "segments"]] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
 
@@ -102,6 +103,9 @@ class OnPolicy(WithPresets):
 
     reuse_epochs: int = 0
     """Further passes over a batch while no new one has arrived, at least 0."""
+
+    network: NetworkFactory | None = field(default=None, metadata={"option": False})
+    """Makes each network in place of a perceptron: `network(inputs, outputs)` returns a `torch.nn.Module`."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(type(self)).items():

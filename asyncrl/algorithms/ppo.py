@@ -9,13 +9,10 @@ The networks, the loss and the optimiser are in `ppo_core.py`, which imports tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.ppo_presets import PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
@@ -75,10 +72,6 @@ class PPO(OnPolicy):
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """The correction that is a factor on a row, which the learner applies; the decoupled loss is none."""
         return "none" if self.staleness_correction == "importance" else self.staleness_correction
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> PPOCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -42,7 +42,7 @@ class QLearningUpdate:
         seed: of the initial weights and of the noise in them, which are the same on every device.
         loss: of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
         values: action values `[R, A]` of outputs by action.
-        kernel: fills the loss's gradient and the priorities from arrays (see `_Buffers`), on the CPU; None: autograd.
+        kernel: fills the loss's gradient and the priorities on the CPU (see `dqn_kernel`); None: autograd.
     """
 
     def __init__(
@@ -244,16 +244,14 @@ class _Buffers:
         batch, online, target: as given.
         grad: `[B, outputs]`, gradient of the loss at the online network's outputs for obs.
         priorities: `[B, 1]`, as the loss gives them.
-        arrays: on the CPU, a kernel's arguments after the outputs: action, reward, discount, weight `[B, 1]`, limits of
-            the values `[2]`; and `grad` and `priorities`, which it fills.
+        arrays: on the CPU, a kernel's arguments after the outputs, see `dqn_kernel`.
     """
 
     def __init__(self, batch: StagedBatch, online: Pass, target: Pass, outputs: int) -> None:
         self.batch, self.online, self.target = batch, online, target
         self.grad = batch.rows.new_empty(batch.size, outputs)
         self.priorities = batch.rows.new_empty(batch.size, 1)
-        columns = batch.action, batch.reward, batch.discount, batch.weight
-        fields = (*columns, batch.limits, self.grad, self.priorities)
+        fields = batch.action, batch.columns, batch.limits, self.grad, self.priorities
         self.arrays = tuple(field.numpy() for field in fields) if self.grad.device.type == "cpu" else ()
 
     def loss_arguments(self) -> tuple[Any, ...]:

@@ -6,14 +6,11 @@ Dabney et al. 2018   Distributional reinforcement learning with quantile regress
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.acting.policies import QLayout
-from asyncrl.algorithms.distributional_presets import QRDQN_PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
@@ -90,10 +87,6 @@ class QRDQN(QLearning):
         super().__post_init__()
         require_at_least("num_quantiles", self.num_quantiles, 1)
         require_positive("huber_delta", self.huber_delta)
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return QRDQN_PRESETS
 
     def atoms(self) -> int:
         """`num_quantiles`."""

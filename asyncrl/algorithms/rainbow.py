@@ -5,13 +5,10 @@ Hessel et al. 2018   Rainbow: combining improvements in deep reinforcement learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from asyncrl.algorithms.c51 import C51
-from asyncrl.algorithms.distributional_presets import RAINBOW_PRESETS
-from asyncrl.algorithms.presets import Preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +29,3 @@ class Rainbow(C51):
     noisy: bool = True
     exploration_initial: float = 0.0
     exploration_final: float = 0.0
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return RAINBOW_PRESETS

@@ -10,14 +10,11 @@ The networks, the loss and the optimiser are in `sac_core.py`, which imports tor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.acting.box import SquashedGaussianPolicy
 from asyncrl.algorithms.continuous import ContinuousControl
-from asyncrl.algorithms.continuous_presets import SAC_PRESETS
-from asyncrl.algorithms.presets import Preset
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
@@ -56,10 +53,6 @@ class SAC(ContinuousControl):
             require_positive(name, getattr(self, name))
         if self.target_entropy is not None and not math.isfinite(self.target_entropy):
             raise ValueError(f"target_entropy must be finite or none, got {self.target_entropy}")
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return SAC_PRESETS
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""

@@ -32,7 +32,8 @@ class StagedBatch:
         size: B.
         rows: `[2 B, inputs]`: obs, then next_obs.
         action: `[B, 1]` int64, or `[B, d]` float32 in -1..1.
-        reward, discount, weight: columns `[B, 1]`; weight is divided by B.
+        columns: `[3, B, 1]`: reward, discount, weight.
+        reward, discount, weight: views `[B, 1]` of them; weight is divided by B.
         limits: `[2]`, the bounds with this batch.
         low, high: scalars, views of `limits`.
     """
@@ -58,8 +59,8 @@ class StagedBatch:
         rows, columns, action, limits = (field.numpy() for field in _fields(self._host, *shape))
         self._obs, self._next_obs = rows[:size], rows[size:]
         self._columns, self._action, self._limits = [*columns[:, :, 0]], action, limits
-        self.rows, on_device, self.action, self.limits = _fields(self._block, *shape)
-        self.reward, self.discount, self.weight = on_device
+        self.rows, self.columns, self.action, self.limits = _fields(self._block, *shape)
+        self.reward, self.discount, self.weight = self.columns
         self.low, self.high = self.limits
         self._reward_scale = np.float32(reward_scale)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None

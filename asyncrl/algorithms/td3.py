@@ -7,13 +7,10 @@ The networks, the loss and the optimiser are in `td3_core.py`, which imports tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.continuous_presets import TD3_PRESETS
 from asyncrl.algorithms.deterministic import DeterministicActor
-from asyncrl.algorithms.presets import Preset
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
@@ -47,10 +44,6 @@ class TD3(DeterministicActor):
         require_at_least("num_critics", self.num_critics, 1)
         for name in ("target_noise", "target_noise_clip"):
             require_at_least(name, getattr(self, name), 0)
-
-    @classmethod
-    def _presets(cls) -> Mapping[str, Preset]:
-        return TD3_PRESETS
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> TD3Core:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

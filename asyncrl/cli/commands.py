@@ -25,8 +25,8 @@ from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.run.checkpoint import SavedPolicy, does_not_fit, read_policy
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.run_thread import TrainResult
 from asyncrl.run.trainer import Trainer
-from asyncrl.run.trainer_options import TrainResult
 from asyncrl.show.console import RunConsole
 from asyncrl.show.metrics import Snapshot
 

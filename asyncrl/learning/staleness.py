@@ -36,7 +36,7 @@ The decoupled loss is the best of four within the bound and the worst without: i
 so that every batch may move it on, where the plain ratio stops at what is a clip range away from the policy that
 acted. Hence PPO's defaults, `importance` and a bound of 4, which its default credits hardly reach. V-trace against
 none at CartPole-v1 with acting weights two segments old: 8 of 8 seeds against 6 of 8 reached 300; at four segments
-old neither is reliable (`impala_presets.py`), hence IMPALA's preset with two batches of credit.
+old neither is reliable (`benchmarks/presets.md`), hence IMPALA's preset with two batches of credit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.learning.histogram import Histogram
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 
 Correction = Literal["none", "power", "exponential"]
 CORRECTIONS: tuple[Correction, ...] = ("none", "power", "exponential")

@@ -1,7 +1,7 @@
 """Gradient of a loss at the outputs of networks, by autograd from there and no further.
 
-A loss is a pure function, written as its paper writes it. The networks' outputs are its leaves, so autograd runs through
-a handful of small operations; the networks' own backward pass is the engine's business.
+A loss is a pure function, written as its paper writes it. The networks' outputs are its leaves, so autograd runs
+through a handful of small operations; the networks' own backward pass is the engine's business.
 """
 
 from __future__ import annotations

@@ -30,15 +30,11 @@ proportional sampling: Schaul et al., "Prioritized Experience Replay", arXiv 151
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from asyncrl.replay.handles import prefetch
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import inlined, kernel
 
 SUM = 0
 """`nodes[g, SUM, j]`: sum of child j."""
@@ -51,12 +47,6 @@ _DIRTY = -1.0  # stands in place of a sum, within an update, while it waits to b
 Leaves = NDArray[np.float32]
 Nodes = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def inlined(function: Function) -> Function:
-    """A function that kernels call: compiled into each of them, callable from Python for tests."""
-    return cast("Function", njit(nogil=True, error_model="numpy")(function))
 
 
 @inlined

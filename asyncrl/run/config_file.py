@@ -93,21 +93,6 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
         raise _wrong_value(file, f"{path}.{name}" if name in values else path, str(error)) from error
 
 
-def load_config(file: Path, algorithms: Mapping[str, type]) -> tuple[TrainerConfig, Any]:
-    """What `dump_config` wrote: the run's record and its algorithm's.
-
-    Raises:
-        ConfigurationError: see `read_config` and `make_record`; or the algorithm is unknown.
-    """
-    tables = read_config(file, algorithms)
-    config = make_record(TrainerConfig, tables.get(TRAINER, {}), file=file, path=TRAINER)
-    if config.algo not in algorithms:
-        rule = f"algo must be one of {', '.join(algorithms)}, got {config.algo!r}"
-        raise _wrong_value(file, f"{TRAINER}.algo", rule)
-    table = tables.get(config.algo, {})
-    return config, make_record(algorithms[config.algo], table, file=file, path=config.algo)
-
-
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
     """Both records as TOML with every option, its help above it; one that is None stands as a comment."""
     return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)

@@ -11,7 +11,7 @@ from functools import cached_property
 import msgspec
 
 from asyncrl.server.prometheus import prometheus_text
-from asyncrl.show.metrics import EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.show.metrics import RUN_METRICS, EvaluationResult, Snapshot, flat, flat_evaluation
 
 LOGGER = logging.getLogger("asyncrl.server")
 
@@ -19,25 +19,7 @@ FRESH_SECONDS = 0.2
 TICK_SECONDS = 1.0
 HISTORY_POINTS = 600
 
-HISTORY_FIELDS = (
-    "wall_seconds",
-    "env_steps",
-    "env_steps_per_second",
-    "received_steps_per_second",
-    "consumed_samples_per_second",
-    "consumption_per_production",
-    "updates_per_second",
-    "return_mean",
-    "loss",
-    "staleness_mean",
-    "staleness_p95",
-    "policy_lag_mean",
-    "policy_lag_p95",
-    "samples_per_insert_achieved",
-    "learner_wait_fraction",
-    "actor_wait_fraction",
-    "ring_fill",
-)
+HISTORY_FIELDS = tuple(metric.field for metric in RUN_METRICS if metric.charted)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.show.metrics import Snapshot
+from asyncrl.show.metrics import RUN_METRICS, Snapshot
 
 NONE = "-"
+
+_SHOWN = {metric.field: metric for metric in RUN_METRICS if metric.label}
 
 
 @dataclass(frozen=True)
@@ -104,23 +106,23 @@ def _progress_words(snapshot: Snapshot, fraction: float | None, left: float | No
 
 def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
     return (
-        Field("env steps/s", f"{snapshot.env_steps_per_second:,.0f}"),
-        Field("received/s", f"{snapshot.received_steps_per_second:,.0f}"),
-        Field("samples/s", f"{snapshot.consumed_samples_per_second:,.0f}"),
-        Field("updates/s", f"{snapshot.updates_per_second:,.0f}"),
-        Field("learner waits", percent(snapshot.learner_wait_fraction)),
-        Field("actors wait", percent(snapshot.actor_wait_fraction)),
+        _field(snapshot, "env_steps_per_second"),
+        _field(snapshot, "received_steps_per_second"),
+        _field(snapshot, "consumed_samples_per_second"),
+        _field(snapshot, "updates_per_second"),
+        _field(snapshot, "learner_wait_fraction"),
+        _field(snapshot, "actor_wait_fraction"),
     )
 
 
 def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     evaluation, best = snapshot.evaluation, snapshot.best_evaluation
     return (
-        Field("return/100", number(snapshot.return_mean)),
+        _field(snapshot, "return_mean"),
         Field("evaluation", number(evaluation.return_mean if evaluation else None)),
         Field("best", number(best.return_mean if best else None)),
-        Field("loss", number(snapshot.loss, digits=3)),
-        Field("exploration", number(snapshot.exploration_rate, digits=2)),
+        _field(snapshot, "loss"),
+        _field(snapshot, "exploration_rate"),
     )
 
 
@@ -132,10 +134,19 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
         Field("acting", policy_lag(snapshot)),
         Field("staleness", staleness(snapshot)),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
-        Field("samples/step now", f"{snapshot.consumption_per_production:.2f}"),
-        Field("ring fill", percent(snapshot.ring_fill)),
-        Field("discarded", f"{snapshot.discarded_fraction:.1%}"),
+        _field(snapshot, "consumption_per_production"),
+        _field(snapshot, "ring_fill"),
+        _field(snapshot, "discarded_fraction"),
     )
+
+
+def _field(snapshot: Snapshot, name: str) -> Field:
+    """The labelled value of a metric: its form is a format, or the significant digits of `number`."""
+    metric = _SHOWN[name]
+    value = getattr(snapshot, name)
+    if metric.form.isdigit():
+        return Field(metric.label, number(value, digits=int(metric.form)))
+    return Field(metric.label, format(value, metric.form))
 
 
 def policy_lag(snapshot: Snapshot) -> str:

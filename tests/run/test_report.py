@@ -12,9 +12,9 @@ from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
+from asyncrl.run import report
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.report import EPISODE_WINDOW, EpisodeWindow, Reporter, summarize
-from asyncrl.show import report
 from asyncrl.show.metrics import EvaluationResult
 
 STALENESS = HistogramStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))

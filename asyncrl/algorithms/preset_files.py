@@ -1,0 +1,53 @@
+"""Presets: settings of an algorithm for an environment, read from `presets/<algorithm>.toml`."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings for one environment.
+
+    Attributes:
+        algorithm: fields of the algorithm's record that differ from its defaults.
+        run: options of the run that go with them (`num_actors`, `envs_per_actor`, ...).
+    """
+
+    algorithm: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
+@functools.cache
+def load_presets(algorithm: str) -> Mapping[str, Preset]:
+    """Presets of an algorithm by the environment's id; none where it has no file."""
+    file = FOLDER / f"{algorithm}.toml"
+    if not file.exists():
+        return {}
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {env: Preset(table.get("algorithm", {}), table.get("run", {})) for env, table in tables.items()}
+
+
+class WithPresets:
+    """A record that can be made with the settings of an environment's preset."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def preset(cls, env_name: str, **overrides: Any) -> Self:
+        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
+        preset = load_presets(cls.name).get(env_name)
+        return cls(**{**(preset.algorithm if preset else {}), **overrides})
+
+    @classmethod
+    def preset_options(cls, env_name: str) -> dict[str, Any]:
+        """Options of the run that go with the preset, a fresh dict."""
+        preset = load_presets(cls.name).get(env_name)
+        return dict(preset.run) if preset else {}
