@@ -1,4 +1,4 @@
-"""Gradient of `c51.c51_loss` in one pass over the host's memory, for the CPU. Arrays are those of `dqn_kernel`."""
+"""Gradient of `c51.c51_loss` in one pass over the host's memory, for the CPU; arrays as in `dqn_kernel`."""
 
 from __future__ import annotations
 

@@ -69,11 +69,8 @@ class QLearningUpdate:
             self._make_networks(seed)
 
     def _make_networks(self, seed: int) -> None:
-        config, layout = self.config, self.layout
-        sizes, stream = (
-            layout.sizes,
-            config.hidden_sizes[-1],
-        )  # inputs of one output of the head, dueling or not
+        config, layout, sizes = self.config, self.layout, self.layout.sizes
+        stream = config.hidden_sizes[-1]  # inputs of one output of the head, dueling or not
         architecture = Architecture(sizes, network=layout.network, seed=seed)
         start = architecture.initial(torch.Generator().manual_seed(seed), head_inputs=stream)
         if layout.noisy:
@@ -81,10 +78,12 @@ class QLearningUpdate:
             NoisyMLP(sizes, start).initialise_sigma(config.noisy_sigma, stream)
         flat = start.to(self._device, copy=True)
         self._gradient = torch.zeros_like(flat)
-        self._mask = _dueling_mask(layout, stream).to(self._device)
-        self._masked = _heads(layout, self._gradient) if layout.dueling else []
-        for head in _heads(layout, flat) if layout.dueling else []:
-            head.mul_(self._mask)
+        self._masked: list[Tensor] = []
+        if layout.dueling:
+            self._mask = _dueling_mask(layout, stream).to(self._device)
+            self._masked = _heads(layout, self._gradient)
+            for head in _heads(layout, flat):
+                head.mul_(self._mask)
         self._online = self._network(architecture, flat)
         self._target = self._network(architecture, flat.clone())
         self._noise: NoiseSource | None = None
@@ -134,7 +133,8 @@ class QLearningUpdate:
         buffers.online.forward()
         buffers.target.forward()
         if self._kernel is not None:
-            self._kernel(buffers.online.output.numpy(), buffers.target.output.numpy(), *buffers.arrays)
+            out, next_out = buffers.online.output, buffers.target.output
+            self._kernel(out.contiguous().numpy(), next_out.contiguous().numpy(), *buffers.arrays)
         else:
             out, *rest = buffers.loss_arguments()
             result, (buffers.grad,) = output_gradients(self._loss_of, (out,), *rest)

@@ -1,7 +1,7 @@
 """Perceptrons with noise in their weights, as the learner trains them (Fortunato et al. 2018).
 
 A draw makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out) once for all rows
-of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient for sigma is that for the weights times
+of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient of sigma is that of the weights times
 the noise.
 """
 
