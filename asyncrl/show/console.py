@@ -204,9 +204,8 @@ def _progress_lines(words: Readout, inside: int) -> int:
 
 def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
     """The three groups of values in as many columns as `width` allows, and their number of lines."""
-    speed, learning, pace = words.speed, words.learning, words.pace
-    lines = [1 + len(fields) for fields in (speed, learning, pace)]
-    tables = _group("Speed", speed), _group("Learning", learning), _group("Async", pace)
+    lines = [1 + len(fields) for _, fields in words.groups]
+    tables = [_group(name, fields) for name, fields in words.groups]
     if width < TWO_GROUPS_COLUMNS:
         return Group(*tables), sum(lines)
     # The last group has the longest values.

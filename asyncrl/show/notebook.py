@@ -64,8 +64,7 @@ def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
         f'<b style="font-size:15px">{escape(words.title)}</b>'
         f'<span style="color:{colour};font-weight:600">&#9679; {escape(words.state)}</span></div>'
     )
-    groups = (("Speed", words.speed), ("Learning", words.learning), ("Async", words.pace))
-    grid = "".join(_group(name, fields) for name, fields in groups)
+    grid = "".join(_group(name, fields) for name, fields in words.groups)
     error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
     return (
         f'<div style="color:{INK};border:1px solid {LINE};border-radius:8px;padding:14px 18px;max-width:48em;'

@@ -47,11 +47,15 @@ class Readout:
     pace: tuple[Field, ...]
     error: str
 
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[Field, ...]], ...]:
+        """The three groups of values with their headings."""
+        return (("Speed", self.speed), ("Learning", self.learning), ("Async", self.pace))
+
     def line(self) -> str:
         """All of it on one line, for logs."""
-        groups = (self.speed, self.learning, self.pace)
         parts = [f"{self.title} {self.state}", self.progress]
-        parts += [", ".join(f"{field.label} {field.value}" for field in group) for group in groups]
+        parts += [", ".join(f"{field.label} {field.value}" for field in group) for _, group in self.groups]
         return " | ".join([*parts, self.error] if self.error else parts)
 
 
