@@ -114,7 +114,7 @@ class Reporting:
         return self._builder.episodes
 
     def current(self) -> Snapshot:
-        """The newest snapshot. There is one before the page is served."""
+        """The newest snapshot; `publish` must have been called."""
         assert self._last is not None
         return self._last
 
