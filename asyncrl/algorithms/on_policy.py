@@ -143,6 +143,16 @@ class OnPolicy(WithPresets):
             )
 
     @property
+    def kept_segments(self) -> tuple[int, int]:
+        """How many segments are kept after their first use, and how many of them are mixed into every batch."""
+        return 0, 0
+
+    @property
+    def row_correction(self) -> Literal["none", "power", "exponential"]:
+        """Staleness correction that the update loop applies to a row's weight."""
+        return "none"
+
+    @property
     def samples_per_insert(self) -> float | None:
         """How often a fresh step is trained on: once per pass."""
         return float(self.epochs)
