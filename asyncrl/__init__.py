@@ -4,8 +4,8 @@
 
     result = Trainer("CartPole-v1", DQN(), num_actors=2, seed=0).learn(total_steps=200_000)
 
-Names load when they are first used (PEP 562), because an actor process imports `asyncrl.shm` and
-`asyncrl.actors` and must not pay for torch, and because `asyncrl --help` should answer at once.
+Names load at first use (PEP 562): an actor process imports `asyncrl.shm` and `asyncrl.actors` and must not import
+torch, and `asyncrl --help` answers at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.run.config import TrainerConfig
+    from asyncrl.run.run_thread import TrainResult
     from asyncrl.run.trainer import Trainer, train
-    from asyncrl.run.trainer_options import TrainResult
     from asyncrl.show.metrics import EvaluationResult, Snapshot
     from asyncrl.version import __version__
 
@@ -37,7 +37,7 @@ _HOMES = {
     "AsyncRLWarning": "asyncrl.errors",
     "EvaluationResult": "asyncrl.show.metrics",
     "Snapshot": "asyncrl.show.metrics",
-    "TrainResult": "asyncrl.run.trainer_options",
+    "TrainResult": "asyncrl.run.run_thread",
     "Trainer": "asyncrl.run.trainer",
     "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",

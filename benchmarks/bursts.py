@@ -21,12 +21,12 @@ from asyncrl import DQN
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.learner import Learner, LearnerThread
-from asyncrl.learning.replay_learning import ReplayLearning
-from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.run.trainer import new_event_loop
+from asyncrl.run.run_thread import new_event_loop
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
@@ -102,7 +102,7 @@ def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
             beta_start=0.4, beta_end=1.0, total_steps=None, max_staleness=None, publish_interval="auto"
         ),
     )  # fmt: skip
-    consumption = ReplayLearning(parts, balance)
+    consumption = RelaxedReplayLoop(parts, balance)
 
     async def run() -> float:
         learner = Learner(consumption, doorbell, thread, burst_seconds, snapshots)

@@ -171,9 +171,9 @@ def learner(report: Report, name: str, make: Callable[..., Any], seeds: int, sec
 def steps_taken(trainer: Trainer, after_seconds: float = 0.0) -> int:
     """Environment steps by the actors' own counters: while the learner stands still there are no snapshots."""
     time.sleep(after_seconds)
-    coordinator = trainer._coordinator
-    assert coordinator is not None and coordinator._pool is not None
-    return sum(int(ring.statistics().env_steps) for ring in coordinator._pool.rings)
+    coordinator = trainer._run.coordinator
+    assert coordinator is not None and coordinator.parts is not None
+    return sum(int(ring.statistics().env_steps) for ring in coordinator.parts.pool.rings)
 
 
 def actors(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A replay consumption with actors driven by hand and a core that records what it is given."""
+"""An update loop from replay with actors driven by hand and a core that records what it is given."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from asyncrl.actors.streams import PlainStreams
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Batch, UpdateResult
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.replay_learning import ReplayLearning
-from asyncrl.learning.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
-from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
+from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
+from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
@@ -96,7 +96,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Received:
-    """What one call to `beat` took in.
+    """What one call to `tick` took in.
 
     Attributes:
         inserted_steps: steps inserted by then.
@@ -110,7 +110,7 @@ class Received:
 
 
 class World:
-    """Hand-driven actors and a consumption over their rings."""
+    """Hand-driven actors and an update loop over their rings."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = s = setting
@@ -149,7 +149,7 @@ class World:
         env.index = index
         return env
 
-    def _learning(self, batch: Batch) -> ReplayLearning | LockstepReplay:
+    def _learning(self, batch: Batch) -> RelaxedReplayLoop | LockstepReplayLoop:
         s = self.setting
         lockstep = s.discipline == "lockstep"
         parts = ReplayParts(
@@ -183,8 +183,8 @@ class World:
             "max_env_steps": s.total_steps,
         }
         if not lockstep:
-            return ReplayLearning(parts, Balance(**pace, num_slots=s.slots))
-        return LockstepReplay(parts, LockstepBalance(**pace, rows=self.quantum), s.lag)
+            return RelaxedReplayLoop(parts, Balance(**pace, num_slots=s.slots))
+        return LockstepReplayLoop(parts, LockstepBalance(**pace, rows=self.quantum), s.lag)
 
     @property
     def quantum(self) -> int:
@@ -211,10 +211,10 @@ class World:
         for actor in range(self.setting.actors):
             self.run(actor)
 
-    def beat(self) -> bool:
-        """One beat of the learner; notes what it took in."""
+    def tick(self) -> bool:
+        """One tick of the learner; notes what it took in."""
         updates, before = self.learning.updates, self.learning._positions.tolist()
-        worked = self.learning.beat()
+        worked = self.learning.tick()
         after = self.learning._positions.tolist()
         if after != before:  # no actor has run since, so the rows are still there
             lags = [
@@ -242,13 +242,13 @@ class World:
                     if who < actors:
                         went_on |= self.run(int(who), 1) > 0
                     elif who == actors:
-                        went_on |= self.beat()
+                        went_on |= self.tick()
                     else:
                         went_on |= self.evaluate()
             idle = 0 if went_on else idle + 1
             if (
                 idle == 3
-            ):  # a beat that makes no update may have granted rows to an actor that was asked before
+            ):  # a tick that makes no update may have granted rows to an actor that was asked before
                 assert self.learning.finished(), f"actors and learner wait for each other: {self.setting}"
                 return
         raise AssertionError(f"{rounds} rounds were not enough: {self.setting}")

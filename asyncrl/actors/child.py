@@ -81,9 +81,7 @@ class Child:
         self._deaf: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def start(
-        self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None, niceness: int = 0
-    ) -> None:
+    async def start(self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None) -> None:
         """Fork it; returns when it exists. Raises `ResourceError` where the fork server does not run."""
         self._loop = asyncio.get_running_loop()
         try:
@@ -93,7 +91,6 @@ class Child:
                 {"channel": self._theirs.fileno(), "stack": self._stack.fileno(), **fds},
                 on_exit=self._on_exit,
                 log=log,
-                niceness=niceness,
             )
         except BaseException:
             self._close_files()

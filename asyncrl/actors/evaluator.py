@@ -40,7 +40,6 @@ class RemoteEvaluator:
         spec: what it looks like.
         policy_bytes: pickled `Policy`.
         seed: with the key of an evaluation it decides which episodes are played.
-        niceness: how much to lower its priority beside training.
         max_envs: most environments to build; more episodes than that take turns.
         max_restarts: how often a process that was killed is replaced within a minute.
         ready_timeout_seconds: how long its first environment may take to be built.
@@ -60,7 +59,6 @@ class RemoteEvaluator:
         policy_bytes: bytes,
         seed: int,
         *,
-        niceness: int = 0,
         max_envs: int = MAX_ENVS,
         max_restarts: int = 3,
         ready_timeout_seconds: float = READY_SECONDS,
@@ -73,7 +71,6 @@ class RemoteEvaluator:
         self._plan = pickle.dumps(EvaluatorPlan(source, policy_bytes, max_envs))
         self._name = spec.name
         self._seed = seed
-        self._niceness = niceness
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None
         self.cut_episodes = 0
@@ -176,7 +173,7 @@ class RemoteEvaluator:
             self._mailbox.close()
         self._mailbox = WeightMailbox.create(weight_count)
         child = Child(self._server, "evaluator")
-        await child.start(self._plan, {"weights": self._mailbox.fd}, niceness=self._niceness)
+        await child.start(self._plan, {"weights": self._mailbox.fd})
         self._child = child
         await self._answer(child.receive_within(self._ready_timeout))
         return child

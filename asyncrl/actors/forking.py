@@ -61,11 +61,9 @@ def _preload() -> None:
     import asyncrl.acting.policies
     import asyncrl.acting.stochastic
     import asyncrl.actors.worker  # noqa: F401
-    from asyncrl.shm import WeightMailbox
+    from asyncrl.shm.prepare import prepare_quietly
 
-    mailbox = WeightMailbox.create(1)
-    mailbox.publish(np.zeros(1, np.float32))
-    mailbox.close()
+    prepare_quietly()
     np.random.default_rng(np.random.SeedSequence(0)).random()
 
 
@@ -183,8 +181,6 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
     """What a forked process does after it has cut its ties to the server; returns its exit status."""
     # Ctrl-C is for the main process, which ends its actors in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if message["niceness"]:
-        os.nice(message["niceness"])
     if message["log"] is not None:
         log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.dup2(log, 1)

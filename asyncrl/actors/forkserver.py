@@ -73,7 +73,6 @@ class ForkServer:
         *,
         on_exit: Callable[[ChildExit], None],
         log: Path | None = None,
-        niceness: int = 0,
     ) -> int:
         """Fork a process that plays `role` (see `worker.py`); returns its process id.
 
@@ -83,7 +82,6 @@ class ForkServer:
             fds: descriptors to hand over, by name; they stay open here.
             on_exit: called once on the loop's thread when the process ended, however it did.
             log: file to which its output is appended; None sends it to this process's standard error.
-            niceness: how much to lower its priority.
 
         Raises:
             ResourceError: the fork server was not started, was closed, cannot fork, or dies too often.
@@ -93,7 +91,6 @@ class ForkServer:
             "role": role,
             "fd_names": ["payload", *fds],
             "log": None if log is None else str(log),
-            "niceness": niceness,
         }
         with descriptors_or_error(f"The {role} process"), tempfile.TemporaryFile() as packed:
             packed.write(pickle.dumps(surroundings))

@@ -18,7 +18,7 @@ from asyncrl.algorithms.impala import IMPALA
 
 @dataclass(frozen=True, kw_only=True)
 class A2C(IMPALA):
-    """Hyper-parameters of A2C: those of IMPALA, with other defaults. Implements `SegmentAlgorithm`."""
+    """Hyper-parameters of A2C: those of IMPALA, with other defaults."""
 
     name: ClassVar[str] = "a2c"
 

@@ -80,7 +80,7 @@ def impala_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class IMPALA(OnPolicy):
-    """Hyper-parameters of IMPALA. Implements `asyncrl.interfaces.SegmentAlgorithm`.
+    """Hyper-parameters of IMPALA.
 
     A gradient step is one forward pass over whole streams, V-trace on the host with the values and log-probabilities of
     that pass, and one backward pass: targets are never older than the weights that learn from them, in however many
@@ -136,6 +136,11 @@ class IMPALA(OnPolicy):
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
+
+    @property
+    def kept_segments(self) -> tuple[int, int]:
+        """`past_segments` and `past_per_batch`."""
+        return self.past_segments, self.past_per_batch
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:

@@ -29,7 +29,7 @@ class OffPolicy(WithPresets):
     """
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]] = "replay"
+    update_loop: ClassVar[Literal["replay", "segments"]] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
     entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards

@@ -43,7 +43,7 @@ class OnPolicy(WithPresets):
     """
 
     name: ClassVar[str]
-    consumption: ClassVar[Literal["replay", "segments"]] = "segments"
+    update_loop: ClassVar[Literal["replay", "segments"]] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()
@@ -139,6 +139,16 @@ class OnPolicy(WithPresets):
                 f"max_staleness must be at least {lag} with discipline {self.discipline!r}, whose segments are so "
                 f"many versions old, got {self.max_staleness}"
             )
+
+    @property
+    def kept_segments(self) -> tuple[int, int]:
+        """How many segments are kept after their first use, and how many of them are mixed into every batch."""
+        return 0, 0
+
+    @property
+    def row_correction(self) -> Literal["none", "power", "exponential"]:
+        """Staleness correction that the update loop applies to a row's weight."""
+        return "none"
 
     @property
     def samples_per_insert(self) -> float | None:

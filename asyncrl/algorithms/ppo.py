@@ -96,7 +96,7 @@ def ppo_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(OnPolicy):
-    """Hyper-parameters of proximal policy optimisation. Implements `asyncrl.interfaces.SegmentAlgorithm`.
+    """Hyper-parameters of proximal policy optimisation.
 
     Minibatches come from a permutation. Rows are divided evenly into as few minibatches as `minibatch_size` allows,
     which are padded to one size with rows of weight zero.
@@ -110,8 +110,6 @@ class PPO(OnPolicy):
     """
 
     name: ClassVar[str] = "ppo"
-    past_segments: ClassVar[int] = 0
-    past_per_batch: ClassVar[int] = 0
     rollout_columns: ClassVar[tuple[str, ...]] = (
         *("old_log_prob", "importance", "advantage", "target", "old_value", "weight"),
     )

@@ -1,6 +1,6 @@
 """The production-consumption balance: how much actors may produce and how much the learner may consume.
 
-Two disciplines of consumption, one mechanism: whoever is ahead stands still, the learner by not beginning an update, an
+Four disciplines, one mechanism: whoever is ahead stands still, the learner by not beginning an update, an
 actor by not getting a grant (`RingReader.grant`); nobody drops anything to keep up, and nobody polls.
 
     discipline    actors stand still when            learner stands still when        cursor (1) stays in
@@ -48,7 +48,8 @@ cursor > e - sigma * E * (N * M + 1). Both cannot hold while
 and the constructor refuses an `e` that breaks (4) for M = 1. With `samples_per_insert` None the pace is free: only the
 rings' room bounds the actors and only the data bounds the learner.
 
-A staleness bound can leave the learner with a debt and nothing to pay it from; then the debt is forgiven (`forgive`).
+A staleness bound can leave the learner with a debt and nothing to pay it from; then the debt is written off
+(`write_off`).
 
 The ratio that is reported, `achieved`, is s / (I - I0): steps before `learning_starts` are not repaid.
 """
@@ -59,8 +60,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from asyncrl.shm.kernel import kernel
 
 _DEFAULT_ROWS_AHEAD = 4
 """Least M of the default error band; 4 rows leave an actor something to do while it is woken."""
@@ -155,7 +157,7 @@ class Balance:
         self._error, self._rows_ahead = self._band(error_samples, most_ahead)
         self._inserted = 0
         self._sampled = 0
-        self._forgiven = 0.0
+        self._written_off = 0.0
 
     def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
         """(e, M): the widest M that (4) allows for e, or the e that (4) needs for the default M."""
@@ -181,7 +183,7 @@ class Balance:
         """Production ahead of consumption in samples, equation (1); 0 where the pace is free."""
         if self._sigma is None:
             return 0.0
-        return self._sigma * (self._inserted - self._start) - self._sampled - self._forgiven
+        return self._sigma * (self._inserted - self._start) - self._sampled - self._written_off
 
     def inserted(self, steps: int) -> None:
         """Count `steps` more inserted environment steps (RESET rows excluded)."""
@@ -191,14 +193,14 @@ class Balance:
         """Count `samples` more training samples."""
         self._sampled += samples
 
-    def forgive(self) -> None:
+    def write_off(self) -> None:
         """Start again at cursor 0: nothing that was inserted can be trained on any more (all of it is too stale).
 
         Without this the learner would owe samples it cannot take, and the actors would wait for it to take them. What
-        is forgiven is not counted as sampled, so `achieved` falls below the target and shows it.
+        is written off is not counted as sampled, so `achieved` falls below the target and shows it.
         """
         if self._sigma is not None:
-            self._forgiven += max(0.0, self.cursor)
+            self._written_off += max(0.0, self.cursor)
 
     def updates_allowed(self) -> int:
         """How many updates the learner may run now, by (2); a very large number where the pace is free.
@@ -255,7 +257,7 @@ class Balance:
         """
         allowed = self._max_steps
         if self._sigma is not None and not unpaced:
-            paid = self._sampled + self._forgiven + self._error
+            paid = self._sampled + self._written_off + self._error
             allowed = min(allowed, math.floor(paid / self._sigma) + self._start)
         return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
 
@@ -279,8 +281,10 @@ class Balance:
         )
 
 
-@njit("boolean(int64[::1], int64[::1], int64, int64, int64)", cache=True, nogil=True)
-def _fill(published, granted, steps, envs, rows_ahead):  # type: ignore[no-untyped-def]
+@kernel("boolean(int64[::1], int64[::1], int64, int64, int64)")
+def _fill(
+    published: NDArray[np.int64], granted: NDArray[np.int64], steps: int, envs: int, rows_ahead: int
+) -> bool:
     """Hand out rows of `envs` steps, the ring with the fewest first, while `steps` minus all outstanding is positive.
 
     An actor writes the next observation one row ahead, so of `granted - published` rows all but one can be stepped.

@@ -30,7 +30,7 @@ class Divergence:
         self._batch = batch
         self._finite_loss: float | None = None
 
-    def look_at(self, loss: float, updates: int) -> None:
+    def check(self, loss: float, updates: int) -> None:
         """Note a loss. Raises `TrainingDiverged` where it is NaN or infinite."""
         if not math.isfinite(loss):
             raise self.error("the loss", updates)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 
 _EXACT = 16
 """The histogram is exact up to 15, then has four buckets per doubling (error of a percentile under 20 %)."""

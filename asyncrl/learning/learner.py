@@ -2,17 +2,17 @@
 
     loop thread                                 learner thread (owns tree or queue, grants, network, mailbox)
     -----------                                 -------------------------------------------------------------
-    wait for data and pace  ── run a burst ──>  beat:  take in what is new, grant, wake actors,
-    look at the loop again  <── beats done ───         learn for about a millisecond
-                                                next beat, until the burst's time is over or there is nothing to do
+    wait for data and pace  ── run a burst ──>  tick:  take in what is new, grant, wake actors,
+    look at the loop again  <── ticks done ───         learn for about a millisecond
+                                                next tick, until the burst's time is over or there is nothing to do
 
-How rows are consumed is a `Consumption`: `replay_learning.py` draws from replay, `segment_learning.py` takes segments
+The ticks are those of an `UpdateLoop`: `relaxed_replay.py` draws from replay, `segment_loop.py` takes segments
 in order of arrival. A burst is long against the hand-over between the threads and short against a human; the loop
 stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
 (see `trainer`). Torch keeps its thread count per thread, so the learner's thread sets its own: left alone it ran a tiny
 network four times slower.
 
-Waiting is moderated: while data comes in denser than a millisecond, a consumption that says so sleeps for one and
+Waiting is moderated: while data comes in denser than a millisecond, a loop that says so sleeps for one and
 looks again; otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks
 once more and sleeps. Whatever is lost on the way is found after 100 ms.
 """
@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.algorithms.value_bounds import ValueWatch
 from asyncrl.learning.balance import BalanceStatistics
-from asyncrl.learning.consumption import Consumption
 from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.losses.value_bounds import ValueWatch
 from asyncrl.shm.doorbell import Doorbell
 
 T = TypeVar("T")
@@ -111,23 +111,23 @@ class Learner:
     """Consumes rows of any actor, as they come; see the module's text for who runs where.
 
     Args:
-        consumption: how.
+        loop: turns rows into updates.
         doorbell: what actors ring while the learner sleeps; its read end is watched by the running loop.
         thread: the learner's thread.
         burst_seconds: how long the thread works before the loop is asked again.
-        snapshots: weights to evaluate, which `consumption` copies.
+        snapshots: weights to evaluate, which `loop` copies.
     """
 
     def __init__(
         self,
-        consumption: Consumption,
+        loop: UpdateLoop,
         doorbell: Doorbell,
         thread: LearnerThread,
         burst_seconds: float,
         snapshots: WeightSnapshots,
     ) -> None:
         self.snapshots = snapshots
-        self._consumption = consumption
+        self._loop = loop
         self._doorbell = doorbell
         self._thread = thread
         self._burst_seconds = burst_seconds
@@ -144,17 +144,17 @@ class Learner:
     @property
     def updates(self) -> int:
         """Gradient steps so far; any thread."""
-        return self._consumption.updates
+        return self._loop.updates
 
     @property
     def inserted_steps(self) -> int:
         """Environment steps taken in so far, RESET rows excluded; any thread."""
-        return self._consumption.inserted_steps
+        return self._loop.inserted_steps
 
     @property
     def policy_version(self) -> int:
         """Publications of weights so far; any thread."""
-        return self._consumption.publisher.version
+        return self._loop.publisher.version
 
     # --- loop thread ------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Learner:
                     await self._resumed.wait()
                     continue
                 starved = await self._thread.call(self._burst)
-                if starved and self._consumption.finished():
+                if starved and self._loop.finished():
                     return
                 if starved:
                     await self._wait_for_data()
@@ -207,11 +207,11 @@ class Learner:
 
     async def state_dict(self) -> Mapping[str, Any]:
         """The core's state, copied between two bursts."""
-        return await self._thread.call(self._consumption.core.state_dict)
+        return await self._thread.call(self._loop.core.state_dict)
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """A copy of the acting weights and the policy version they have, or will be published under."""
-        return await self._thread.call(self._consumption.publisher.current)
+        return await self._thread.call(self._loop.publisher.current)
 
     def _on_bell(self) -> None:
         self._doorbell.drain()
@@ -224,7 +224,7 @@ class Learner:
     async def _wait_for_data(self) -> None:
         """Sleep until a burst is worth while; moderated as the module's text says."""
         started = time.perf_counter()
-        if self._consumption.polls_while_dense and self._last_wait < DENSE_SECONDS:
+        if self._loop.polls_while_dense and self._last_wait < DENSE_SECONDS:
             await asyncio.sleep(DENSE_SECONDS)
             self._last_wait = DENSE_SECONDS
         else:
@@ -234,7 +234,7 @@ class Learner:
 
     async def _sleep_until_bell(self) -> None:
         self._data.clear()
-        rings, targets = self._consumption.rings, self._consumption.wake_positions()
+        rings, targets = self._loop.rings, self._loop.wake_positions()
         for ring, target in zip(rings, targets, strict=True):
             ring.wake_at(target)
         self._doorbell.arm()
@@ -253,32 +253,30 @@ class Learner:
     # --- learner thread ---------------------------------------------------------------------------------------------
 
     def _burst(self) -> bool:
-        """Beats until the burst's time is over, or nothing may be done any more: then True is returned."""
+        """Run ticks until the burst's time is over or there is nothing to do; return whether there was nothing."""
         if not self._prepared:
-            self._consumption.prepare()
+            self._loop.prepare()
             self._prepared = True
         starved = False
         end = time.perf_counter() + self._burst_seconds
         while not (starved or self._stopping or self._held) and time.perf_counter() < end:
-            starved = not self._consumption.beat()
-        self._consumption.end_burst()
+            starved = not self._loop.tick()
+        self._loop.end_burst()
         return starved
 
     def _report(self) -> LearnerReport:
-        consumption = self._consumption
-        updates = consumption.updates
-        metrics = (
-            {name: float(value) for name, value in consumption.core.metrics().items()} if updates else {}
-        )
+        loop = self._loop
+        updates = loop.updates
+        metrics = {name: float(value) for name, value in loop.core.metrics().items()} if updates else {}
         if "train/loss" in metrics:
-            consumption.divergence.look_at(metrics["train/loss"], updates)
-        self._value_watch.look_at(metrics, updates)
-        consumed = consumption.consumed()
-        staleness, lag = consumed.staleness, consumed.policy_lag
+            loop.divergence.check(metrics["train/loss"], updates)
+        self._value_watch.check(metrics, updates)
+        statistics = loop.statistics()
+        staleness, lag = statistics.staleness, statistics.policy_lag
         overall = staleness.in_updates.overall(), staleness.in_versions.overall(), lag.overall()
         return LearnerReport(
             updates=updates,
-            policy_version=consumption.publisher.version,
+            policy_version=loop.publisher.version,
             wait_seconds=self._wait_seconds,
             train_metrics=metrics,
             staleness=staleness.in_updates.statistics(reset=True),
@@ -287,11 +285,11 @@ class Learner:
             staleness_versions_overall=overall[1],
             policy_lag=lag.statistics(reset=True),
             policy_lag_overall=overall[2],
-            publish_interval=consumption.publisher.interval,
-            publish_seconds=consumption.publisher.publish_seconds,
-            balance=consumed.balance,
-            stored_steps=consumed.stored_steps,
-            discarded_steps=consumed.discarded_steps,
+            publish_interval=loop.publisher.interval,
+            publish_seconds=loop.publisher.publish_seconds,
+            balance=statistics.balance,
+            stored_steps=statistics.stored_steps,
+            discarded_steps=statistics.discarded_steps,
         )
 
 

@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.learning.histogram import Histogram
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 
 Correction = Literal["none", "power", "exponential"]
 CORRECTIONS: tuple[Correction, ...] = ("none", "power", "exponential")

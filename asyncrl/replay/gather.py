@@ -53,7 +53,7 @@ from asyncrl.replay.tables import (
     id_of,
     take_apart,
 )
-from asyncrl.replay.tree_kernels import inlined
+from asyncrl.shm.kernel import inlined
 
 
 @inlined

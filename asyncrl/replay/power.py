@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.replay.handles import bits_of, float_of
-from asyncrl.replay.tree_kernels import inlined
+from asyncrl.shm.kernel import inlined
 
 _ROOT_HALF = 0x3F3504F3  # bits of sqrt(1/2) as float32
 _LN2 = float(np.log(2.0))

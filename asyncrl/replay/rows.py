@@ -43,8 +43,9 @@ from asyncrl.replay.tables import (
     TREE_BITS,
     UPDATES,
 )
-from asyncrl.replay.tree_kernels import Leaves, Nodes, inlined, sum_up_range
-from asyncrl.shm.atomics import kernel, load_acquire
+from asyncrl.replay.tree_kernels import Leaves, Nodes, sum_up_range
+from asyncrl.shm.atomics import load_acquire
+from asyncrl.shm.kernel import inlined, kernel
 from asyncrl.shm.ring_layout import GRANTED, HEADER_WORDS, PUBLISHED
 
 _TREE = "float32[::1], float64[:,:,::1], int64[::1]"
@@ -215,7 +216,7 @@ def retire(
         state[RETIRED] += before - state[SAMPLEABLE]
 
 
-@kernel(f"int64({_TREE}, {_TABLES}, int64)")
+@kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
 def retire_stale(
     leaves: Leaves,
     nodes: Nodes,

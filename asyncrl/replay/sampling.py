@@ -39,14 +39,13 @@ from asyncrl.replay.tree_kernels import (
     Nodes,
     descend,
     find_leaf,
-    inlined,
     prefetch_group,
     prefetch_leaves,
     put,
     sum_up,
     total_of,
 )
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import inlined, kernel
 
 _LOOKAHEAD = 16  # items between asking for cache lines and using them; 8 to 32 are alike
 _SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
@@ -88,7 +87,9 @@ def sample(
         ids[i] = locate(rings, state, leaf, work, i)
         rest[i] = leaves[np.uintp(leaf)]
     importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
-    largest = weight.max()
+    largest = np.float32(0.0)
+    for i in range(size):
+        largest = max(largest, weight[i])
     for i in range(size):
         weight[i] /= largest
     gather(rings, state, ids, batch, work)

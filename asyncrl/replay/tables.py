@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch
 from asyncrl.replay.handles import address_of
-from asyncrl.replay.tree_kernels import inlined
 from asyncrl.shm import RingReader
+from asyncrl.shm.kernel import inlined
 
 # Columns of `rings`.
 HEADER, OBS, ACTION, REWARD, FLAGS, VERSION, UPDATES, INCARNATION, SEEN, DECIDED, CLOSED, EXTRA = range(12)

@@ -30,15 +30,11 @@ proportional sampling: Schaul et al., "Prioritized Experience Replay", arXiv 151
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from asyncrl.replay.handles import prefetch
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import inlined, kernel
 
 SUM = 0
 """`nodes[g, SUM, j]`: sum of child j."""
@@ -51,12 +47,6 @@ _DIRTY = -1.0  # stands in place of a sum, within an update, while it waits to b
 Leaves = NDArray[np.float32]
 Nodes = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def inlined(function: Function) -> Function:
-    """A function that kernels call: compiled into each of them, callable from Python for tests."""
-    return cast("Function", njit(nogil=True, error_model="numpy")(function))
 
 
 @inlined
@@ -203,7 +193,7 @@ def find_leaf(leaves: Leaves, bits: int, group: int, target: float) -> int:
 _TREE = "float32[::1], float64[:,:,::1], int64[::1], int64"
 
 
-@kernel(f"int64({_TREE}, int64, int64[::1], float64[::1], int64[::1])")
+@kernel(f"int64({_TREE}, int64, int64[::1], float64[::1], int64[::1])", cold=True)
 def set_leaves(
     leaves: Leaves,
     nodes: Nodes,
@@ -225,7 +215,7 @@ def set_leaves(
     return -1
 
 
-@kernel(f"void({_TREE}, int64, int64, float64)")
+@kernel(f"void({_TREE}, int64, int64, float64)", cold=True)
 def set_leaf_range(
     leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int, value: float
 ) -> None:
@@ -235,7 +225,7 @@ def set_leaf_range(
     sum_up_range(leaves, nodes, first, bits, start, stop)
 
 
-@kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])")
+@kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])", cold=True)
 def draw_leaves(
     leaves: Leaves,
     nodes: Nodes,

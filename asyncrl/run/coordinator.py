@@ -1,12 +1,9 @@
-"""One run on its event loop: built from below, trained, and taken down from above, whatever happens.
+"""One run on its event loop: build, train, end, close in reverse.
 
-    reserve memory ─ start actors ─┐
-                                   ├─ learn ─ evaluate ─ report ─ checkpoint ─ serve ─┐
-    build network (its thread) ────┘                                                  │
-    <───────── actors, evaluator, fork server, thread, segments: closed in reverse ───┘
+    build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-Every task has a name and the run's task group as parent. The run ends when one of these happens first: the learner has
-used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody says `stop`, or
+Every task has a name and the run's task group as parent. The run ends when the first of these happens: the learner has
+used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody calls `stop`, or
 anything raises. Nothing here steps an environment, touches a row or computes a gradient.
 """
 
@@ -19,7 +16,6 @@ import gc
 import os
 import secrets
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,36 +25,27 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.descriptors import require_descriptors
-from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import ActorPool, probe
+from asyncrl.actors.pool import probe
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ListenerFailed, SamplesTooStale, StoppedWhileStarting, describe_error
+from asyncrl.errors import StoppedWhileStarting
 from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerReport
-from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.run.building import Blueprint, build, single_error
+from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
 from asyncrl.run.ending import Ending, Outcome
-from asyncrl.run.evaluate import Copies, CopiesBySeconds, CopiesBySteps, EvaluationPlan, EvaluationSchedule
-from asyncrl.run.report import Reporter
-from asyncrl.run.report_times import ReportTimes
+from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_directory import RunDirectory, describe_run, refuse_unwritable
-from asyncrl.run.saving import CheckpointSaver
 from asyncrl.server import RunServer, write_http_file
-from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.show.writers import RunWriters
+from asyncrl.show.metrics import Snapshot
 
 WATCH_SECONDS = 0.02
-"""How often the stopping rules are looked at."""
+"""Interval at which the stopping rules are checked."""
 SWITCH_SECONDS = 0.0005
 """Interpreter's switch interval during a run: beside a busy learner thread the loop answers in 0.3 ms, not 3.5."""
 STOP_SECONDS = 60.0
 """How long a stopped run may go on building, so as to leave a policy; an interrupt ends it at once."""
-STALE_SHARE = 0.5
-"""Discarded share from which ASYNC020 warns, once."""
 
 
 class Coordinator:
@@ -66,14 +53,16 @@ class Coordinator:
 
     Args:
         config: every option but the algorithm's.
-        algorithm: what to learn with.
+        algorithm: the algorithm's record.
         source: the environment.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
 
     Attributes:
-        outcome: what the run has left, also one that failed; None before its end, or where it had no weights.
+        parts: the run's parts, None before they are built and after they are closed.
+        url: address of the live page, None where none is served.
+        outcome: what the run leaves, even a failed one; None before its end, or where it has no weights.
     """
 
     def __init__(
@@ -88,27 +77,16 @@ class Coordinator:
         self.config = config
         self.algorithm = algorithm
         self.source = source
+        self.parts: RunParts | None = None
         self.url: str | None = None
-        self._on_snapshot = on_snapshot
-        self._clock = TrainClock(created=started)
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._server = server
-        self._directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
-        self._reporter = Reporter(config, 0, self._clock)
-        self._report_times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
-        self._writers: RunWriters | None = None
-        self._pool: ActorPool | None = None
-        self._learner: Learner | None = None
-        self._schedule: EvaluationSchedule | None = None
-        self._last: Snapshot | None = None
-        self._final_weights: NDArray[np.float32] | None = None
-        self._report: LearnerReport | None = None
-        self._evaluator: RemoteEvaluator | None = None
-        self._stop_requested = asyncio.Event()
-        self._state = "starting"
-        self._warned = self._warned_of_listener = False
         self.outcome: Outcome | None = None
-        self._saver: CheckpointSaver | None = None
+        self._server = server
+        self._clock = TrainClock(created=started)
+        self._directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
+        self._reporting = Reporting(config, self._clock, on_snapshot)
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._stop_requested = asyncio.Event()
+        self._target_weights: NDArray[np.float32] | None = None
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in good order; the first reason counts. Loop thread only."""
@@ -123,12 +101,12 @@ class Coordinator:
             self._ended.set_exception(error)
 
     async def run(self) -> Outcome:
-        """Build, train, end in good order, take down. Raises what ended the run, if it was an error."""
+        """Build, train, end in good order, close. Raises the error that ended the run, if there is one."""
         switch_seconds = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
             async with contextlib.AsyncExitStack() as stack:
-                reason, error = await self._run(stack)
+                reason, error = await self._build_and_train(stack)
                 self.outcome, error = await self._end(reason, error)
                 if error is not None:
                     raise error
@@ -136,23 +114,22 @@ class Coordinator:
             return self.outcome
         finally:
             if self._ended.done() and not self._ended.cancelled():
-                self._ended.exception()  # one that came after the error that has ended the run
+                self._ended.exception()  # an error that came after the one that ended the run
             gc.unfreeze()
             sys.setswitchinterval(switch_seconds)
             self._directory.remove("http.json")
             # aiohttp caches the last applications' handlers in its module, and they hold this object: drop the rings.
-            self._pool = self._learner = self._schedule = self._saver = self._evaluator = None
-            if self._writers is not None:
-                self._writers.close()
+            self.parts = None
+            self._reporting.close()
             self._directory.close()
 
-    async def _run(self, stack: contextlib.AsyncExitStack) -> tuple[str, BaseException | None]:
-        """Build and train; why training ended, and the error that ended it."""
+    async def _build_and_train(self, stack: contextlib.AsyncExitStack) -> tuple[str, BaseException | None]:
+        """Build and train; returns why training ended, and the error that ended it."""
         try:
-            await self._build_unless_stopped(stack)
+            parts = self.parts = await self._build_unless_stopped(stack)
             gc.collect()
             gc.freeze()
-            return await self._train(), None
+            return await self._train(parts), None
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
         except BaseException as error:
@@ -160,8 +137,8 @@ class Coordinator:
 
     # --- build -------------------------------------------------------------------------------------------------------
 
-    async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> None:
-        """Build, with an ear for `stop` and `fail`.
+    async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> RunParts:
+        """Build, unless `stop` or `fail` is called meanwhile.
 
         Raises `StoppedWhileStarting` where the run is interrupted, or stopped and not built `STOP_SECONDS` later.
         """
@@ -175,78 +152,49 @@ class Coordinator:
                     "The run was stopped while it started; it leaves no policy.",
                     facts={"after": f"{self._clock.startup_seconds:.1f} s"},
                 )
-            building.result()
+            return building.result()
         finally:
             building.cancel()
             await asyncio.gather(building, return_exceptions=True)
 
-    async def _build(self, stack: contextlib.AsyncExitStack) -> None:
-        """Everything in the order of its needs; `stack` takes it down in reverse."""
+    async def _build(self, stack: contextlib.AsyncExitStack) -> RunParts:
+        """Serve the page, look at the environment, then build the run; `stack` closes all of it in reverse."""
         stack.callback(self._server.close)
         require_descriptors(self.config.actors)
         await self._serve(stack)
-        self._publish(None)
-        spec = self._spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
+        self._reporting.publish(None)
+        # At the same time: the fork server, which both wait for, loads or compiles the kernels of the actors.
+        with single_error():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(prepare_kernels(self.algorithm), name="prepare-kernels")
+                probing = tasks.create_task(
+                    probe(self._server, self.source, self.config.ready_timeout_seconds), name="probe"
+                )
+        spec = probing.result()
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
-        config, algorithm = self.config, self.algorithm
-        algorithm.check(spec)
-        self._write_options()
-        if self._directory.path is not None:
-            with refuse_unwritable(self._directory.path):
-                self._writers = RunWriters(self._directory.path)
+        self.algorithm.check(spec)
+        self._open_files()
+        setup = Setup(
+            self.config, self.algorithm, self.source, spec, self._directory, self._server, self._clock
+        )
         with single_error():
-            parts = await build(
-                Blueprint(config, algorithm, self.source, spec, self._directory, self._server),
-                stack,
-                on_failure=self.fail,
-                on_death=lambda: self._learner.data_arrived() if self._learner else None,
-                on_pool=self._see_pool,
-            )
-        learner = self._learner = parts.learner
-        self._policy = parts.policy
-        self._evaluator = parts.evaluator
-        self._reporter.replay_capacity = parts.capacity_steps
-        plan = EvaluationPlan(config.eval_episodes, config.target_return, config.target_eval_episodes)
-        self._saver = CheckpointSaver(
-            config,
-            algorithm,
-            spec,
-            self._directory,
-            learner,
-            self._clock,
-            lambda: self._reporter.episodes.count,
-        )
-        self._schedule = EvaluationSchedule(
-            plan,
-            parts.evaluator,
-            learner,
-            self._clock,
-            self._copies(learner, parts.snapshots),
-            self._saver.save_best,
-            self._see_evaluation,
-        )
-
-    def _copies(self, learner: Learner, snapshots: WeightSnapshots) -> Copies:
-        """Which weights are evaluated: copies at fixed steps, or the newest at an interval of seconds."""
-        if self.config.eval_interval_seconds is not None:
-            return CopiesBySeconds(self.config.eval_interval_seconds, learner, self._clock)
-        return CopiesBySteps(snapshots, self._clock, learner.data_arrived)
-
-    def _see_pool(self, pool: ActorPool) -> None:
-        """Actors are shown while they start."""
-        self._pool = pool
+            return await build(setup, self._reporting, stack, on_failure=self.fail, on_death=self._actor_died)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http == "off":
             return
+
+        async def save_checkpoint() -> str:
+            return await self.parts.saver.save_on_request() if self.parts is not None else ""
+
         token = secrets.token_urlsafe(24)
         server = RunServer(
-            snapshot=self._current,
-            config=self._options,
+            snapshot=self._reporting.current,
+            config=lambda: _options(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
-            checkpoint=self._save_on_request,
-            ready=lambda: self._learner is not None and self._learner.inserted_steps > 0,
+            checkpoint=save_checkpoint,
+            ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
             host=self.config.host,
             port=0 if self.config.http == "auto" else int(self.config.http),
             token=token,
@@ -260,48 +208,56 @@ class Coordinator:
                     self._directory.path / "http.json", url=server.url, pid=os.getpid(), token=token
                 )
 
+    def _open_files(self) -> None:
+        """Write the run's options and machine, and open its metric files, where there is a directory."""
+        if self._directory.path is not None:
+            with refuse_unwritable(self._directory.path):
+                self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
+                self._directory.write_json("meta.json", describe_run(self.config.seed))
+                self._reporting.open_files(self._directory.path)
+
+    def _actor_died(self) -> None:
+        """Have the learner look at the rings: the dead actor's bell may be lost."""
+        if self.parts is not None:
+            self.parts.learner.data_arrived()
+
     # --- train -------------------------------------------------------------------------------------------------------
 
-    async def _train(self) -> str:
+    async def _train(self, parts: RunParts) -> str:
         """Learn until the run ends; returns why. Raises what a task or an actor raised."""
-        assert self._learner is not None and self._schedule is not None and self._saver is not None
-        learner = self._learner
-        self._state = "training"
+        self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:
-                learning = tasks.create_task(self._learn(learner), name="learner")
+                learning = tasks.create_task(self._learn(parts), name="learner")
                 background = [
                     tasks.create_task(self._watch(), name="watch"),
-                    tasks.create_task(self._report_regularly(), name="report"),
-                    tasks.create_task(self._evaluate(self._schedule), name="evaluate"),
-                    tasks.create_task(self._saver.save_regularly(), name="checkpoint"),
+                    tasks.create_task(self._reporting.run(parts.learner), name="report"),
+                    tasks.create_task(self._evaluate(parts), name="evaluate"),
+                    tasks.create_task(parts.saver.save_regularly(), name="checkpoint"),
                 ]
                 try:
                     reason = await self._ended
                 finally:
-                    self._state = "stopping"
+                    self._reporting.state = "stopping"
                     self._clock.pause()
-                    learner.stop()
+                    parts.learner.stop()
                     for task in background:
                         task.cancel()
                 await learning
         return reason
 
-    async def _learn(self, learner: Learner) -> None:
-        # Every actor stands ready and waits for the weights that the learner publishes first of all.
+    async def _learn(self, parts: RunParts) -> None:
+        # Every actor is ready and waits for the first weights, which the learner publishes before anything else.
         self._clock.start()
-        await learner.run()
-        assert self._schedule is not None
-        self._schedule.training_ended()
+        await parts.learner.run()
+        parts.schedule.training_ended()
 
     async def _watch(self) -> None:
-        """Collects finished episodes, looks at `target_training_return` and `max_seconds`."""
-        assert self._pool is not None
+        """Collect finished episodes; check `target_training_return` and `max_seconds`."""
         limit, target = self.config.max_seconds, self.config.target_training_return
-        episodes = self._reporter.episodes
+        episodes = self._reporting.episodes
         while True:
-            episodes.extend(self._pool.episodes())
-            self._reporter.count_waiting(self._pool.wait_seconds())
+            self._reporting.read_actors()
             mean = episodes.return_mean if episodes.full else None
             if target is not None and mean is not None and mean >= target:
                 self.stop("target_training_return")
@@ -309,23 +265,9 @@ class Coordinator:
                 self.stop("max_seconds")
             await asyncio.sleep(WATCH_SECONDS)
 
-    async def _evaluate(self, schedule: EvaluationSchedule) -> None:
-        self._final_weights = await schedule.run()
-        self.stop("total_steps" if self._final_weights is None else "target_return")
-
-    def _see_evaluation(self, result: EvaluationResult) -> None:
-        """Every evaluation is written at once, and shown by a report of its own."""
-        if self._writers is not None:
-            self._writers.write_evaluation(result)
-        self._report_times.ask()
-
-    async def _report_regularly(self) -> None:
-        assert self._learner is not None
-        learner, times = self._learner, self._report_times
-        while True:
-            await times.wait(lambda: learner.inserted_steps)
-            times.reported(learner.inserted_steps)
-            self._publish(await learner.report())
+    async def _evaluate(self, parts: RunParts) -> None:
+        self._target_weights = await parts.schedule.run()
+        self.stop("total_steps" if self._target_weights is None else "target_return")
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
@@ -333,114 +275,31 @@ class Coordinator:
         self, reason: str, error: BaseException | None
     ) -> tuple[Outcome | None, BaseException | None]:
         """Checkpoint, evaluation, last snapshot, `summary.json`; see `ending.py`."""
+        reporting, parts = self._reporting, self.parts
         ending = Ending(
             self._directory,
             self._clock,
-            self._publish_end,
-            lambda: self._reporter.actor_wait_seconds,
+            reporting.publish_last,
+            reporting.actor_wait_seconds,
             self._stop_requested,
             self.config.target_eval_episodes,
-            on_evaluation=lambda: self._enter("evaluating"),
-            last_report=self._report,
+            on_evaluation=lambda: setattr(reporting, "state", "evaluating"),
+            last_report=reporting.last_report,
         )
-        if self._saver is not None:
-            ending.learner, ending.saver = self._learner, self._saver
-            ending.schedule, ending.evaluator = self._schedule, self._evaluator
-            ending.make_policy = lambda weights: TrainedPolicy(self._spec, self._policy, weights)
-            ending.weights = self._final_weights
+        if parts is not None:
+            ending.learner, ending.saver = parts.learner, parts.saver
+            ending.schedule, ending.evaluator = parts.schedule, parts.evaluator
+            ending.make_policy = lambda weights: TrainedPolicy(parts.spec, parts.policy, weights)
+            ending.weights = self._target_weights
         try:
             return await ending.end(reason, error)
         except Exception as failed:
             return None, error or failed  # what ended the run is not to be masked
 
-    def _enter(self, state: str) -> None:
-        self._state = state
 
-    def _publish_end(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
-        """The last snapshot, shown to everybody."""
-        self._state = "stopped" if error is None else "failed"
-        try:
-            if self._pool is not None:
-                self._reporter.episodes.extend(self._pool.episodes())
-            return self._publish(report, reason, error)
-        except Exception:  # parts that have failed may not be able to say how they are
-            if self._last is None:
-                raise
-            self._last = dataclasses.replace(self._last, state=self._state, stop_reason=reason, error=error)
-            self._show(self._last)
-            return self._last
-
-    # --- show and save -----------------------------------------------------------------------------------------------
-
-    def _current(self) -> Snapshot:
-        assert self._last is not None
-        return self._last
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "trainer": dataclasses.asdict(self.config),
-            self.algorithm.name: dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
-        }
-
-    def _publish(
-        self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
-    ) -> Snapshot:
-        """Make a snapshot and hand it to everybody who shows one."""
-        schedule = self._schedule
-        self._report = report
-        state = self._state
-        if state == "training" and schedule is not None and schedule.holds_training:
-            state = "evaluating"
-        snapshot = self._reporter.snapshot(
-            state,
-            actors=self._pool.statistics() if self._pool is not None else (),
-            learner=report,
-            exploration_rate=self._pool.exploration_rate() if self._pool is not None else None,
-            evaluations=schedule.evaluations if schedule is not None else (),
-            best=schedule.best if schedule is not None else None,
-            stop_reason=stop_reason,
-            error=error,
-        )
-        self._last = snapshot
-        if self._writers is not None:
-            self._writers.write(snapshot)
-        self._show(snapshot)
-        self._warn_of_staleness(snapshot)
-        return snapshot
-
-    def _show(self, snapshot: Snapshot) -> None:
-        """Give `snapshot` to whoever listens; a listener that fails is told once and ends nothing."""
-        try:
-            self._on_snapshot(snapshot)
-        except Exception as error:
-            if not self._warned_of_listener:
-                self._warned_of_listener = True
-                text = (
-                    f"[ASYNC042] what is called with every snapshot raised {describe_error(error)}; training goes "
-                    "on, and it is called again with the next; mend the callback"
-                )
-                warnings.warn(ListenerFailed(text), stacklevel=2)
-
-    def _warn_of_staleness(self, snapshot: Snapshot) -> None:
-        if self._warned or snapshot.discarded_fraction < STALE_SHARE or snapshot.updates == 0:
-            return
-        self._warned = True
-        warnings.warn(
-            SamplesTooStale(
-                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
-                f"actors make {snapshot.env_steps_per_second:,.0f} steps/s, "
-                f"the learner {snapshot.updates_per_second:,.0f} updates/s; "
-                "raise max_staleness or samples_per_insert, or lower num_actors"
-            ),
-            stacklevel=2,
-        )
-
-    def _write_options(self) -> None:
-        if self._directory.path is not None:
-            with refuse_unwritable(self._directory.path):
-                self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
-                self._directory.write_json("meta.json", describe_run(self.config.seed))
-
-    async def _save_on_request(self) -> str:
-        """Checkpoint the learner now; the file's path, "" without a directory. Raises `ResourceError`."""
-        return await self._saver.save_on_request() if self._saver is not None else ""
+def _options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """Every option by table, as `/config` shows it."""
+    return {
+        "trainer": dataclasses.asdict(config),
+        algorithm.name: dataclasses.asdict(algorithm),  # type: ignore[call-overload]
+    }

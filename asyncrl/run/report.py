@@ -1,4 +1,4 @@
-"""From the parts' statistics to the one `Snapshot`, and from the last snapshot to `summary.json`."""
+"""The snapshot of a run, made from the statistics of its parts; and `summary.json`, made from the last snapshot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import RateMeter
 
 EPISODE_WINDOW = 100
-"""Training episodes that `rollout/ep_rew_mean` is the mean of, as in Stable-Baselines3."""
+"""Training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
 
 
 @dataclass
 class EpisodeWindow:
-    """The last finished training episodes of all actors, in the order in which the coordinator heard of them."""
+    """The last finished training episodes of all actors, in order of arrival."""
 
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
@@ -38,7 +38,7 @@ class EpisodeWindow:
 
     @property
     def full(self) -> bool:
-        """Whether `EPISODE_WINDOW` episodes have finished, so that its mean is one of a hundred."""
+        """Whether `EPISODE_WINDOW` episodes have finished."""
         return len(self.returns) == EPISODE_WINDOW
 
     @property
@@ -52,16 +52,16 @@ class EpisodeWindow:
         return sum(self.lengths) / len(self.lengths) if self.lengths else None
 
 
-class Reporter:
-    """Turns counters into rates and puts a snapshot together; event-loop thread only.
+class SnapshotBuilder:
+    """Turns counters into rates and makes snapshots; event-loop thread only.
 
     Args:
         config: the run's options.
-        replay_capacity: environment steps the rings hold; may be set later.
+        replay_capacity: environment steps that the rings hold; may be set later.
         clock: the training clock.
 
     Attributes:
-        episodes: the training episodes that were heard of.
+        episodes: the last training episodes.
         actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
     """
 
@@ -70,7 +70,7 @@ class Reporter:
         self.replay_capacity = replay_capacity
         self._clock = clock
         now = time.monotonic()
-        self._then = (now, 0, 0.0)  # when, updates, learner's waiting seconds
+        self._last = _Counters(now, 0, 0.0)
         self._rates = RateMeter()
         self._rates.observe(now, 0, 0, 0)
         self._actors_waited = 0.0
@@ -78,9 +78,9 @@ class Reporter:
         self.episodes = EpisodeWindow()
 
     def count_waiting(self, seconds: float) -> None:
-        """Note how long the mean actor has waited since the start; what it waits while the clock stands is its rest.
+        """Note how long the mean actor has waited since the start; time while the clock is paused does not count.
 
-        Called often: what fell between two calls is counted by whether the clock runs at the second.
+        Called often: the time between two calls counts if the clock runs at the second.
         """
         if self._clock.running:
             self.actor_wait_seconds += seconds - self._actors_waited
@@ -98,85 +98,90 @@ class Reporter:
         stop_reason: str | None = None,
         error: str | None = None,
     ) -> Snapshot:
-        """A snapshot of now; rates are over the time since the last call."""
-        now = time.monotonic()
-        then, updates_then, waited_then = self._then
-        seconds = max(now - then, 1e-9)
-        env_steps = sum(a.env_steps for a in actors)
-        updates = learner.updates if learner else 0
-        waited = learner.wait_seconds if learner else 0.0
-        self._then = (now, updates, waited)
+        """A snapshot of this moment; rates are over the time since the last call."""
+        now, config, clock = time.monotonic(), self._config, self._clock
+        env_steps = sum(actor.env_steps for actor in actors)
         balance = learner.balance if learner else None
-        rates = self._rates.observe(
-            now,
-            env_steps,
-            balance.received_steps if balance else 0,
-            balance.sampled if balance else 0,
-        )
-        staleness = learner.staleness if learner else NOTHING
-        versions = learner.staleness_versions if learner else NOTHING
-        lag = learner.policy_lag if learner else NOTHING
-        metrics = dict(learner.train_metrics) if learner else {}
-        config = self._config
+        received, sampled = (balance.received_steps, balance.sampled) if balance else (0, 0)
+        rates = self._rates.observe(now, env_steps, received, sampled)
+        last, self._last = self._last, _Counters.of(now, learner)
+        seconds = max(now - last.seconds, 1e-9)
+        train_metrics = dict(learner.train_metrics) if learner else {}
         return Snapshot(
             algo=config.algo,
             env=config.env,
             seed=config.seed,
             state=state,
-            wall_seconds=self._clock.wall_seconds,
-            train_seconds=self._clock.train_seconds,
-            startup_seconds=self._clock.startup_seconds,
+            wall_seconds=clock.wall_seconds,
+            train_seconds=clock.train_seconds,
+            startup_seconds=clock.startup_seconds,
             total_steps=config.total_steps,
             target_return=config.target_return,
             training_target=config.target_training_return,
             max_seconds=config.max_seconds,
             env_steps=env_steps,
-            updates=updates,
+            updates=self._last.updates,
             episodes=self.episodes.count,
             policy_version=learner.policy_version if learner else 0,
             env_steps_per_second=max(0.0, rates.production_per_second),
             received_steps_per_second=max(0.0, rates.receipt_per_second),
             consumed_samples_per_second=max(0.0, rates.consumption_per_second),
             consumption_per_production=max(0.0, rates.consumption_per_production),
-            updates_per_second=max(0, updates - updates_then) / seconds,
-            learner_wait_fraction=min(1.0, max(0.0, waited - waited_then) / seconds),
-            actor_wait_fraction=_mean([a.wait_fraction for a in actors]),
+            updates_per_second=max(0, self._last.updates - last.updates) / seconds,
+            learner_wait_fraction=min(1.0, max(0.0, self._last.wait_seconds - last.wait_seconds) / seconds),
+            actor_wait_fraction=_mean([actor.wait_fraction for actor in actors]),
             return_mean=self.episodes.return_mean,
             length_mean=self.episodes.length_mean,
             exploration_rate=exploration_rate,
-            loss=metrics.pop("train/loss", None),
-            learning_rate=metrics.pop("train/learning_rate", None),
-            train_metrics=metrics,
+            loss=train_metrics.pop("train/loss", None),
+            learning_rate=train_metrics.pop("train/learning_rate", None),
+            train_metrics=train_metrics,
             evaluation=evaluations[-1] if evaluations else None,
             evaluations=evaluations,
             best_evaluation=best,
-            staleness_mean=staleness.mean,
-            staleness_p95=staleness.p95,
-            staleness_max=staleness.max,
-            staleness_edges=staleness.edges,
-            staleness_counts=staleness.counts,
-            staleness_versions_mean=versions.mean,
-            staleness_versions_p95=versions.p95,
-            staleness_versions_max=versions.max,
-            policy_lag_mean=lag.mean,
-            policy_lag_p95=lag.p95,
-            policy_lag_max=lag.max,
-            policy_lag_edges=lag.edges,
-            policy_lag_counts=lag.counts,
+            **_distributions(learner),
             publish_interval=learner.publish_interval if learner else 0.0,
             publish_seconds=learner.publish_seconds if learner else 0.0,
             discarded_fraction=discarded_fraction(learner) if learner else 0.0,
             discipline=balance.discipline if balance else "",
             samples_per_insert_target=balance.target if balance else None,
             samples_per_insert_achieved=balance.achieved if balance else 0.0,
-            ring_fill=_mean([a.ring_fill for a in actors]),
+            ring_fill=_mean([actor.ring_fill for actor in actors]),
             replay_rows=learner.stored_steps if learner else 0,
             replay_capacity=self.replay_capacity,
             actors=actors,
-            actor_restarts=sum(a.restarts for a in actors),
+            actor_restarts=sum(actor.restarts for actor in actors),
             stop_reason=stop_reason,
             error=error,
         )
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """Counters of one moment, for the rates until the next one: monotonic seconds, updates, learner's waiting time."""
+
+    seconds: float
+    updates: int
+    wait_seconds: float
+
+    @classmethod
+    def of(cls, seconds: float, learner: LearnerReport | None) -> _Counters:
+        return cls(seconds, learner.updates, learner.wait_seconds) if learner else cls(seconds, 0, 0.0)
+
+
+def _distributions(learner: LearnerReport | None) -> dict[str, Any]:
+    """Fields of the snapshot that describe staleness and policy lag."""
+    staleness = learner.staleness if learner else NOTHING
+    versions = learner.staleness_versions if learner else NOTHING
+    lag = learner.policy_lag if learner else NOTHING
+    named = {"staleness": staleness, "staleness_versions": versions, "policy_lag": lag}
+    fields = {f"{name}_{key}": value for name, d in named.items() for key, value in _distribution(d).items()}
+    return fields | {
+        "staleness_edges": staleness.edges,
+        "staleness_counts": staleness.counts,
+        "policy_lag_edges": lag.edges,
+        "policy_lag_counts": lag.counts,
+    }
 
 
 def discarded_fraction(learner: LearnerReport) -> float:
@@ -185,19 +190,19 @@ def discarded_fraction(learner: LearnerReport) -> float:
 
 
 def end_state(stop_reason: str | None) -> str:
-    """How a run ended: `"failed"`, `"interrupted"`, `"stopped"` or, by a rule it was started with, `"finished"`."""
+    """State of a run that has ended: `"failed"`, `"interrupted"`, `"stopped"`, or `"finished"` by a stopping rule."""
     return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
 
 
 def summarize(
     last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
 ) -> dict[str, Any]:
-    """`summary.json`: rates and fractions are over the whole of `train_seconds`.
+    """Content of `summary.json`; rates and fractions are over the whole of `train_seconds`.
 
-    Two clocks say when a target was reached, and both stand still while an evaluation holds training:
-    `time_to_target_seconds` is of a confirmed greedy evaluation, `time_to_training_target_seconds` of the mean
-    of the last 100 training episodes, and is the time of the stop. Time, steps and updates to the target are those at
-    which the weights that passed were copied, not those at which their evaluation ended.
+    Times to a target are on the training clock, which is paused while an evaluation holds training.
+    `time_to_target_seconds` belongs to a confirmed greedy evaluation, `time_to_training_target_seconds` to the mean of
+    the last 100 training episodes. Time, steps and updates to the greedy target are those at which the weights that
+    passed were copied, not those at which their evaluation ended.
 
     Args:
         last: the run's last snapshot.

@@ -36,7 +36,8 @@ import select
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import compare_exchange, fence, kernel, load_acquire, store_release
+from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
+from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import ArraySpec, Segment
 
 _ARRAYS = (ArraySpec("armed", (16,), "int64", control=True),)

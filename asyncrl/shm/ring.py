@@ -31,7 +31,6 @@ from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
     EPISODE_LOG,
-    EPISODE_STEP,
     EPISODES,
     EXPLORATION,
     GRANTED,
@@ -201,10 +200,6 @@ class RingWriter(_RingEnd):
         """Show the mean exploration rate."""
         self.header[EXPLORATION] = round(rate * 1e6)
 
-    def set_episode_step(self, step: int) -> None:
-        """Show how far into its episode the first environment is."""
-        self.header[EPISODE_STEP] = step
-
 
 class RingReader(_RingEnd):
     """The learner side's end: its arrays are for reading; one thread (the learner's) grants.
@@ -294,5 +289,4 @@ class RingReader(_RingEnd):
             state=STATES[int(h[STATE])],
             incarnation=int(h[INCARNATION]),
             exploration_rate=int(h[EXPLORATION]) / 1e6,
-            episode_step=int(h[EPISODE_STEP]),
         )

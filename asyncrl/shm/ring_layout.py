@@ -30,8 +30,6 @@ STATE = 5
 INCARNATION = 6
 EXPLORATION = 7
 """Exploration rate in millionths."""
-EPISODE_STEP = 8
-"""Steps into the episode of the actor's first environment."""
 CURRENT_ENV = 9
 """Environment that the actor is resetting or stepping, -1 between rows: a sign of life within a row."""
 GRANTED = 16
@@ -123,7 +121,6 @@ class RingStatistics:
         state: `starting`, `running` or `waiting`.
         incarnation: which life of the actor writes now.
         exploration_rate: mean exploration rate over its streams.
-        episode_step: steps into the episode of its first environment.
     """
 
     published: int
@@ -137,4 +134,3 @@ class RingStatistics:
     state: str
     incarnation: int
     exploration_rate: float
-    episode_step: int

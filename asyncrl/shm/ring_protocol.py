@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import compare_exchange, fence, kernel, load_acquire, store_release
+from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
 from asyncrl.shm.doorbell import take_bell
+from asyncrl.shm.kernel import kernel
 from asyncrl.shm.ring_layout import EPISODE_LOG, EPISODES, GRANTED, PUBLISHED, STEPS, WAITING, WAKE_AT
 
 

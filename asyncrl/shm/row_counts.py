@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 from asyncrl.shm.ring_protocol import record_episode
 
 

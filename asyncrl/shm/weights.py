@@ -26,7 +26,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import copy_words, fence, kernel, load_acquire, store_release
+from asyncrl.shm.atomics import copy_words, fence, load_acquire, store_release
+from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import ArraySpec, Segment
 
 LATEST = 0

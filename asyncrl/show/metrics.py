@@ -1,25 +1,30 @@
-"""What a run says of itself: one frozen `Snapshot`, and the fixed public names of its numbers."""
+"""Metrics of a run: the snapshot that holds them, and the one table of their names, kinds, units and meanings.
+
+The files (`writers.py`), `/stats`, `/history` and Prometheus (`server/`), the terminal and the notebook card
+(`readout.py`) all read this table. Public names follow Stable-Baselines3, `async/` aside.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Greedy episodes with one fixed set of weights.
+    """Result of greedy episodes with one set of weights.
 
     Attributes:
         return_mean, return_std: of the undiscounted episode returns (population standard deviation).
         length_mean: mean episode length in steps.
-        episodes: how many.
-        policy_version: whose weights.
+        episodes: number of episodes.
+        policy_version: version of the weights.
         env_steps: environment steps of training when these weights were copied.
         train_seconds: the training clock at that moment.
-        updates: gradient steps that made these weights.
+        updates: gradient steps behind these weights.
     """
 
     return_mean: float
@@ -34,51 +39,28 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a run: all that terminal, HTTP, notebook and files read.
+    """State of a run at one moment: everything that terminal, HTTP, notebook and files read.
+
+    `RUN_METRICS` describes the numbers. Rates, staleness and policy lag are over the last report interval. A number is
+    None where it is not known yet.
 
     Attributes:
-        algo, env, seed, state: names; state is one of `"starting"`, `"training"`, `"evaluating"`,
-            `"stopping"`, `"stopped"`, `"failed"`.
-        wall_seconds, train_seconds, startup_seconds: see `summary.json`; train_seconds excludes evaluation
-            pauses.
+        algo, env, seed: of the run.
+        state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
         total_steps, target_return, training_target, max_seconds: the stopping rules, None where not set;
-            training_target is of `return_mean`, target_return of a greedy evaluation.
-        env_steps, updates, episodes, policy_version: counters since the start.
-        env_steps_per_second, updates_per_second: over the last report interval; the first is the production P.
-        received_steps_per_second: the receipt R, environment steps that came into the learner's hands, over
-            the last report interval.
-        consumed_samples_per_second: the consumption C, samples trained on, over the last report interval.
-        consumption_per_production: C / P of that interval, samples per step; 0 where nothing was produced.
-        discipline: how rows are consumed: `"replay"`, or `"relaxed"`, `"lockstep"` or `"synchronous"`
-            segments.
-        learner_wait_fraction, actor_wait_fraction: who waits, over the last report interval.
-        return_mean, length_mean: over the last 100 finished training episodes of all actors, None before the
-            first.
-        exploration_rate: mean over actors, None where the policy has none.
-        loss, learning_rate: of the last update, None before the first.
-        train_metrics: further scalars of the learner core by name (`train/...`).
+            training_target applies to `return_mean`, target_return to a greedy evaluation.
+        startup_seconds: seconds before the first environment step.
+        train_metrics: further scalars of the network's last update by name (`train/...`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
-        staleness_mean, staleness_p95, staleness_max: updates between the weights that acted and the weights that
-            were trained, of the samples used since the last report.
+        evaluations: every greedy evaluation so far, in the order of training.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
-        staleness_versions_mean, staleness_versions_p95, staleness_versions_max: staleness in policy versions.
-        policy_lag_mean, policy_lag_p95, policy_lag_max: updates that the learner had made beyond the weights that
-            acted, when a step was received; of the steps received since the last report.
-        policy_lag_edges, policy_lag_counts: histogram of it since the start, of steps.
-        publish_interval: updates between two publications of weights now.
-        publish_seconds: median cost of a publication.
-        discarded_fraction: share of inserted steps that became too stale to be used.
-        samples_per_insert_target, samples_per_insert_achieved: target is None where the pace is free.
-        ring_fill: mean over actors.
-        replay_rows, replay_capacity: what may be sampled (of segments: is complete and not taken) / at most,
-            in environment steps.
+        policy_lag_edges, policy_lag_counts: the same for the policy lag of steps.
+        discipline: `"replay"`, or the discipline in which segments are consumed.
         actors: one record per actor.
-        actor_restarts: sum over actors.
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
-        error: the text of the error that ended the run, or None.
-        evaluations: every greedy evaluation so far, in the order of training.
+        error: text of the error that ended the run, or None.
     """
 
     algo: str
@@ -140,96 +122,169 @@ class Snapshot:
     evaluations: tuple[EvaluationResult, ...] = ()
 
 
-EVALUATION_NAMES: Final = (
-    "eval/mean_reward",
-    "eval/mean_ep_length",
-    "eval/total_timesteps",
-    "eval/n_updates",
-)
-"""Names of an evaluation's numbers; `eval/total_timesteps` and `eval/n_updates` are of the evaluated weights."""
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run.
 
-REPORT_NAMES: Final = (
-    "rollout/ep_rew_mean",
-    "rollout/ep_len_mean",
-    "rollout/exploration_rate",
-    "time/fps",
-    "time/total_timesteps",
-    "time/time_elapsed",
-    "train/loss",
-    "train/n_updates",
-    "train/learning_rate",
-    "async/staleness_mean",
-    "async/staleness_p95",
-    "async/staleness_max",
-    "async/staleness_versions_mean",
-    "async/staleness_versions_p95",
-    "async/staleness_versions_max",
-    "async/policy_lag_mean",
-    "async/policy_lag_p95",
-    "async/policy_lag_max",
-    "async/publish_interval",
-    "async/samples_per_insert",
-    "async/samples_per_insert_target",
-    "async/learner_wait_fraction",
-    "async/actor_wait_fraction",
-    "async/ring_fill",
-    "async/policy_version",
-    "async/actor_restarts",
-    "async/production_per_second",
-    "async/receipt_per_second",
-    "async/consumption_per_second",
-)
-"""Names of a report's fixed numbers. Staleness and policy lag are in updates, `staleness_versions` in versions."""
+    Attributes:
+        field: attribute of `Snapshot`, `EvaluationResult` or `ActorStatistics` that holds it.
+        name: name in files, TensorBoard and `/stats`, or None where it is in none of them.
+        unit: its unit, in plural; "" for a number without one.
+        help: its meaning, as a noun phrase.
+        kind: Prometheus' kind; a counter's name ends in `_total` there.
+        prometheus: name in Prometheus text after `asyncrl_`; "" takes `field`, None leaves the metric out.
+        charted: whether `/history` keeps it for the page's charts.
+        label, form: label and format on the terminal and the notebook card (see `readout.py`), "" where not shown.
+    """
 
-METRIC_NAMES: Final = (*REPORT_NAMES[:9], *EVALUATION_NAMES, *REPORT_NAMES[9:])
-"""Every fixed metric name, in file order; named as in Stable-Baselines3, `async/` aside."""
+    field: str
+    name: str | None
+    unit: str
+    help: str
+    kind: Literal["counter", "gauge"] = "gauge"
+    prometheus: str | None = ""
+    charted: bool = False
+    label: str = ""
+    form: str = ""
+
+    @property
+    def prometheus_name(self) -> str | None:
+        """Name in Prometheus text, without the prefix `asyncrl_`."""
+        if self.prometheus is None:
+            return None
+        return (self.prometheus or self.field) + ("_total" if self.kind == "counter" else "")
+
+
+# Two lines for each metric: names and unit, then the rest.
+# fmt: off
+RUN_METRICS: Final = (
+    Metric("return_mean", "rollout/ep_rew_mean", "",
+           "Mean return of the last 100 training episodes", charted=True, label="return/100", form="4"),
+    Metric("length_mean", "rollout/ep_len_mean", "steps",
+           "Mean length of the last 100 training episodes", prometheus="episode_length_mean"),
+    Metric("exploration_rate", "rollout/exploration_rate", "",
+           "Mean exploration rate over actors", label="exploration", form="2"),
+    Metric("env_steps_per_second", "time/fps", "environment steps per second",
+           "Production: steps that actors took", charted=True, label="env steps/s", form=",.0f"),
+    Metric("env_steps", "time/total_timesteps", "environment steps",
+           "Environment steps over all actors", "counter", charted=True),
+    Metric("wall_seconds", "time/time_elapsed", "seconds", "Time since the run began", charted=True),
+    Metric("train_seconds", None, "seconds", "Training time, evaluation pauses excluded"),
+    Metric("episodes", None, "episodes", "Finished training episodes", "counter"),
+    Metric("loss", "train/loss", "", "Loss of the last update", charted=True, label="loss", form="3"),
+    Metric("updates", "train/n_updates", "updates", "Gradient steps", "counter"),
+    Metric("learning_rate", "train/learning_rate", "", "Learning rate of the last update"),
+    Metric("staleness_mean", "async/staleness_mean", "updates",
+           "Mean staleness of the samples trained on, last interval", charted=True),
+    Metric("staleness_p95", "async/staleness_p95", "updates",
+           "95th percentile of staleness, last interval", charted=True),
+    Metric("staleness_max", "async/staleness_max", "updates", "Largest staleness, last interval"),
+    Metric("staleness_versions_mean", "async/staleness_versions_mean", "policy versions",
+           "Mean staleness of the samples trained on, last interval"),
+    Metric("staleness_versions_p95", "async/staleness_versions_p95", "policy versions",
+           "95th percentile of staleness, last interval"),
+    Metric("staleness_versions_max", "async/staleness_versions_max", "policy versions",
+           "Largest staleness, last interval"),
+    Metric("policy_lag_mean", "async/policy_lag_mean", "updates",
+           "Mean policy lag of the steps received, last interval", charted=True),
+    Metric("policy_lag_p95", "async/policy_lag_p95", "updates",
+           "95th percentile of policy lag, last interval", charted=True),
+    Metric("policy_lag_max", "async/policy_lag_max", "updates", "Largest policy lag, last interval"),
+    Metric("publish_interval", "async/publish_interval", "updates", "Updates between two publications of weights"),
+    Metric("publish_seconds", None, "seconds", "Median cost of a publication of weights"),
+    Metric("samples_per_insert_achieved", "async/samples_per_insert", "samples per step",
+           "Samples per inserted step, achieved", prometheus="samples_per_insert", charted=True),
+    Metric("samples_per_insert_target", "async/samples_per_insert_target", "samples per step",
+           "Samples per inserted step, target; none where the pace is free"),
+    Metric("learner_wait_fraction", "async/learner_wait_fraction", "",
+           "Fraction of time the learner waited", charted=True, label="learner waits", form=".0%"),
+    Metric("actor_wait_fraction", "async/actor_wait_fraction", "",
+           "Fraction of time the actors waited for a grant", charted=True, label="actors wait", form=".0%"),
+    Metric("ring_fill", "async/ring_fill", "",
+           "Mean fill of the experience rings, 0 to 1", charted=True, label="ring fill", form=".0%"),
+    Metric("policy_version", "async/policy_version", "policy versions", "Publications of weights"),
+    Metric("actor_restarts", "async/actor_restarts", "restarts", "Actor processes started again", "counter"),
+    Metric("env_steps_per_second", "async/production_per_second", "environment steps per second",
+           "Production: the same as time/fps", prometheus=None),
+    Metric("received_steps_per_second", "async/receipt_per_second", "environment steps per second",
+           "Receipt: steps that reached the learner", charted=True, label="received/s", form=",.0f"),
+    Metric("consumed_samples_per_second", "async/consumption_per_second", "samples per second",
+           "UpdateLoop: samples trained on", charted=True, label="samples/s", form=",.0f"),
+    Metric("consumption_per_production", None, "samples per step",
+           "UpdateLoop over production", charted=True, label="samples/step now", form=".2f"),
+    Metric("updates_per_second", None, "updates per second",
+           "Rate of gradient steps", charted=True, label="updates/s", form=",.0f"),
+    Metric("discarded_fraction", None, "",
+           "Fraction of the inserted steps that became too stale to use", label="discarded", form=".1%"),
+    Metric("replay_rows", None, "environment steps", "Steps that may be sampled, or are complete and not taken"),
+    Metric("replay_capacity", None, "environment steps", "Steps that all rings can hold"),
+)
+"""Numbers of a `Snapshot`, in file order."""
+
+EVALUATION_METRICS: Final = (
+    Metric("return_mean", "eval/mean_reward", "",
+           "Mean return of the last greedy evaluation", prometheus="evaluation_return_mean"),
+    Metric("length_mean", "eval/mean_ep_length", "steps",
+           "Mean episode length of the last greedy evaluation", prometheus=None),
+    Metric("env_steps", "eval/total_timesteps", "environment steps",
+           "Environment steps behind the evaluated weights", prometheus="evaluation_env_steps"),
+    Metric("updates", "eval/n_updates", "updates", "Gradient steps behind the evaluated weights", prometheus=None),
+)
+"""Numbers of an `EvaluationResult`, in file order."""
+
+ACTOR_METRICS: Final = (
+    Metric("env_steps", None, "environment steps",
+           "Environment steps of this actor", "counter", prometheus="actor_env_steps"),
+    Metric("env_steps_per_second", None, "environment steps per second",
+           "Steps of this actor", prometheus="actor_env_steps_per_second"),
+    Metric("heartbeat_age_seconds", None, "seconds",
+           "Time since the actor's last heartbeat", prometheus="actor_heartbeat_age_seconds"),
+    Metric("wait_fraction", None, "",
+           "Fraction of time this actor waited for a grant", prometheus="actor_wait_fraction_by_actor"),
+    Metric("ring_fill", None, "", "Fill of this actor's ring, 0 to 1", prometheus="actor_ring_fill"),
+    Metric("restarts", None, "restarts",
+           "Times this actor was started again", "counter", prometheus="actor_restarts_by_actor"),
+    Metric("private_bytes", None, "bytes", "Private memory of this actor", prometheus="actor_private_bytes"),
+)
+"""Numbers of an `ActorStatistics`; Prometheus only, with a label for the actor."""
+# fmt: on
+
+HISTOGRAMS: Final = (
+    ("staleness", "Staleness of every sample used. Unit: updates."),
+    ("policy_lag", "Policy lag of every environment step received. Unit: updates."),
+)
+"""Histograms of a `Snapshot` since the start: Prometheus name, which begins the fields' names, and help."""
+
+_SECTIONS = ("rollout", "time", "train", "eval", "async")
+
+
+def _names(metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Public names, section by section."""
+    names = [metric.name for metric in metrics if metric.name is not None]
+    return tuple(sorted(names, key=lambda name: _SECTIONS.index(name.partition("/")[0])))
+
+
+METRIC_NAMES: Final = _names((*RUN_METRICS, *EVALUATION_METRICS))
+"""Every fixed metric name, in file order."""
 
 
 def flat(snapshot: Snapshot) -> dict[str, float]:
-    """A report's numbers by public name: in the order of `REPORT_NAMES`, then the core's further scalars.
+    """A report's numbers by public name, in file order, then the core's further scalars.
 
-    What is not known yet (no episode finished) is left out; NaN and infinity are kept, and it is the writer's business
-    how its format says them. `time/fps` is the rate over the last report interval, `time/time_elapsed` the wall clock.
-    Evaluations are entries of their own (`flat_evaluation`). Returns a new dict; any thread.
+    Unknown numbers (no episode has finished yet) are left out. NaN and infinity stay; each writer decides how its
+    format writes them. Evaluations are entries of their own (`flat_evaluation`). Returns a new dict; any thread.
     """
-    values: tuple[float | None, ...] = (
-        snapshot.return_mean,
-        snapshot.length_mean,
-        snapshot.exploration_rate,
-        snapshot.env_steps_per_second,
-        snapshot.env_steps,
-        snapshot.wall_seconds,
-        snapshot.loss,
-        snapshot.updates,
-        snapshot.learning_rate,
-        snapshot.staleness_mean,
-        snapshot.staleness_p95,
-        snapshot.staleness_max,
-        snapshot.staleness_versions_mean,
-        snapshot.staleness_versions_p95,
-        snapshot.staleness_versions_max,
-        snapshot.policy_lag_mean,
-        snapshot.policy_lag_p95,
-        snapshot.policy_lag_max,
-        snapshot.publish_interval,
-        snapshot.samples_per_insert_achieved,
-        snapshot.samples_per_insert_target,
-        snapshot.learner_wait_fraction,
-        snapshot.actor_wait_fraction,
-        snapshot.ring_fill,
-        snapshot.policy_version,
-        snapshot.actor_restarts,
-        snapshot.env_steps_per_second,
-        snapshot.received_steps_per_second,
-        snapshot.consumed_samples_per_second,
-    )
-    named = {name: value for name, value in zip(REPORT_NAMES, values, strict=True) if value is not None}
+    named = _by_name(RUN_METRICS, snapshot)
     for name, value in snapshot.train_metrics.items():
         named.setdefault(name if "/" in name else f"train/{name}", value)
     return named
 
 
 def flat_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
-    """An evaluation's numbers by public name, in the order of `EVALUATION_NAMES`. Returns a new dict; any thread."""
-    values = (evaluation.return_mean, evaluation.length_mean, evaluation.env_steps, evaluation.updates)
-    return dict(zip(EVALUATION_NAMES, values, strict=True))
+    """An evaluation's numbers by public name, in file order. Returns a new dict; any thread."""
+    return _by_name(EVALUATION_METRICS, evaluation)
+
+
+def _by_name(metrics: Iterable[Metric], record: object) -> dict[str, float]:
+    values = {metric.name: getattr(record, metric.field) for metric in metrics if metric.name is not None}
+    return {name: value for name, value in values.items() if value is not None}

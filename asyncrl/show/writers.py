@@ -1,12 +1,11 @@
-"""Files that keep a run's numbers: `metrics.jsonl`, `progress.csv` and TensorBoard events.
+"""Metric files of a run: `metrics.jsonl`, `progress.csv` and TensorBoard events.
 
-An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`, whose
-step is the one at which the evaluated weights were copied). Writers are called by one thread and write at once: an
-entry that was written survives the process. A run that goes on after a crash appends to what is there; an
-incomplete last line is cut off first.
+An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`, whose step is the one
+at which the evaluated weights were copied). Writers are called by one thread and write at once, each entry in one
+system call: an entry that was written survives the process, and one that fails leaves nothing.
 
 Writing may fail: the disk is full, the directory is gone. `RunWriters` warns once (ASYNC040) and tries again with the
-next report; what could not be written is missing in the file, what stands there is whole.
+next entry. Entries that could not be written are missing; the others are whole.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat,
 
 
 class MetricWriter(Protocol):
-    """Where entries go."""
+    """One metric file."""
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Keep one entry, of `env_steps` environment steps. Raises OSError where the file cannot be written."""
+        """Append one entry, taken at `env_steps`. Raises OSError where the file cannot be written."""
         ...
 
     def close(self) -> None:
@@ -43,16 +42,16 @@ class MetricWriter(Protocol):
 
 
 class AppendedFile:
-    """A file to which whole records are appended, each in one system call; a record that fails leaves nothing.
+    """A file to which records are appended, each in one system call; a record that fails leaves nothing.
 
-    A file that was deleted, or whose directory was, is made again by the next append.
+    The next append creates the file again where it, or its directory, was deleted.
 
     Args:
-        path: the file; opened, and made where it does not exist.
-        begin: what a new file begins with.
+        path: the file; created where it does not exist.
+        begin: first bytes of a new file.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, begin: bytes = b"") -> None:
@@ -82,7 +81,7 @@ class AppendedFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """The descriptor of the file that stands there now."""
+        """Descriptor of the file that has the path now."""
         if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
             self.close()
         if self._descriptor is None:
@@ -96,7 +95,6 @@ class JsonlWriter:
     """One strict JSON object per entry; NaN and infinity are written as null."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        _cut_torn_line(Path(path))
         self._file = AppendedFile(Path(path))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
@@ -109,24 +107,18 @@ class JsonlWriter:
 
 
 class CsvWriter:
-    """A row per entry under a header that never changes.
+    """A row per entry under the header `METRIC_NAMES`.
 
-    The columns are `METRIC_NAMES` and the names in `extra`; where the file exists already its own header
-    holds. A value that is not known yet, or that the entry does not have, is an empty cell; a metric that has no
-    column is left to the JSONL file.
+    A value that is not known, or not part of the entry, is an empty cell. Metrics without a column are only in
+    `metrics.jsonl`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, extra: Sequence[str] = ()) -> None:
-        _cut_torn_line(Path(path))
-        header = None
-        with contextlib.suppress(FileNotFoundError), open(path, newline="", encoding="utf-8") as present:
-            header = next(csv.reader(present), None)
-        self.columns: tuple[str, ...] = tuple(header or (*METRIC_NAMES, *extra))
-        self._file = AppendedFile(Path(path), _csv_row(self.columns))
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = AppendedFile(Path(path), _csv_row(METRIC_NAMES))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one row."""
-        self._file.append(_csv_row([values.get(column, "") for column in self.columns]))
+        self._file.append(_csv_row([values.get(column, "") for column in METRIC_NAMES]))
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -140,11 +132,11 @@ def _csv_row(cells: Sequence[object]) -> bytes:
 
 
 class TensorBoardWriter:
-    """Scalars as TensorBoard events over environment steps. Raises ImportError without the extra."""
+    """TensorBoard scalars over environment steps. Raises ImportError where the extra is missing."""
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
-        # tensorboard's records, not torch's wrapper around its writer: no torch and no tensorflow is imported. Not its
-        # `EventFileWriter` either, whose thread dies of the first failed write and ends every later one.
+        # tensorboard's record writer, not torch's `SummaryWriter`: neither torch nor tensorflow is imported. Not its
+        # `EventFileWriter` either: that one's thread ends at the first failed write, and with it every later write.
         self._records: Any = import_module("tensorboard.summary.writer.record_writer")
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
@@ -177,11 +169,11 @@ class RunWriters:
 
     Args:
         directory: the run's directory; it must exist.
-        tensorboard: True writes `tb/` and raises ImportError where the extra is missing, None writes it
-            where the extra is installed, False never does.
+        tensorboard: True writes `tb/` and raises ImportError where the extra is missing; None writes it where the
+            extra is installed; False never does.
 
     Raises:
-        OSError: a file cannot be made.
+        OSError: a file cannot be created.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, tensorboard: bool | None = None) -> None:
@@ -208,15 +200,15 @@ class RunWriters:
                 ) from None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Give one report to every writer; evaluations are not part of it."""
+        """Write one report everywhere; evaluations are entries of their own."""
         self._write(flat(snapshot), snapshot.env_steps)
 
     def write_evaluation(self, evaluation: EvaluationResult) -> None:
-        """Give one evaluation to every writer."""
+        """Write one evaluation everywhere."""
         self._write(flat_evaluation(evaluation), evaluation.env_steps)
 
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Write an entry everywhere; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
+        """Write one entry everywhere; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
         for writer in self._writers:
             try:
                 writer.write(values, env_steps)
@@ -238,13 +230,3 @@ class RunWriters:
         for writer in self._writers:
             with contextlib.suppress(OSError):
                 writer.close()
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Truncate `path` after its last newline: a killed process may leave half a line."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with open(path, "rb+") as file:
-        content = file.read()
-        if not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)

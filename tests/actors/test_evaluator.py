@@ -148,19 +148,6 @@ def test_loop_stays_live_during_an_evaluation(server: ForkServer) -> None:
     remotely(server, Lottery, story)
 
 
-def test_priority_is_lowered(server: ForkServer) -> None:
-    class ShowsNiceness(fakes.FixedLength):
-        def step(self, action: Any) -> Any:
-            obs, _, *rest = super().step(action)
-            return (obs, float(os.nice(0)), *rest)
-
-    async def story(evaluator: RemoteEvaluator) -> None:
-        returns, _ = await evaluator.evaluate(weights(1), 1)
-        assert returns[0] == 3 * (os.nice(0) + 5)
-
-    remotely(server, ShowsNiceness, story, niceness=5)
-
-
 def test_killed_evaluator_is_replaced_and_plays_the_same_episodes_again(server: ForkServer) -> None:
     undisturbed: list[list[int]] = []
 

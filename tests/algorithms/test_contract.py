@@ -21,7 +21,7 @@ SPECS = {
     "image_box": EnvSpec("image_box", (3, 4), "uint8", BoxAction((-2.0,) * 2, (2.0,) * 2, (1, 2))),
 }
 
-NAMES = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
+NAMES = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
 CASES = [
     (name, kind)
     for name in NAMES

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import segment_rig
 import torch
+from asyncrl.losses.advantages import gae
+from asyncrl.losses.vtrace import vtrace
 from segment_rig import SPECS, Guessing, acted, batch_of, iterate, observations, weights_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
@@ -15,8 +17,6 @@ from asyncrl.algorithms.a2c import A2C
 from asyncrl.algorithms.impala import IMPALA
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, BoxAction, DiscreteAction, EnvSpec, Segment
-from asyncrl.losses.advantages import gae
-from asyncrl.losses.vtrace import vtrace
 from asyncrl.options import option_help
 
 

@@ -138,7 +138,7 @@ OPTIONS: dict[str, Any] = {
     "v_min": 0.0,
     "v_max": 2.0,
 }
-REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
 
 
 @pytest.mark.parametrize("options", [{"prioritized": False}, {"prioritized": True, "n_step": 2}], ids=str)

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.algorithms import ALGORITHMS
 
-REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.consumption == "replay")
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
 
 
 @pytest.mark.parametrize("name", REPLAY)

@@ -33,7 +33,7 @@ from asyncrl.interfaces import (
 from asyncrl.networks.distributions import distribution
 from asyncrl.options import option_help
 
-NAMES = sorted(name for name, made in ALGORITHMS.items() if made.consumption == "segments")
+NAMES = sorted(name for name, made in ALGORITHMS.items() if made.update_loop == "segments")
 
 for_every_kind = pytest.mark.parametrize("kind", sorted(SPECS))
 pytestmark = pytest.mark.parametrize("name", NAMES)

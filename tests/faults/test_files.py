@@ -551,7 +551,7 @@ def test_text_is_no_reward(reward: Any) -> None:
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
     divergence = Divergence(tmp_path / "gone", lambda: {"obs": np.zeros(2)})
     with pytest.raises(errors.TrainingDiverged) as raised:
-        divergence.look_at(float("nan"), 3)
+        divergence.check(float("nan"), 3)
     assert raised.value.facts["last finite loss"] == "none was reported"
     assert "not saved (FileNotFoundError" in str(raised.value.facts["batch saved"])
 

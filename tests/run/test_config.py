@@ -14,7 +14,7 @@ import pytest
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import coerce, describe, near_miss, option_help, parse_count, require_at_least
 from asyncrl.run.config import TrainerConfig, usable_cores
-from asyncrl.run.config_file import dump_config, load_config, read_config
+from asyncrl.run.config_file import TRAINER, dump_config, make_record, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,13 @@ class Toy:
 
 
 ALGORITHMS = {"toy": Toy}
+
+
+def load(file: Path) -> tuple[TrainerConfig, Toy]:
+    """Both records of a file, as the command line makes them."""
+    tables = read_config(file, ALGORITHMS)
+    run = make_record(TrainerConfig, tables.get(TRAINER, {}), file=file, path=TRAINER)
+    return run, make_record(Toy, tables.get("toy", {}), file=file, path="toy")
 
 
 def config(**changes: object) -> TrainerConfig:
@@ -208,7 +215,7 @@ def test_a_file_holds_every_option_and_reads_back(tmp_path: Path) -> None:
     text = dump_config(run, toy)
     file = tmp_path / "config.toml"
     file.write_text(text, encoding="utf-8")
-    assert load_config(file, ALGORITHMS) == (run, toy)
+    assert load(file) == (run, toy)
     for record, table in ((run, "trainer"), (toy, "toy")):
         written = tomllib.loads(text)[table]
         for name, option in option_help(type(record)).items():
@@ -220,7 +227,7 @@ def fails(tmp_path: Path, text: str) -> ConfigurationError:
     file = tmp_path / "run.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError) as error:
-        load_config(file, ALGORITHMS)
+        load(file)
     assert error.value.code == "ASYNC017"
     assert error.value.exit_code == 1
     assert error.value.facts["file"] == file
@@ -264,7 +271,6 @@ def test_unknown_keys_name_file_path_and_near_miss(
         (HEAD + "[toy]\ndueling = 1", "run.toml: dueling must be true or false, got 1", "toy.dueling"),
         ("trainer = 3", "run.toml: trainer must be a table, got 3", "trainer"),
         ('[trainer]\nenv = "x"', "run.toml: algo must be given, got nothing", "trainer.algo"),
-        ('[trainer]\nenv="x"\nalgo="ppp"', "run.toml: algo must be one of toy, got 'ppp'", "trainer.algo"),
     ],
 )
 def test_wrong_values_name_file_and_key(tmp_path: Path, text: str, what: str, key: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from asyncrl import DQN, SAC, TD3, Rainbow, Trainer
-from asyncrl.learning import replay_updates
+from asyncrl.learning import replay_loop
 from asyncrl.learning.policy_lag import PolicyLagMeter
 
 UPDATES = 250
@@ -82,7 +82,7 @@ def numbers(
             super().__init__(*arguments)
             meters.append(self)
 
-    monkeypatch.setattr(replay_updates, "PolicyLagMeter", Kept)
+    monkeypatch.setattr(replay_loop, "PolicyLagMeter", Kept)
     env, record = RUNS[name]
     trainer = Trainer(
         env, small(record), seed=seed, num_actors=2, envs_per_actor=2, http="off", target_eval_episodes=1,

@@ -21,8 +21,10 @@ import numpy as np
 
 from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
-from asyncrl.shm.atomics import compare_exchange, fence, fetch_add, kernel, load_acquire, store_release
+from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
 from asyncrl.shm.doorbell import set_armed
+from asyncrl.shm.kernel import kernel
+from asyncrl.shm.prepare import prepare_quietly
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED, WAITING
 from asyncrl.shm.ring_protocol import must_sleep, publish_rows, take_waiting
 
@@ -143,12 +145,6 @@ def _wait_for(condition: Any) -> None:
 
 
 @kernel("void(int64[::1], int64)")
-def _add(words, count):
-    for _ in range(count):
-        fetch_add(words, 0, 1)
-
-
-@kernel("void(int64[::1], int64)")
 def _add_by_exchange(words, count):
     for _ in range(count):
         while True:
@@ -201,9 +197,9 @@ def _meet(words, arrivals):
 
 
 def contend(fd: int, seconds: float) -> list[int]:
-    """Count beside the other process for so long, by each of three means; returns how often by each."""
+    """Count beside the other process for so long, by each of two means; returns how often by each."""
     words, counts = Segment.attach(fd, WORDS)["words"], []
-    for meeting, add in enumerate((_add, _add_by_exchange, _add_under_lock), start=1):
+    for meeting, add in enumerate((_add_by_exchange, _add_under_lock), start=1):
         _meet(words, 2 * meeting)
         deadline, count = time.monotonic() + seconds, 0
         while time.monotonic() < deadline:
@@ -445,4 +441,5 @@ def _serve(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    prepare_quietly()  # a child that compiled first would not be doing what it was forked for
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -18,9 +18,8 @@ def test_two_processes_lose_no_increment(nursery):
         children = [nursery.fork("contend", SECONDS, fds=(segment.fd,)) for _ in range(2)]
         counts = np.sum([nursery.join(child) for child in children], axis=0)
         words = segment["words"]
-        assert words[0] == counts[0] > 0, "fetch_add"
-        assert words[16] == counts[1], "compare_exchange"
-        assert words[48] == counts[2], "a plain counter behind acquire and release"
+        assert words[16] == counts[0] > 0, "compare_exchange"
+        assert words[48] == counts[1] > 0, "a plain counter behind acquire and release"
 
 
 def test_what_was_written_before_a_release_is_seen_after_the_acquire(nursery):
@@ -35,36 +34,9 @@ def test_what_was_written_before_a_release_is_seen_after_the_acquire(nursery):
 @pytest.mark.parametrize("signature", ["int64(int32[::1])", "int64(float64[::1])", "int64(int64[:])"])
 def test_a_word_that_is_not_a_contiguous_int64_is_refused(signature):
     with pytest.raises(TypeError, match="atomic words live in contiguous int64 arrays, got"):
-        kernel(signature)(lambda words: load_acquire(words, 0))
+        kernel(signature)(lambda words: load_acquire(words, 0)).ready()
 
 
 def test_copy_words_refuses_another_dtype():
     with pytest.raises(TypeError, match="copy_words needs two contiguous arrays of one dtype"):
-        kernel("void(float32[::1], float64[::1])")(lambda target, source: copy_words(target, source))
-
-
-def test_a_kernel_takes_its_signature_and_nothing_else():
-    words = np.zeros(16, np.int64)
-    first = kernel("int64(int64[::1])")(lambda words: load_acquire(words, 0))
-    assert first(words) == 0
-    with pytest.raises(TypeError, match="No matching definition"):
-        first(words.astype(np.int32))
-
-
-def test_kernel_cache_is_stamped_with_every_file_that_kernels_are_made_of(tmp_path):
-    """Machine code of one file on the table layout of another is a segmentation fault, not an error."""
-    from asyncrl.replay import rows
-    from asyncrl.shm.atomics import source_stamp
-
-    names = [name for name, _, _ in source_stamp()]
-    assert {"interfaces.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(
-        names
-    )
-    assert rows.ingest._cache._cache_file._source_stamp == source_stamp()
-    for folder in ("shm", "replay"):
-        (tmp_path / folder).mkdir()
-    for file in ("interfaces.py", "shm/ring.py", "replay/gather.py"):
-        (tmp_path / file).write_text("x = 1\n")
-    before = source_stamp.__wrapped__(tmp_path)
-    (tmp_path / "replay" / "gather.py").write_text("x = 12\n")
-    assert source_stamp.__wrapped__(tmp_path) != before
+        kernel("void(float32[::1], float64[::1])")(lambda target, source: copy_words(target, source)).ready()

@@ -244,7 +244,6 @@ def test_statistics_show_what_the_actor_said(ring):
     writer.set_state(RUNNING)
     writer.set_incarnation(3)
     writer.set_exploration(0.125)
-    writer.set_episode_step(17)
     writer.heartbeat(12345)
     writer.slept(1_500_000_000)
     writer.record_episode(10.0, 10)
@@ -260,7 +259,6 @@ def test_statistics_show_what_the_actor_said(ring):
         state="running",
         incarnation=3,
         exploration_rate=0.125,
-        episode_step=17,
     )
     writer.heartbeat()
     assert reader.statistics().heartbeat_ns > 12345

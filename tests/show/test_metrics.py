@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from snapshots import make_snapshot
 
-from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.show.metrics import (
+    ACTOR_METRICS,
+    EVALUATION_METRICS,
+    METRIC_NAMES,
+    RUN_METRICS,
+    EvaluationResult,
+    Snapshot,
+    flat,
+    flat_evaluation,
+)
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoardWriter
 
 EXPECTED = {
@@ -117,49 +126,23 @@ def test_jsonl_round_trip(tmp_path: Path) -> None:
     assert lines_of(path)[1] == {**EXPECTED, "train/loss": None, "rollout/ep_rew_mean": None}
 
 
-@pytest.mark.parametrize("torn", ['{"time/fps": 34', "\x00\x00\x00"])
-def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: str) -> None:
-    jsonl, table = tmp_path / "metrics.jsonl", tmp_path / "progress.csv"
-    for path, writer in ((jsonl, JsonlWriter), (table, CsvWriter)):
-        first = writer(path)
-        first.write(flat(make_snapshot()), 1000)
-        first.close()
-        with path.open("a") as file:
-            file.write(torn)
-        second = writer(path)
-        second.write(flat(make_snapshot(env_steps=2000)), 2000)
-        second.close()
-    assert [line["time/total_timesteps"] for line in lines_of(jsonl)] == [1000, 2000]
-    with table.open(newline="") as file:
-        assert [row["time/total_timesteps"] for row in csv.DictReader(file)] == ["1000", "2000"]
-
-
-def test_a_file_of_nothing_but_a_torn_line_starts_anew(tmp_path: Path) -> None:
-    path = tmp_path / "progress.csv"
-    path.write_text("rollout/ep_rew")
-    CsvWriter(path).close()
-    assert path.read_text() == ",".join(METRIC_NAMES) + "\n"
-
-
 def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
-    writer = CsvWriter(path, extra=("train/td_error",))
+    writer = CsvWriter(path)
     writer.write(flat(make_snapshot(**UNKNOWN)), 1000)
-    late = make_snapshot(train_metrics={"train/td_error": 0.5, "train/late": 1.0}, loss=math.nan)
-    writer.write(flat(late), 1000)
+    writer.write(flat(make_snapshot(train_metrics={"train/late": 1.0}, loss=math.nan)), 1000)
     writer.close()
     writer.close()
-    # The run goes on with other extras: the header that is there holds.
-    again = CsvWriter(path, extra=("train/late",))
+    # Another writer appends under the same header.
+    again = CsvWriter(path)
     again.write(flat(make_snapshot(train_metrics={"train/late": 1.0})), 1000)
     again.write(flat_evaluation(EVALUATION), 900)
     again.close()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [*METRIC_NAMES, "train/td_error"]
-    assert rows[0]["train/loss"] == rows[0]["train/td_error"] == rows[0]["eval/mean_reward"] == ""
-    assert math.isnan(float(rows[1]["train/loss"])) and rows[1]["train/td_error"] == "0.5"
-    assert rows[2]["train/td_error"] == ""
+    assert list(rows[0]) == [*METRIC_NAMES]
+    assert rows[0]["train/loss"] == rows[0]["eval/mean_reward"] == ""
+    assert math.isnan(float(rows[1]["train/loss"]))
     assert {name: float(rows[2][name]) for name in METRIC_NAMES if rows[2][name]} == EXPECTED
     assert {name: float(rows[3][name]) for name in rows[3] if rows[3][name]} == EXPECTED_EVALUATION
 
@@ -212,6 +195,20 @@ def test_a_run_writes_all_three(tmp_path: Path) -> None:
     off.mkdir()
     RunWriters(off, tensorboard=False).close()
     assert sorted(path.name for path in off.iterdir()) == ["metrics.jsonl", "progress.csv"]
+
+
+NOT_METRICS = {"seed", "total_steps", "target_return", "training_target", "max_seconds", "startup_seconds"}
+
+
+def test_the_table_describes_every_number_once() -> None:
+    numbers = {name for name, value in vars(make_snapshot()).items() if type(value) in (int, float)}
+    assert numbers - NOT_METRICS == {metric.field for metric in RUN_METRICS}
+    evaluation, actor = make_snapshot().evaluation, make_snapshot().actors[0]
+    assert {metric.field for metric in EVALUATION_METRICS} <= set(vars(evaluation))
+    assert {metric.field for metric in ACTOR_METRICS} <= set(vars(actor))
+    tables = (*RUN_METRICS, *EVALUATION_METRICS, *ACTOR_METRICS)
+    prometheus = [metric.prometheus_name for metric in tables if metric.prometheus_name is not None]
+    assert len(set(prometheus)) == len(prometheus)
 
 
 def test_snapshot_fields_keep_their_names() -> None:

@@ -23,12 +23,12 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.interfaces import Segment, SegmentCore
-from asyncrl.learning.consumption import BEAT_SECONDS, Consumed
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
@@ -62,8 +62,8 @@ class _Taken:
     discarded_steps: int = 0
 
 
-class SegmentLearning:
-    """Consumes each segment once, in order of arrival. Implements `Consumption`; learner thread.
+class SegmentLoop:
+    """Consumes each segment once, in order of arrival. Implements `UpdateLoop`; learner thread.
 
     Args:
         core: network, optimiser and loss.
@@ -121,8 +121,8 @@ class SegmentLearning:
         self.publisher.publish()
         self._grant()
 
-    def beat(self) -> bool:
-        """Note what arrived; begin an iteration or go on with it for `BEAT_SECONDS`; False where it waits for rows."""
+    def tick(self) -> bool:
+        """Note what arrived; begin an iteration or go on with it for `TICK_SECONDS`; False where it waits for rows."""
         ready = self._queue.ready
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also where a segment is all resets, and holds no step
@@ -146,11 +146,11 @@ class SegmentLearning:
         """Per ring, where its next segment is complete."""
         return [int(position) for position in self._queue.next_wake()]
 
-    def consumed(self) -> Consumed:
-        """See `Consumption.consumed`."""
+    def statistics(self) -> LoopStatistics:
+        """See `UpdateLoop.statistics`."""
         rows = self._queue.length * self.rings[0].num_envs
         waiting = self._queue.ready + len(self._taken.segments)
-        return Consumed(
+        return LoopStatistics(
             balance=self._balance.statistics(),
             staleness=self._staleness,
             policy_lag=self._policy_lag,
@@ -226,8 +226,8 @@ class SegmentLearning:
         self._learning = True
 
     def _steps(self) -> None:
-        """Gradient steps until the iteration ends or `BEAT_SECONDS` are over."""
-        end = time.perf_counter() + BEAT_SECONDS
+        """Gradient steps until the iteration ends or `TICK_SECONDS` are over."""
+        end = time.perf_counter() + TICK_SECONDS
         while self._learning:
             started = time.perf_counter()
             more = self.core.step()

@@ -1,4 +1,4 @@
-"""How rows become updates: the one protocol that both disciplines answer, and what they report."""
+"""Protocol of the update loops: how rows become updates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.shm.ring import RingReader
 
-BEAT_SECONDS = 0.001
-"""How long updates run before new rows are looked at and weights are published."""
+TICK_SECONDS = 0.001
+"""Seconds of updates in a tick, before new rows are looked at and weights are published."""
 
 
 @dataclass(frozen=True)
-class Consumed:
-    """What a consumption says of itself.
+class LoopStatistics:
+    """Statistics of an update loop.
 
     Attributes:
         balance: the pace.
@@ -36,16 +36,16 @@ class Consumed:
     discarded_steps: int
 
 
-class Consumption(Protocol):
-    """How rows become updates; made on any thread, used on the learner's only (but for the two counters).
+class UpdateLoop(Protocol):
+    """Turns rows into updates; made on any thread, used on the learner's only (but for the two counters).
 
     Attributes:
         core: network, optimiser and loss.
         rings: where rows come from.
         publisher: where weights go to.
         divergence: watches the loss.
-        polls_while_dense: whether looking again after a millisecond beats the doorbell while traffic is dense: yes
-            where any row is welcome, no where only a whole segment is.
+        polls_while_dense: whether to look again after a millisecond instead of arming the doorbell while traffic is
+            dense: yes where any row can be used, no where only a whole segment can.
         updates: gradient steps so far.
         inserted_steps: environment steps taken in so far, RESET rows excluded.
     """
@@ -63,25 +63,25 @@ class Consumption(Protocol):
     def core(self) -> Core: ...  # noqa: D102
 
     def prepare(self) -> None:
-        """Before the first beat: publish the first weights, for which actors wait."""
+        """Publish the first weights, for which actors wait; called once, before the first tick."""
         ...
 
-    def beat(self) -> bool:
-        """Take in what is new, let actors go on, learn for `BEAT_SECONDS`; False where there is nothing to do."""
+    def tick(self) -> bool:
+        """Take in what is new, let actors go on, learn for `TICK_SECONDS`; False where there is nothing to do."""
         ...
 
     def end_burst(self) -> None:
-        """After the last beat of a burst."""
+        """Called after the last tick of a burst."""
         ...
 
     def finished(self) -> bool:
-        """Whether the run's steps are used up; asked after a beat that found nothing."""
+        """Whether the run's steps are used up; asked after a tick that found nothing."""
         ...
 
     def wake_positions(self) -> list[int]:
         """Per ring, the position from which on looking again is worth while. Loop thread, while no burst runs."""
         ...
 
-    def consumed(self) -> Consumed:
-        """What there is to report."""
+    def statistics(self) -> LoopStatistics:
+        """A frozen record of the loop as it stands."""
         ...

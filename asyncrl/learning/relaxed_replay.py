@@ -5,7 +5,7 @@ One pass over the loop:
     ingest new rows, retire, grant, wake actors
     update, update, ... for about a millisecond; publish every `publish_interval` updates
 
-`replay_lockstep.py` is the same in fixed quanta.
+`lockstep_replay.py` is the same in fixed quanta.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import time
 import numpy as np
 
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.consumption import BEAT_SECONDS
-from asyncrl.learning.replay_updates import ReplayParts, ReplayUpdates
+from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
+from asyncrl.learning.update_loop import TICK_SECONDS
 
 
-class ReplayLearning(ReplayUpdates):
-    """Trains on rows of any actor again and again. Implements `Consumption`; learner thread only.
+class RelaxedReplayLoop(ReplayLoop):
+    """Trains on rows of any actor again and again. Implements `UpdateLoop`; learner thread only.
 
     Args:
         parts: core, replay and options.
@@ -38,8 +38,8 @@ class ReplayLearning(ReplayUpdates):
         """Publish the first weights: actors wait for them."""
         self.publisher.publish()
 
-    def beat(self) -> bool:
-        """New rows in, grants out, then updates for `BEAT_SECONDS`. Returns whether an update was made."""
+    def tick(self) -> bool:
+        """New rows in, grants out, then updates for `TICK_SECONDS`. Returns whether an update was made."""
         self._ingest()
         before = self._granted.copy()
         if self._balance.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
@@ -48,7 +48,7 @@ class ReplayLearning(ReplayUpdates):
             return False
         allowed, made = self._balance.updates_allowed(), 0
         beta = self._beta()
-        end = time.perf_counter() + BEAT_SECONDS
+        end = time.perf_counter() + TICK_SECONDS
         while made < allowed:
             if not self._trainable():
                 self._starve()
@@ -83,6 +83,6 @@ class ReplayLearning(ReplayUpdates):
         further step comes.
         """
         if self._ever_sampleable or self._balance.complete:
-            self._balance.forgive()
+            self._balance.write_off()
             if self.publisher.unpublished:
                 self.publisher.publish()

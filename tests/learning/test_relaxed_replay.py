@@ -9,20 +9,20 @@ import pytest
 from replay_world import World, world
 
 from asyncrl.errors import TrainingDiverged
-from asyncrl.learning import replay_learning
+from asyncrl.learning import relaxed_replay
 
 SEEDS = range(4)
 
 
 @pytest.fixture
 def one_update_per_beat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_learning, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(relaxed_replay, "TICK_SECONDS", 0.0)
 
 
 @pytest.fixture
 def endless_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beat ends when no update is allowed any more."""
-    monkeypatch.setattr(replay_learning, "BEAT_SECONDS", 1e9)
+    """A tick ends when no update is allowed any more."""
+    monkeypatch.setattr(relaxed_replay, "TICK_SECONDS", 1e9)
 
 
 def relaxed(**setting: Any) -> Any:
@@ -40,9 +40,9 @@ def paid(w: World) -> int:
 def test_weights_are_published_after_every_so_many_updates(interval: int, one_update_per_beat: None) -> None:
     with relaxed(publish_interval=interval, total_steps=120) as w:
         assert w.mailbox.version == 1 and w.learning.updates == 0
-        while not (w.learning.finished() and not w.beat()):
+        while not (w.learning.finished() and not w.tick()):
             w.run_all()
-            w.beat()
+            w.tick()
             assert w.mailbox.version == 1 + w.learning.updates // interval
         out = np.zeros(3, np.float32)
         w.mailbox.refresh(out, 0)
@@ -67,25 +67,25 @@ def test_lag_and_staleness_by_hand(endless_beats: None) -> None:
         learning = w.learning
 
         def lag() -> tuple[int, float, int]:
-            statistics = learning.consumed().policy_lag.statistics(reset=True)
+            statistics = learning.statistics().policy_lag.statistics(reset=True)
             return statistics.samples, statistics.mean, statistics.max
 
-        assert not w.beat(), "rows are granted"
+        assert not w.tick(), "rows are granted"
         made = 0
         while made == 0:
             rows = w.run(0)
-            w.beat()  # rows by version 1, all received before the first update
+            w.tick()  # rows by version 1, all received before the first update
             made = learning.updates
             assert lag() == (rows, 0.0, 0) and rows > 0
         assert made >= 2 and w.core.staleness == [[u] for u in range(made)], "update u uses rows of update 0"
         published = made // 2 * 2
         assert w.mailbox.version == 1 + made // 2
         w.run(0, 3)
-        w.beat()
+        w.tick()
         assert lag() == (3, made - published, made - published), "the age of the acting weights when received"
         before = learning.updates
         w.run(0, 1)
-        w.beat()
+        w.tick()
         acting = before // 2 * 2
         assert lag() == (1, before - acting, before - acting)
         in_updates = w.meter.in_updates.overall()
@@ -102,7 +102,7 @@ def test_policy_lag_is_measured_when_rows_are_received_not_when_they_are_used(
     with relaxed(publish_interval=3, total_steps=200) as w:
         w.finish(np.random.default_rng(1))
         lags = np.repeat([lag for r in w.received for lag in r.lags], w.setting.envs)
-        overall = w.learning.consumed().policy_lag.overall()
+        overall = w.learning.statistics().policy_lag.overall()
         assert overall.samples == lags.size and overall.max == lags.max() > 0
         assert overall.mean == pytest.approx(lags.mean())
 
@@ -112,12 +112,12 @@ def test_policy_lag_is_measured_when_rows_are_received_not_when_they_are_used(
 def test_rows_over_the_bound_are_dropped_before_every_update(
     bound: int, beats: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row may be within the bound when a beat begins and over it two updates later."""
-    monkeypatch.setattr(replay_learning, "BEAT_SECONDS", beats)
+    """A row may be within the bound when a tick begins and over it two updates later."""
+    monkeypatch.setattr(relaxed_replay, "TICK_SECONDS", beats)
     with relaxed(max_staleness=bound, samples_per_insert=8.0, total_steps=150, publish_interval=1) as w:
         w.finish(np.random.default_rng(bound))
         assert max(max(s) for s in w.core.staleness) == bound, "the bound itself is let through"
-        assert w.learning.consumed().discarded_steps > 0 and w.learning.updates > 20
+        assert w.learning.statistics().discarded_steps > 0 and w.learning.updates > 20
 
 
 def test_the_bound_drops_exactly_the_older_rows(endless_beats: None) -> None:
@@ -125,14 +125,14 @@ def test_the_bound_drops_exactly_the_older_rows(endless_beats: None) -> None:
     with relaxed(**one, max_staleness=10, prioritized=False) as w:
         for _ in range(8):
             w.run(0, 2)
-            w.beat()
+            w.tick()
         updates = w.learning.updates
         stamps = w.readers[0].policy_updates[: w.readers[0].published()]
         flags = w.readers[0].flags[0, : w.readers[0].published()]
         assert updates > 12
         # The last update was made with `updates - 1` before it; rows older than its bound were dropped then.
         old = int(np.count_nonzero((stamps < updates - 1 - 10) & (flags & 4 == 0)))
-        assert w.learning.consumed().discarded_steps == old > 0
+        assert w.learning.statistics().discarded_steps == old > 0
 
 
 def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: None) -> None:
@@ -144,12 +144,12 @@ def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: No
 
 
 def test_updates_due_in_warm_up_are_made_up_for() -> None:
-    """Issue 9: the balance was forgiven before the first n-step row was decided, and 470 updates were made of 500."""
+    """The balance was once written off before the first n-step row was decided, and 470 updates were made of 500."""
     setting = {"learning_starts": 1, "n_step": 20, "samples_per_insert": 8.0, "batch": 32}
     with relaxed(**setting, actors=2, envs=2, total_steps=2001, slots=1024) as w:
         w.finish(np.random.default_rng(0))
         assert 2001 <= w.learning.inserted_steps <= 2004
-        ahead = w.learning.consumed().balance.error_samples / 32
+        ahead = w.learning.statistics().balance.error_samples / 32
         assert paid(w) == 500 <= w.learning.updates <= 500 + ahead
 
 
@@ -179,14 +179,14 @@ def test_learner_waits_where_the_evaluator_is_behind_and_skips_nothing(endless_b
     with relaxed(eval_steps=40, total_steps=400, eval_waiting=2) as w:
         for _ in range(200):
             w.run_all()
-            if not w.beat() and w.snapshots.full and not w.run(0, 1) and not w.run(1, 1):
+            if not w.tick() and w.snapshots.full and not w.run(0, 1) and not w.run(1, 1):
                 break
         assert w.snapshots.full and not w.learning.finished()
-        w.beat()
+        w.tick()
         updates = w.learning.updates
-        assert not w.beat() and w.learning.updates == updates
+        assert not w.tick() and w.learning.updates == updates
         assert w.evaluate()
-        assert w.beat() and w.learning.updates > updates, "one was taken, training goes on"
+        assert w.tick() and w.learning.updates > updates, "one was taken, training goes on"
         w.finish(np.random.default_rng(0))
         while w.evaluate():
             pass
@@ -198,8 +198,8 @@ def test_the_run_does_not_end_before_the_last_copy_is_made(endless_beats: None) 
     with relaxed(eval_steps=100, total_steps=200, eval_waiting=1) as w:
         for _ in range(200):
             w.run_all()
-            w.beat()
-        assert w.learning.inserted_steps >= 200 and not w.beat() and w.snapshots.full
+            w.tick()
+        assert w.learning.inserted_steps >= 200 and not w.tick() and w.snapshots.full
         assert not w.learning.finished(), "the copy at 200 steps is still to be made"
         assert w.evaluate()
         w.finish(np.random.default_rng(0))
@@ -213,7 +213,7 @@ def test_weights_that_are_not_finite_are_never_acted_with(endless_beats: None) -
         with pytest.raises(TrainingDiverged, match="the weights became NaN or infinite"):
             for _ in range(100):
                 w.run_all()
-                w.beat()
+                w.tick()
         assert w.mailbox.version == 1
         w.run_all()
         assert all(actor.weights_version == 1 and actor.policy.weights[0] == 0 for actor in w.actors)

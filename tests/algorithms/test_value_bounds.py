@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import DDPG, QRDQN, TD3
+from asyncrl.algorithms.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
 from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
-from asyncrl.losses.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
 
 
 def bounds_of(*transitions: tuple[float, float]) -> list[float]:
@@ -85,10 +85,10 @@ def q_metrics(q_max: float, low: float = 0.0, high: float = 10.0) -> dict[str, f
 
 def test_values_over_twice_the_bound_are_warned_of_once() -> None:
     watch = ValueWatch()
-    watch.look_at(q_metrics(19.9), FIRST_VERDICT)
+    watch.check(q_metrics(19.9), FIRST_VERDICT)
     with pytest.warns(ActionValuesOutOfRange) as caught:
-        watch.look_at(q_metrics(1.25e6), FIRST_VERDICT)
-        watch.look_at(q_metrics(2e6), FIRST_VERDICT)
+        watch.check(q_metrics(1.25e6), FIRST_VERDICT)
+        watch.check(q_metrics(2e6), FIRST_VERDICT)
     (warning,) = caught
     assert str(warning.message).startswith(
         "[ASYNC024] an action value has reached 1.25e+06 in size, but the rewards so far and gamma allow 0 to 10;"
@@ -109,7 +109,7 @@ def test_values_over_twice_the_bound_are_warned_of_once() -> None:
 def test_nothing_is_said_without_a_bound(metrics: dict[str, float], updates: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ValueWatch().look_at(metrics, updates)
+        ValueWatch().check(metrics, updates)
 
 
 def filled(spec: EnvSpec, size: int = 32) -> Batch:

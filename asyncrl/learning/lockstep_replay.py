@@ -13,7 +13,7 @@ process is: batches are drawn at fixed updates from fixed rows by the learner's 
 weights and their own generators, and weights are copied for evaluation at fixed updates.
 
 The learner never waits where the actors make a quantum within L updates' time, the actors hardly where n_k <= L.
-In HTS-RL (Liu et al., arXiv 2012.09849) the same idea orders on-policy segments (`segment_learning.py`); for replay the
+In HTS-RL (Liu et al., arXiv 2012.09849) the same idea orders on-policy segments (`segment_loop.py`); for replay the
 lag can be far shorter than the data that pays for an update is old.
 """
 
@@ -23,8 +23,8 @@ import math
 import time
 
 from asyncrl.learning.balance import BalanceStatistics
-from asyncrl.learning.consumption import BEAT_SECONDS
-from asyncrl.learning.replay_updates import ReplayParts, ReplayUpdates
+from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
+from asyncrl.learning.update_loop import TICK_SECONDS
 
 MOST_ROWS = 64
 """Most rows of a quantum that is chosen by `quantum_rows`."""
@@ -112,8 +112,8 @@ class LockstepBalance:
         )
 
 
-class LockstepReplay(ReplayUpdates):
-    """Trains on quanta of rows, exactly. Implements `Consumption`; learner thread only.
+class LockstepReplayLoop(ReplayLoop):
+    """Trains on quanta of rows, exactly. Implements `UpdateLoop`; learner thread only.
 
     Args:
         parts: core, replay and options.
@@ -139,12 +139,12 @@ class LockstepReplay(ReplayUpdates):
         self.publisher.publish()
         self._grant_quantum()
 
-    def beat(self) -> bool:
-        """Take in a complete quantum or go on with its updates for `BEAT_SECONDS`; False where it waits for rows."""
+    def tick(self) -> bool:
+        """Take in a complete quantum or go on with its updates for `TICK_SECONDS`; False where it waits for rows."""
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()
         beta = self._beta()
-        end = time.perf_counter() + BEAT_SECONDS
+        end = time.perf_counter() + TICK_SECONDS
         while self._due:
             if not self._next_granted and self._due <= self._lag:
                 self._publish_and_grant()

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import ActionValuesOutOfRange
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 
 FIRST_VERDICT = 1_000
 """Updates before which nothing is said: values are still those of the initial weights, and rewards are few."""
@@ -82,7 +82,7 @@ class ValueWatch:
     def __init__(self) -> None:
         self._warned = False
 
-    def look_at(self, metrics: Mapping[str, float], updates: int) -> None:
+    def check(self, metrics: Mapping[str, float], updates: int) -> None:
         """Warn (`ActionValuesOutOfRange`) if `train/q_max` is over twice the larger bound.
 
         Says nothing before `FIRST_VERDICT` updates, without bounds, nor while all rewards were 0: a reward may still

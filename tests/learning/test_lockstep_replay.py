@@ -11,8 +11,8 @@ import pytest
 from replay_world import Setting, World, world
 
 from asyncrl.errors import TrainingDiverged
-from asyncrl.learning import replay_lockstep
-from asyncrl.learning.replay_lockstep import MOST_ROWS, LockstepBalance, quantum_rows
+from asyncrl.learning import lockstep_replay
+from asyncrl.learning.lockstep_replay import MOST_ROWS, LockstepBalance, quantum_rows
 
 
 def balance(**changes: Any) -> LockstepBalance:
@@ -98,7 +98,7 @@ def test_statistics_say_what_was_asked_and_reached() -> None:
 
 @pytest.fixture
 def sliced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The learner's thread is interrupted at random: a beat ends after any number of updates."""
+    """The learner's thread is interrupted at random: a tick ends after any number of updates."""
     rng = np.random.default_rng(0)
 
     class Time:
@@ -106,14 +106,14 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def perf_counter() -> float:
             return float(rng.random())
 
-    monkeypatch.setattr(replay_lockstep, "BEAT_SECONDS", 0.3)
-    monkeypatch.setattr(replay_lockstep, "time", Time)
+    monkeypatch.setattr(lockstep_replay, "TICK_SECONDS", 0.3)
+    monkeypatch.setattr(lockstep_replay, "time", Time)
     yield
 
 
 @pytest.fixture
 def endless_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_lockstep, "BEAT_SECONDS", 1e9)
+    monkeypatch.setattr(lockstep_replay, "TICK_SECONDS", 1e9)
 
 
 def numbers(w: World) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def numbers(w: World) -> dict[str, Any]:
         "version": w.mailbox.version,
         "received": w.received,
         "evaluated": w.taken,
-        "lag": w.learning.consumed().policy_lag.overall(),
+        "lag": w.learning.statistics().policy_lag.overall(),
         "staleness": w.meter.in_updates.overall(),
-        "discarded": w.learning.consumed().discarded_steps,
+        "discarded": w.learning.statistics().discarded_steps,
     }
 
 
@@ -137,7 +137,7 @@ def in_order(w: World) -> dict[str, Any]:
     while True:
         w.run_all()
         worked = False
-        while w.beat():
+        while w.tick():
             worked = True
         worked |= w.evaluate()
         if not worked and w.learning.finished():
@@ -204,7 +204,7 @@ def test_policy_lag_is_the_lag_or_all_that_the_quantum_pays_for(
             expected = min(lag, due[k - 1]) if k else 0
             assert set(received.lags) == {expected}, f"quantum {k}"
         lags = np.repeat([lag for r in w.received for lag in r.lags], w.setting.envs)
-        overall = w.learning.consumed().policy_lag.overall()
+        overall = w.learning.statistics().policy_lag.overall()
         assert (overall.mean, overall.max) == (pytest.approx(lags.mean()), lags.max())
 
 
@@ -229,27 +229,27 @@ def test_steps_end_within_a_row_of_the_limit(total: int, actors: int, envs: int)
 def test_actors_make_the_next_quantum_while_the_learner_learns(endless_beats: None) -> None:
     with world(samples_per_insert=8.0, rows=4, lag=3) as w:
         assert w.run(0) == 4 and w.run(1) == 4 and w.run(0) == 0, "one quantum, no more"
-        assert w.beat() and w.learning.updates == 0 and w.run(0) == 0, "16 updates are due, 3 may be left"
-        replay_lockstep.BEAT_SECONDS = 0.0
+        assert w.tick() and w.learning.updates == 0 and w.run(0) == 0, "16 updates are due, 3 may be left"
+        lockstep_replay.TICK_SECONDS = 0.0
         for _ in range(w.learning._due - 3):
             assert w.run(0) == w.run(1) == 0
-            assert w.beat()
+            assert w.tick()
         version = w.mailbox.version
-        assert w.beat() and w.mailbox.version == version + 1
+        assert w.tick() and w.mailbox.version == version + 1
         assert w.learning._due == 2 and w.run(0) == w.run(1) == 4
-        assert w.beat() and w.beat() and w.learning._due == 0, "two updates while the rows lay there"
+        assert w.tick() and w.tick() and w.learning._due == 0, "two updates while the rows lay there"
 
 
 def test_nothing_happens_before_every_actor_has_made_its_quantum() -> None:
     with world(actors=3, rows=2) as w:
-        assert not w.beat()
+        assert not w.tick()
         w.run(0)
         w.run(2)
-        assert not w.beat() and w.learning.inserted_steps == 0
+        assert not w.tick() and w.learning.inserted_steps == 0
         w.run(1, 1)
-        assert not w.beat()
+        assert not w.tick()
         w.run(1)
-        assert w.beat() and w.learning.inserted_steps > 0
+        assert w.tick() and w.learning.inserted_steps > 0
 
 
 def test_waiting_actors_are_woken_when_the_next_quantum_is_granted() -> None:
@@ -258,7 +258,7 @@ def test_waiting_actors_are_woken_when_the_next_quantum_is_granted() -> None:
             w.run_all()
             assert all(a.writer.must_sleep(a.writer.published + 2) for a in w.actors)
             w.woken.clear()
-            while w.beat():
+            while w.tick():
                 pass
             assert sorted(w.woken) == [0, 1]
 
@@ -283,7 +283,7 @@ def test_all_rows_too_stale_gives_up_what_they_pay_for(endless_beats: None) -> N
         due = sum(due_by_hand(w.setting, [w.learning.inserted_steps]))
         assert max(max(s) for s in w.core.staleness) == 3
         assert 20 < w.learning.updates < due / 2
-        assert w.learning.consumed().discarded_steps > 100
+        assert w.learning.statistics().discarded_steps > 100
         assert all(set(r.lags) <= {0, 1, 2} for r in w.received)
 
 
@@ -293,7 +293,7 @@ def test_what_is_given_up_is_not_owed(endless_beats: None) -> None:
         given_up = 0
         while not w.learning.finished():
             w.run_all()
-            w.beat()
+            w.tick()
             if w.learning.updates and not w.learning._replay.sampleable:
                 given_up += 1
                 assert w.learning._due == 0, "the next quantum pays for itself"
@@ -311,7 +311,7 @@ def test_weights_are_published_before_rows_are_granted() -> None:
         while working or not w.learning.finished():
             for actor in w.actors:
                 actor.writer.must_sleep(actor.writer.published + 2)
-            working = w.beat()
+            working = w.tick()
         assert numbers(w)["batches"] == expected["batches"]
 
 
@@ -340,12 +340,12 @@ def test_learner_waits_for_the_evaluator_and_the_run_does_not_end_before(endless
     with world(eval_steps=100, eval_waiting=1, total_steps=200) as w:
         for _ in range(100):
             w.run_all()
-            w.beat()
+            w.tick()
         assert w.learning.inserted_steps >= 200 and w.snapshots.full and not w.learning.finished()
-        assert not w.beat() and not w.learning.finished(), "the copy at 200 steps is still to be made"
+        assert not w.tick() and not w.learning.finished(), "the copy at 200 steps is still to be made"
         reached = [reader.published() for reader in w.readers]
         assert all(p > r for p, r in zip(w.learning.wake_positions(), reached, strict=True)), "no hot loop"
-        assert w.evaluate() and not w.beat() and w.learning.finished()
+        assert w.evaluate() and not w.tick() and w.learning.finished()
         assert w.evaluate() and [env_steps // 100 for *_, env_steps in w.taken] == [1, 2]
 
 

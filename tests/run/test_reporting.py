@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.run.report_times import LEAST_SECONDS, ReportTimes
+from asyncrl.run.reporting import LEAST_SECONDS, ReportTimes
 
 
 class Clock:

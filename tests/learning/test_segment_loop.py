@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import fakes
 import numpy as np
@@ -16,13 +16,13 @@ from asyncrl.algorithms import IMPALA
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_learning import SegmentLearning, SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.learner_parts import LearnerParts
+from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory
 
@@ -133,7 +133,7 @@ class World:
         self.woken: list[int] = []
         self.meter = StalenessMeter(max_staleness=max_staleness, unit="versions")
         per_batch = per_batch or actors
-        self.learning = SegmentLearning(
+        self.learning = SegmentLoop(
             core=self.core,
             queue=SegmentQueue(self.readers, length=T),
             balance=SegmentBalance(
@@ -164,10 +164,10 @@ class World:
         return rows
 
     def iteration(self) -> None:
-        """Beats until the iteration under way is over."""
-        assert self.learning.beat()
+        """Ticks until the iteration under way is over."""
+        assert self.learning.tick()
         while self.core.left:
-            self.learning.beat()
+            self.learning.tick()
 
     def close(self) -> None:
         for memory in self.memory:
@@ -195,7 +195,7 @@ def test_lockstep_lag_is_exactly_one_whatever_the_order(worlds: list[World]) -> 
     for _ in range(12):
         for actor in rng.permutation([0, 1, 0, 1]):  # each may try twice: there is nothing to gain
             world.run(int(actor), int(rng.integers(1, 4)))
-            world.learning.beat()
+            world.learning.tick()
         for actor in (0, 1):
             world.run(actor)
         world.iteration()
@@ -210,7 +210,7 @@ def test_lockstep_overlaps_collecting_with_learning(worlds: list[World]) -> None
     world = make(worlds, "lockstep", core=FakeCore(steps=10**9))
     assert world.run(0) == T and world.run(1) == T
     assert world.run(0) == 0, "one segment, no more"
-    world.learning.beat()
+    world.learning.tick()
     assert world.core.left > 0, "the iteration is under way"
     assert world.run(0) == T and world.run(1) == T, "and the next segment is collected meanwhile"
     assert world.run(0) == 0
@@ -219,11 +219,11 @@ def test_lockstep_overlaps_collecting_with_learning(worlds: list[World]) -> None
 def test_lockstep_waits_for_every_actor(worlds: list[World]) -> None:
     world = make(worlds, "lockstep")
     world.run(0)
-    assert not world.learning.beat() and not world.core.batches
+    assert not world.learning.tick() and not world.core.batches
     world.run(1, T - 1)
-    assert not world.learning.beat()
+    assert not world.learning.tick()
     world.run(1)
-    assert world.learning.beat() and len(world.core.batches) == 1
+    assert world.learning.tick() and len(world.core.batches) == 1
 
 
 def test_synchronous_actors_stand_while_the_learner_learns(worlds: list[World]) -> None:
@@ -231,7 +231,7 @@ def test_synchronous_actors_stand_while_the_learner_learns(worlds: list[World]) 
     for iteration in range(4):
         assert world.run(0) == T and world.run(1) == T
         world.core.steps = 10**9
-        world.learning.beat()
+        world.learning.tick()
         assert world.run(0) == 0 and world.run(1) == 0, "nothing is granted before the update is published"
         world.core.left = 1
         world.iteration()
@@ -243,7 +243,7 @@ def test_relaxed_takes_whatever_came_first_and_waits_for_nobody(worlds: list[Wor
     world = make(worlds, "relaxed", queue_batches=1)
     for _ in range(20):  # actor 1 never answers
         world.run(0)
-        world.learning.beat()
+        world.learning.tick()
     rings = [[s.ring for s in batch] for batch in world.core.batches]
     assert len(rings) >= 5 and all(r == [0, 0] for r in rings)
     firsts = [s.first for batch in world.core.batches for s in batch]
@@ -253,10 +253,10 @@ def test_relaxed_takes_whatever_came_first_and_waits_for_nobody(worlds: list[Wor
 def test_relaxed_actors_go_on_while_the_learner_learns_up_to_the_bound(worlds: list[World]) -> None:
     world = make(worlds, "relaxed", queue_batches=2, core=FakeCore(steps=10**9))
     world.run(0), world.run(1)
-    world.learning.beat()
+    world.learning.tick()
     assert world.core.left
     while world.run(0) + world.run(1):
-        world.learning.beat()
+        world.learning.tick()
     ahead = sum(reader.published() for reader in world.readers) - 2 * T
     assert ahead == 2 * 2 * T, "two batches of two segments beyond the one that is trained on"
 
@@ -270,16 +270,16 @@ def test_staleness_bound_drops_segments_and_counts_them(worlds: list[World]) -> 
     assert world.mailbox.version >= 6
     world.run(1)
     before = len(world.core.batches)
-    while world.learning.beat():
+    while world.learning.tick():
         pass
     assert all(s.ring == 0 for batch in world.core.batches for s in batch), (
         "what it began is too old to be used"
     )
-    consumed = world.learning.consumed()
+    statistics = world.learning.statistics()
     steps = int(np.count_nonzero(world.readers[1].flags[:, :T] & RESET == 0))
-    assert consumed.discarded_steps == steps > 0 and max(world.core.staleness) <= 2
+    assert statistics.discarded_steps == steps > 0 and max(world.core.staleness) <= 2
     world.run(1)
-    while world.learning.beat():
+    while world.learning.tick():
         pass
     assert any(s.ring == 1 for batch in world.core.batches[before:] for s in batch), (
         "its next one is fresh again"
@@ -294,9 +294,9 @@ def test_bound_lets_exactly_its_own_staleness_through(worlds: list[World]) -> No
         world.iteration()
     assert world.mailbox.version == 3
     world.run(1, T - 1)
-    world.learning.beat()
+    world.learning.tick()
     assert world.core.batches[-1][0].ring == 1 and world.core.staleness[-1] == 2
-    assert world.learning.consumed().discarded_steps == 0
+    assert world.learning.statistics().discarded_steps == 0
 
 
 @pytest.mark.parametrize("discipline", ["relaxed", "lockstep", "synchronous"])
@@ -306,13 +306,13 @@ def test_steps_end_with_whole_batches_and_everything_is_trained_on(
     world = make(worlds, discipline, total_steps=100)
     for _ in range(60):
         world.run(0), world.run(1)
-        if not world.learning.beat() and world.learning.finished():
+        if not world.learning.tick() and world.learning.finished():
             break
     else:
         pytest.fail("never finished")
     taken = sum(s.steps for batch in world.core.batches for s in batch)
     assert 100 <= world.learning.inserted_steps < 100 + 2 * T * E
-    assert taken == world.learning.inserted_steps == world.learning.consumed().balance.received_steps
+    assert taken == world.learning.inserted_steps == world.learning.statistics().balance.received_steps
     assert world.core.left == 0 and world.run(0) == world.run(1) == 0
     before = np.cumsum([0] + [sum(s.steps for s in batch) for batch in world.core.batches[:-1]])
     assert world.core.progress == (before / 100).tolist()
@@ -323,7 +323,7 @@ def test_samples_and_steps_are_counted_on_both_sides(worlds: list[World]) -> Non
     for _ in range(5):
         world.run(0), world.run(1)
         world.iteration()
-    balance = world.learning.consumed().balance
+    balance = world.learning.statistics().balance
     steps = sum(r.statistics().env_steps for r in world.readers)
     assert balance.inserted_steps == balance.received_steps == steps
     assert balance.sampled == 5 * 2 * T * E, "the fake core counts RESET rows as well"
@@ -341,7 +341,7 @@ def test_a_step_that_only_stops_early_is_no_update(worlds: list[World]) -> None:
     world = make(worlds, "synchronous", core=StopsEarly(steps=2))
     world.run(0), world.run(1)
     world.iteration()
-    assert world.learning.updates == 1 and world.learning.consumed().balance.sampled == T * E
+    assert world.learning.updates == 1 and world.learning.statistics().balance.sampled == T * E
 
 
 def test_waiting_actors_are_woken_when_they_may_go_on(worlds: list[World]) -> None:
@@ -354,19 +354,19 @@ def test_waiting_actors_are_woken_when_they_may_go_on(worlds: list[World]) -> No
 
 def test_learner_uses_a_batch_again_only_while_nothing_new_is_there(worlds: list[World]) -> None:
     world = make(worlds, "relaxed", core=FakeCore(steps=1, reuse=2))
-    assert not world.learning.beat(), "there is nothing yet to use again"
+    assert not world.learning.tick(), "there is nothing yet to use again"
     world.run(0), world.run(1)
-    assert [world.learning.beat() for _ in range(4)] == [True, True, True, False], "one pass, and two more"
+    assert [world.learning.tick() for _ in range(4)] == [True, True, True, False], "one pass, and two more"
     assert len(world.core.batches) == 1 and world.mailbox.version == 4
     world.run(0), world.run(1)
-    world.learning.beat()
+    world.learning.tick()
     assert len(world.core.batches) == 2, "new segments come first"
 
 
 def test_lockstep_never_uses_a_batch_again(worlds: list[World]) -> None:
     world = make(worlds, "lockstep", core=FakeCore(steps=1, reuse=5))
     world.run(0), world.run(1)
-    assert world.learning.beat() and not world.learning.beat()
+    assert world.learning.tick() and not world.learning.tick()
 
 
 def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World]) -> None:
@@ -374,23 +374,11 @@ def test_the_target_counts_the_past_segments_of_every_batch(worlds: list[World])
     algorithm = IMPALA(
         discipline="relaxed", segment_length=T, segments_per_batch=2, past_segments=4, past_per_batch=3
     )
-    parts = LearnerParts(
-        config=TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E),
-        algorithm=algorithm,
-        spec=spec_of("fake", fakes.CountingEnv()),
-        device="cpu",
-        core=cast(Any, world.core),
-        rings=tuple(world.readers),
-        mailbox=world.mailbox,
-        doorbell=cast(Any, None),
-        thread=cast(Any, None),
-        wake=world.woken.append,
-        dump_dir=None,
-        snapshots=WeightSnapshots(None),
-    )
-    assert parts.learner()._consumption.consumed().balance.target == algorithm.samples_per_insert * (
-        1 + 3 / 2
-    )
+    config = TrainerConfig(env="fake", algo="impala", num_actors=1, envs_per_actor=E)
+    builder = loop_builder(algorithm, config, spec_of("fake", fakes.CountingEnv()))
+    channels = Channels(tuple(world.readers), world.mailbox, world.woken.append, WeightSnapshots(None))
+    loop = builder.build(world.core, channels)
+    assert loop.statistics().balance.target == algorithm.samples_per_insert * (1 + 3 / 2)
 
 
 def test_past_segments_join_later_batches_and_are_measured(worlds: list[World]) -> None:
@@ -433,7 +421,7 @@ def test_copies_for_evaluation_are_made_between_iterations_and_none_is_skipped(
     copied = []
     for _ in range(400):
         world.run(0), world.run(1)
-        if world.learning.beat():
+        if world.learning.tick():
             continue
         if world.learning.finished():
             break
@@ -456,11 +444,11 @@ def test_learner_waits_for_the_evaluator_and_uses_no_batch_again_meanwhile(world
     world = make(worlds, "relaxed", core=FakeCore(steps=1, reuse=10**9), snapshots=snapshots)
     for _ in range(20):
         world.run(0), world.run(1)
-        world.learning.beat()
+        world.learning.tick()
     updates = world.learning.updates
-    assert snapshots.full and not world.learning.beat() and world.learning.updates == updates
+    assert snapshots.full and not world.learning.tick() and world.learning.updates == updates
     assert snapshots.take() is not None
-    assert world.learning.beat() and world.learning.updates > updates
+    assert world.learning.tick() and world.learning.updates > updates
 
 
 def test_policy_lag_counts_fresh_segments_in_updates(worlds: list[World]) -> None:
@@ -468,7 +456,7 @@ def test_policy_lag_counts_fresh_segments_in_updates(worlds: list[World]) -> Non
     for _ in range(5):
         world.run(0), world.run(1)
         world.iteration()
-    lag = world.learning.consumed().policy_lag.overall()
+    lag = world.learning.statistics().policy_lag.overall()
     assert lag.samples == 5 * 2 * T * E
     # versions 1, 1, 2, 3, 4 act; they were published after 0, 0, 3, 6, 9 of the 0, 3, 6, 9, 12 updates
     assert (lag.mean, lag.max) == ((0 + 3 + 3 + 3 + 3) / 5, 3)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch, LearnerCore
 from asyncrl.learning.balance import BalanceStatistics
-from asyncrl.learning.consumption import Consumed
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.weights import WeightMailbox
@@ -76,10 +76,10 @@ class Pace(Protocol):
     def statistics(self) -> BalanceStatistics: ...  # noqa: D102
 
 
-class ReplayUpdates:
-    """The half of a replay's consumption that every discipline shares; learner thread only.
+class ReplayLoop:
+    """The part of the update loop from replay that both disciplines share; learner thread only.
 
-    Subclasses say when rows are taken in, granted and trained on. See `Consumption` for the
+    Subclasses say when rows are taken in, granted and trained on. See `UpdateLoop` for the
     attributes.
     """
 
@@ -112,10 +112,10 @@ class ReplayUpdates:
         """Gradient steps so far."""
         return self.publisher.updates
 
-    def consumed(self) -> Consumed:
-        """See `Consumption.consumed`."""
+    def statistics(self) -> LoopStatistics:
+        """See `UpdateLoop.statistics`."""
         replay = self._replay.statistics()
-        return Consumed(
+        return LoopStatistics(
             balance=self._pace.statistics(),
             staleness=self._staleness,
             policy_lag=self._policy_lag,

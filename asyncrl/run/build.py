@@ -1,0 +1,253 @@
+"""Build a run from its options: memory first, then actors and network at the same time, then the learner over both.
+
+    ring layout ── start actors ──┐
+                                  ├── learner ── checkpoint saver ── evaluation schedule
+    policy ── make network ───────┘
+              (learner's thread)
+
+Every part is pushed on the caller's exit stack as soon as it exists, so that a failure half-way leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import ActorPool
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import DeviceNotAvailable, TooManyThreads
+from asyncrl.interfaces import Algorithm, EnvSpec, Policy
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.run.config import TrainerConfig, usable_cores
+from asyncrl.run.evaluate import CopiesBySeconds, CopiesBySteps, EvaluationPlan, EvaluationSchedule
+from asyncrl.run.reporting import Reporting
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.saving import CheckpointSaver
+from asyncrl.run.update_loops import Channels, loop_builder
+from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.prepare import prepare_quietly, prepare_run
+from asyncrl.shm.weights import WeightMailbox
+
+GPU_WEIGHTS = 500_000
+"""`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a run is built from.
+
+    Attributes:
+        config, algorithm: every option.
+        source, spec: the environment, and its spaces.
+        directory: where logs, checkpoints and diverged batches go.
+        server: forks the actors.
+        clock: the training clock.
+    """
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    source: EnvSource
+    spec: EnvSpec
+    directory: RunDirectory
+    server: ForkServer
+    clock: TrainClock
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """Parts of a run that is ready to train.
+
+    Attributes:
+        spec: the environment's spaces.
+        policy: the acting half, with weights of zero.
+        pool: the actors, ready and waiting for the first weights.
+        learner: not started.
+        evaluator: plays greedy episodes in a process of its own; not started.
+        saver: writes checkpoints.
+        schedule: evaluates copies of the weights during training.
+    """
+
+    spec: EnvSpec
+    policy: Policy
+    pool: ActorPool
+    learner: Learner
+    evaluator: RemoteEvaluator
+    saver: CheckpointSaver
+    schedule: EvaluationSchedule
+
+
+async def prepare_kernels(algorithm: Algorithm) -> None:
+    """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
+    without = () if algorithm.update_loop == "replay" else ("asyncrl.replay",)
+    cancelled = threading.Event()
+    try:
+        await asyncio.to_thread(prepare_run, without, cancelled)
+    finally:
+        cancelled.set()
+
+
+async def build(
+    setup: Setup,
+    reporting: Reporting,
+    stack: contextlib.AsyncExitStack,
+    *,
+    on_failure: Callable[[BaseException], None],
+    on_death: Callable[[], None],
+) -> RunParts:
+    """Build every part in the order of its needs; `stack` closes them in reverse.
+
+    Args:
+        setup: what to build from.
+        reporting: shows the actors while they start, and every evaluation.
+        stack: owns what is built.
+        on_failure: called with the error of an actor that cannot go on.
+        on_death: called when an actor has died, before it is started again.
+
+    Raises:
+        AsyncRLError: something does not fit or is not available.
+        ValueError: a pace that would deadlock.
+    """
+    config, algorithm, spec = setup.config, setup.algorithm, setup.spec
+    thread = LearnerThread(config.torch_threads)
+    stack.callback(thread.close)
+    policy = algorithm.make_policy(spec)
+    device = choose_device(config.device, policy.weight_count)
+    warn_of_too_many_threads(config)
+    loop = loop_builder(algorithm, config, spec)
+    layout = loop.ring_layout()
+    doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
+    stack.callback(doorbell.close)
+    stack.callback(mailbox.close)
+    policy_bytes = pickle.dumps(policy)
+    actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
+    pool = ActorPool(
+        setup.server,
+        setup.source,
+        layout,
+        policy_bytes,
+        num_actors=config.actors,
+        seed=actor_seed,
+        mailbox=mailbox,
+        doorbell=doorbell,
+        step_timeout_seconds=config.step_timeout_seconds,
+        ready_timeout_seconds=config.ready_timeout_seconds,
+        max_restarts=config.max_restarts,
+        log_dir=setup.directory.actor_logs,
+        on_failure=on_failure,
+        on_death=lambda _: on_death(),
+    )
+    stack.push_async_callback(pool.close)
+    reporting.pool = pool
+    reporting.set_replay_capacity(layout.num_slots * layout.num_envs * config.actors)
+    evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
+    stack.push_async_callback(evaluator.close)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(pool.start(), name="start-actors")
+        core = tasks.create_task(
+            thread.call(lambda: _make_core(algorithm, spec, device, core_seed)), name="make-network"
+        )
+    snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
+    channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
+    learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
+    saver = CheckpointSaver(
+        config, algorithm, spec, setup.directory, learner, setup.clock, lambda: reporting.episodes.count
+    )
+    schedule = _schedule(setup, evaluator, learner, saver, reporting)
+    reporting.schedule = schedule
+    return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)
+
+
+def _make_core(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:
+    """The algorithm's network and optimizer, with the kernels that came with their modules."""
+    core = algorithm.make_core(spec, device, seed)
+    prepare_quietly(without=("asyncrl.replay",))
+    return core
+
+
+def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
+    config = setup.config
+    return RemoteEvaluator(
+        setup.server,
+        setup.source,
+        setup.spec,
+        policy_bytes,
+        seed=seed,
+        max_restarts=config.max_restarts,
+        ready_timeout_seconds=config.ready_timeout_seconds,
+        max_episode_steps=config.eval_max_episode_steps,
+    )
+
+
+def _schedule(
+    setup: Setup,
+    evaluator: RemoteEvaluator,
+    learner: Learner,
+    saver: CheckpointSaver,
+    reporting: Reporting,
+) -> EvaluationSchedule:
+    """The evaluation schedule: by steps on the learner's copies, or by seconds on its newest weights."""
+    config, clock = setup.config, setup.clock
+    copies = (
+        CopiesBySteps(learner.snapshots, clock, learner.data_arrived)
+        if config.eval_interval_seconds is None
+        else CopiesBySeconds(config.eval_interval_seconds, learner, clock)
+    )
+    plan = EvaluationPlan(config.eval_episodes, config.target_return, config.target_eval_episodes)
+    return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
+
+
+def choose_device(asked: str, weight_count: int) -> str:
+    """`"cpu"` or `"cuda"`.
+
+    Raises:
+        DeviceNotAvailable: a GPU was asked for and torch has none; it never falls back silently (ASYNC016).
+    """
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise DeviceNotAvailable(
+            "device cuda was asked for and torch sees no GPU",
+            facts={"asked": "cuda", "torch": torch.__version__, "built for CUDA": torch.version.cuda or "no"},
+            fix="use device cpu or auto, or install a torch built for your GPU's CUDA",
+        )
+    if asked == "auto":
+        return "cuda" if available and weight_count >= GPU_WEIGHTS else "cpu"
+    return asked
+
+
+def warn_of_too_many_threads(config: TrainerConfig) -> None:
+    """Warn with ASYNC021 where actors alone, or torch's threads beside them, outnumber the cores."""
+    cores = usable_cores()
+    torch_threads = config.torch_threads
+    if config.actors > cores or (torch_threads > 1 and config.actors + torch_threads > cores):
+        warnings.warn(
+            TooManyThreads(
+                f"[ASYNC021] {config.actors} actors and {torch_threads} torch threads share {cores} cores; "
+                f"set num_actors to {max(1, cores - torch_threads)} and torch_threads to 1"
+            ),
+            stacklevel=2,
+        )
+
+
+@contextlib.contextmanager
+def single_error() -> Iterator[None]:
+    """Raise the first error of a task group in place of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__

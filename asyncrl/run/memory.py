@@ -1,0 +1,97 @@
+"""Sizes of a run's shared memory: the layout of one actor's ring, checked against what the machine has.
+
+Rings are reserved before any process starts, so that a run that does not fit ends with ASYNC010 at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.errors import ReplayTooLarge
+from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.learning.segment_balance import slots_for
+from asyncrl.run.config import TrainerConfig
+from asyncrl.shm.ring import RingLayout
+from asyncrl.shm.segment import available_bytes, bytes_needed
+
+PADDING = 16
+"""Slots between two streams of a ring of segments: a cache line of the narrow fields, four of the wide ones."""
+
+
+def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
+    """Layout of a ring that is the replay: the capacity divided among all streams, up to the next power of two.
+
+    Raises:
+        ReplayTooLarge: all rings together need more memory than there is (ASYNC010).
+    """
+    streams = config.actors * config.envs_per_actor
+    rows = max(32, 4 * algorithm.n_step, math.ceil(algorithm.replay_capacity / streams))
+    layout = _layout(config, spec, rows, algorithm.extra_fields(spec))
+    fitting_steps = _steps_that_fit(config, layout)
+    if fitting_steps is not None:
+        raise ReplayTooLarge(
+            f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory",
+            facts=_facts(config, layout),
+            fix=f"set replay_capacity to {fitting_steps // 2:,} or less",
+        )
+    return layout
+
+
+def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) -> RingLayout:
+    """Layout of a ring that feeds a segment queue: the segments one actor may have in flight, and the row after.
+
+    A segment length that is a power of two divides the ring's length, so that no segment wraps and none is copied.
+
+    Raises:
+        ReplayTooLarge: all rings together need more memory than there is (ASYNC010).
+    """
+    rows = slots_for(
+        discipline=algorithm.discipline,
+        num_rings=config.actors,
+        length=algorithm.segment_length,
+        segments_per_batch=algorithm.segments_per_batch or config.actors,
+        queue_batches=algorithm.queue_batches,
+    )
+    layout = _layout(config, spec, rows, algorithm.extra_fields(spec), padding=PADDING)
+    if _steps_that_fit(config, layout) is not None:
+        raise ReplayTooLarge(
+            "the segments in flight are larger than memory",
+            facts=_facts(config, layout),
+            fix="lower segment_length, queue_batches or envs_per_actor",
+        )
+    return layout
+
+
+def _layout(
+    config: TrainerConfig, spec: EnvSpec, rows: int, extra_fields: tuple[FieldSpec, ...], padding: int = 0
+) -> RingLayout:
+    return RingLayout(
+        num_envs=config.envs_per_actor,
+        num_slots=1 << (rows - 1).bit_length(),
+        spec=spec,
+        extra_fields=extra_fields,
+        padding=padding,
+    )
+
+
+def _steps_that_fit(config: TrainerConfig, layout: RingLayout) -> int | None:
+    """Environment steps for which memory suffices, or None where all rings fit."""
+    available = available_bytes()
+    if config.actors * bytes_needed(layout.arrays()) <= available:
+        return None
+    return int(available / _bytes_per_step(layout))
+
+
+def _facts(config: TrainerConfig, layout: RingLayout) -> dict[str, object]:
+    needed = config.actors * bytes_needed(layout.arrays())
+    return {
+        "bytes per step": f"{_bytes_per_step(layout):,.0f}",
+        "needed": f"{needed:,} bytes for {config.actors} rings of {layout.num_slots * layout.num_envs:,} steps",
+        "there": f"{available_bytes():,} bytes",
+    }
+
+
+def _bytes_per_step(layout: RingLayout) -> float:
+    return layout.bytes_per_row() / layout.num_envs

@@ -1,0 +1,224 @@
+"""Reports of a run: when they are due, and who gets them.
+
+A report is due by seconds, by environment steps and after every evaluation, whichever comes first. It becomes a
+`Snapshot` (`report.py`), which goes to the files of the run directory and to the listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.actors.pool import ActorPool
+from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.report import EpisodeWindow, SnapshotBuilder
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.show.writers import RunWriters
+
+LEAST_SECONDS = 0.05
+"""Least time between two reports that no evaluation asked for."""
+LOOK_SECONDS = 0.02
+"""Interval at which the environment steps are compared with the next report's."""
+STALE_FRACTION = 0.5
+"""Discarded fraction from which ASYNC020 warns, once."""
+
+
+class ReportTimes:
+    """Decides when the next report is due; event-loop thread only.
+
+    Args:
+        interval_seconds: longest time between two reports.
+        interval_steps: a report is due when the environment steps pass another multiple of this; None ignores steps.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self, interval_seconds: float, interval_steps: int | None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_seconds = interval_seconds
+        self._interval_steps = interval_steps
+        self._now = now
+        self._then = -float("inf")
+        self._next_steps = interval_steps
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Make a report due now: an evaluation has ended."""
+        self._asked.set()
+
+    def due(self, env_steps: int) -> bool:
+        """Whether a report is due at `env_steps`."""
+        seconds = self._now() - self._then
+        if self._asked.is_set() or seconds >= self._interval_seconds:
+            return True
+        passed = self._next_steps is not None and env_steps >= self._next_steps
+        return passed and seconds >= LEAST_SECONDS
+
+    def reported(self, env_steps: int) -> None:
+        """Note that a report begins now; a later `ask` is for the next one."""
+        self._then = self._now()
+        self._asked.clear()
+        if self._interval_steps is not None:
+            self._next_steps = (env_steps // self._interval_steps + 1) * self._interval_steps
+
+    async def wait(self, env_steps: Callable[[], int]) -> None:
+        """Return when a report is due."""
+        while not self.due(env_steps()):
+            # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the event, and the
+            # last evaluation asks for a report just before it ends the run.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._asked.wait()
+
+
+class Reporting:
+    """Makes snapshots of a run, writes them and hands them to a listener; event-loop thread only.
+
+    Args:
+        config: the run's options.
+        clock: the training clock.
+        listener: called with every snapshot.
+
+    Attributes:
+        state: the run's state, as the next snapshot shows it.
+        pool, schedule: parts of the run that snapshots describe; None until they exist.
+        last_report: the learner's report in the newest snapshot, or None.
+    """
+
+    def __init__(
+        self, config: TrainerConfig, clock: TrainClock, listener: Callable[[Snapshot], None]
+    ) -> None:
+        self.state = "starting"
+        self.pool: ActorPool | None = None
+        self.schedule: EvaluationSchedule | None = None
+        self.last_report: LearnerReport | None = None
+        self._listener = listener
+        self._builder = SnapshotBuilder(config, 0, clock)
+        self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
+        self._writers: RunWriters | None = None
+        self._last: Snapshot | None = None
+        self._warned_of_staleness = self._warned_of_listener = False
+
+    @property
+    def episodes(self) -> EpisodeWindow:
+        """The last finished training episodes."""
+        return self._builder.episodes
+
+    def current(self) -> Snapshot:
+        """The newest snapshot; `publish` must have been called."""
+        assert self._last is not None
+        return self._last
+
+    def open_files(self, directory: Path) -> None:
+        """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
+        self._writers = RunWriters(directory)
+
+    def set_replay_capacity(self, steps: int) -> None:
+        """Set the environment steps that all rings hold."""
+        self._builder.replay_capacity = steps
+
+    def actor_wait_seconds(self) -> float:
+        """Seconds that the mean actor has waited for a grant while the training clock ran."""
+        return self._builder.actor_wait_seconds
+
+    def read_actors(self) -> None:
+        """Collect the episodes that actors have finished, and the time they have waited."""
+        if self.pool is not None:
+            self.episodes.extend(self.pool.episodes())
+            self._builder.count_waiting(self.pool.wait_seconds())
+
+    def evaluated(self, result: EvaluationResult) -> None:
+        """Write an evaluation at once, and make a report due that shows it."""
+        if self._writers is not None:
+            self._writers.write_evaluation(result)
+        self._times.ask()
+
+    async def run(self, learner: Learner) -> None:
+        """Report whenever it is due, until cancelled."""
+        while True:
+            await self._times.wait(lambda: learner.inserted_steps)
+            self._times.reported(learner.inserted_steps)
+            self.publish(await learner.report())
+
+    def publish(
+        self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
+    ) -> Snapshot:
+        """Make a snapshot, write it and hand it to the listener."""
+        self.last_report = report
+        snapshot = self._last = self._snapshot(report, stop_reason, error)
+        if self._writers is not None:
+            self._writers.write(snapshot)
+        self._call_listener(snapshot)
+        self._warn_of_staleness(snapshot)
+        return snapshot
+
+    def publish_last(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
+        """Make the run's last snapshot; where its parts have failed, from the one before."""
+        self.state = "stopped" if error is None else "failed"
+        try:
+            if self.pool is not None:
+                self.episodes.extend(self.pool.episodes())
+            return self.publish(report, reason, error)
+        except Exception:
+            if self._last is None:
+                raise
+            self._last = dataclasses.replace(self._last, state=self.state, stop_reason=reason, error=error)
+            self._call_listener(self._last)
+            return self._last
+
+    def close(self) -> None:
+        """Close the files, and drop the references to the run's parts and so to their memory."""
+        self.pool = self.schedule = None
+        if self._writers is not None:
+            self._writers.close()
+
+    def _snapshot(self, report: LearnerReport | None, stop_reason: str | None, error: str | None) -> Snapshot:
+        pool, schedule = self.pool, self.schedule
+        holds_training = schedule is not None and schedule.holds_training
+        return self._builder.snapshot(
+            "evaluating" if self.state == "training" and holds_training else self.state,
+            actors=pool.statistics() if pool is not None else (),
+            learner=report,
+            exploration_rate=pool.exploration_rate() if pool is not None else None,
+            evaluations=schedule.evaluations if schedule is not None else (),
+            best=schedule.best if schedule is not None else None,
+            stop_reason=stop_reason,
+            error=error,
+        )
+
+    def _call_listener(self, snapshot: Snapshot) -> None:
+        """Hand `snapshot` to the listener; one that raises is warned of once (ASYNC042) and ends nothing."""
+        try:
+            self._listener(snapshot)
+        except Exception as error:
+            if not self._warned_of_listener:
+                self._warned_of_listener = True
+                text = (
+                    f"[ASYNC042] the callback for snapshots raised {describe_error(error)}; training goes "
+                    "on, and the callback gets the next snapshot too; mend it"
+                )
+                warnings.warn(ListenerFailed(text), stacklevel=2)
+
+    def _warn_of_staleness(self, snapshot: Snapshot) -> None:
+        too_stale = snapshot.discarded_fraction >= STALE_FRACTION and snapshot.updates > 0
+        if self._warned_of_staleness or not too_stale:
+            return
+        self._warned_of_staleness = True
+        warnings.warn(
+            SamplesTooStale(
+                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
+                f"actors make {snapshot.env_steps_per_second:,.0f} steps/s, "
+                f"the learner {snapshot.updates_per_second:,.0f} updates/s; "
+                "raise max_staleness or samples_per_insert, or lower num_actors"
+            ),
+            stacklevel=2,
+        )

@@ -1,0 +1,204 @@
+"""A run in a thread of its own, and the result it leaves.
+
+The thread ("asyncrl-coordinator") has the run's event loop, whoever starts it. So a blocking notebook cell does not
+freeze training, a caller's loop is never blocked, and there is one way to run instead of three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import Algorithm
+from asyncrl.run.config import TrainerConfig
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+
+if TYPE_CHECKING:
+    from asyncrl.run.coordinator import Coordinator
+    from asyncrl.run.ending import Outcome
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Windows, or a platform without a wheel
+    new_event_loop = asyncio.new_event_loop
+
+CLOSE_SECONDS = 10.0
+"""How long `stop_or_kill` waits for the run to end before it kills its processes."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of training.
+
+    Attributes:
+        policy: acts with the run's final weights, or those that reached `target_return`.
+        evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
+            `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
+        summary: the content of `summary.json`.
+        run_dir: directory of the run's files, or None.
+    """
+
+    policy: TrainedPolicy
+    evaluation: EvaluationResult | None
+    stop_reason: str
+    summary: dict[str, Any]
+    run_dir: Path | None
+
+
+class RunThread:
+    """Runs one `Coordinator` on a thread of its own; every method may be called from any thread.
+
+    Args:
+        algorithm: the algorithm's record.
+        source: the environment.
+        server: a fork server that is already starting, or None to start one with the run.
+        started: see `Coordinator`.
+
+    Attributes:
+        done: the result of the run, or the error that ended it.
+        result: what the run left, also a failed one; None before its end, or where it has no weights.
+        snapshot: the newest snapshot, None before the first.
+        listeners: called with every snapshot, on this thread.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, source: EnvSource, server: ForkServer | None, started: float | None
+    ) -> None:
+        self._algorithm = algorithm
+        self._source = source
+        self._server = server
+        self._started_at = started
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._coordinator: Coordinator | None = None
+        self._stop_reason: str | None = None
+        self._lock = threading.Lock()
+        self.done: Future[TrainResult] = Future()
+        self.result: TrainResult | None = None
+        self.snapshot: Snapshot | None = None
+        self.listeners: list[Callable[[Snapshot], None]] = []
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._thread is not None
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The run; None before its thread has made it."""
+        return self._coordinator
+
+    def start(self, config: TrainerConfig) -> None:
+        """Start the run and return at once. Raises RuntimeError if it was started before."""
+        with self._lock:
+            if self._thread is not None:
+                raise RuntimeError("this trainer has run already; make a new Trainer")
+            if self._server is None:
+                self._server = ForkServer()
+                self._server.start()
+            atexit.register(self.close)
+            self._thread = threading.Thread(
+                target=self._run, args=(config,), name="asyncrl-coordinator", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """End the run in good order; returns at once. The first reason counts."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            coordinator, loop = self._coordinator, self._loop
+        if coordinator is not None and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop, and the run with it, has just ended
+                loop.call_soon_threadsafe(coordinator.stop, reason)
+
+    def kill(self) -> None:
+        """Kill every process of the run at once; also from a signal handler."""
+        if self._server is not None:
+            self._server.kill()
+
+    def stop_or_kill(self) -> None:
+        """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
+        assert self._thread is not None
+        try:
+            self.stop("interrupted")
+            self._thread.join(CLOSE_SECONDS)
+        finally:
+            if self._thread.is_alive():
+                self.kill()
+
+    def close(self) -> None:
+        """Stop and wait until nothing of the run is left; idempotent."""
+        atexit.unregister(self.close)
+        if self._thread is None:
+            if self._server is not None:
+                self._server.close()
+            return
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self.stop_or_kill()
+
+    # --- on the run's thread -----------------------------------------------------------------------------------------
+
+    def _run(self, config: TrainerConfig) -> None:
+        result: TrainResult | None = None
+        error: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                result = runner.run(self._main(config))
+        except BaseException as raised:
+            error = raised
+        # The registration would keep this object, and its memory, to the end of the process.
+        atexit.unregister(self.close)
+        if result is not None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)
+
+    async def _main(self, config: TrainerConfig) -> TrainResult:
+        assert self._server is not None
+        # Imported here because torch comes with it: it loads while the fork server does, and an actor that imports the
+        # module an environment is defined in, which may import Trainer, stays free of torch.
+        try:
+            from asyncrl.run.coordinator import Coordinator
+
+            coordinator = Coordinator(
+                config, self._algorithm, self._source, self._server, self._receive, self._started_at
+            )
+        except BaseException:
+            self._server.close()
+            raise
+        with self._lock:
+            self._coordinator, self._loop = coordinator, asyncio.get_running_loop()
+            reason = self._stop_reason
+        if reason is not None:
+            coordinator.stop(reason)
+        try:
+            return _result(await coordinator.run(), config)
+        finally:
+            if coordinator.outcome is not None:
+                self.result = _result(coordinator.outcome, config)
+
+    def _receive(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        for listener in self.listeners:
+            listener(snapshot)
+
+
+def _result(outcome: Outcome, config: TrainerConfig) -> TrainResult:
+    return TrainResult(
+        policy=outcome.policy,
+        evaluation=outcome.evaluation,
+        stop_reason=outcome.snapshot.stop_reason or "stopped",
+        summary=outcome.summary,
+        run_dir=Path(config.run_dir) if config.run_dir else None,
+    )

@@ -1,0 +1,230 @@
+"""The update loops an algorithm can name: how each sizes its rings, and how it is built over them.
+
+update_loop   rows are                                 class
+replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
+segments      taken as segments, in order of arrival   `SegmentLoop`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.interfaces import Algorithm, Batch, EnvSpec
+from asyncrl.learning.balance import Balance
+from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
+from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
+from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
+from asyncrl.learning.segment_balance import SegmentBalance
+from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import UpdateLoop
+from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.memory import replay_layout, segment_layout
+from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.weights import WeightMailbox
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Connections between the update loop and the actors.
+
+    Attributes:
+        rings: one per actor; rows come from here.
+        mailbox: where weights are published.
+        wake: wakes the actor of an index, which waits for a grant.
+        snapshots: copies of weights to evaluate.
+        dump_dir: where the batch of a diverged update is saved, or None.
+    """
+
+    rings: tuple[RingReader, ...]
+    mailbox: WeightMailbox
+    wake: Callable[[int], None]
+    snapshots: WeightSnapshots
+    dump_dir: Path | None = None
+
+
+class LoopBuilder(Protocol):
+    """Sizes the rings of one run and builds its update loop over them."""
+
+    def ring_layout(self) -> RingLayout:
+        """Layout of one actor's ring. Raises `ReplayTooLarge` (ASYNC010)."""
+        ...
+
+    def build(self, core: Any, channels: Channels) -> UpdateLoop:
+        """The update loop, with its balance and staleness meter. Raises ValueError for a pace that would deadlock."""
+        ...
+
+
+class ReplayBuilder:
+    """Builds the loop that samples from replay; its core is a `LearnerCore`."""
+
+    def __init__(self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
+        self._algorithm = algorithm
+        self._config = config
+        self._spec = spec
+
+    def ring_layout(self) -> RingLayout:
+        """Layout of one actor's ring, which is its share of the replay. Raises `ReplayTooLarge` (ASYNC010)."""
+        return replay_layout(self._config, self._algorithm, self._spec)
+
+    def build(self, core: Any, channels: Channels) -> RelaxedReplayLoop | LockstepReplayLoop:
+        """The loop of the algorithm's discipline. Raises ValueError for a pace that would deadlock (see `Balance`)."""
+        algorithm = self._algorithm
+        num_slots = channels.rings[0].layout.num_slots
+        parts = self._parts(core, channels)
+        if algorithm.discipline == "lockstep":
+            return LockstepReplayLoop(parts, self._lockstep_balance(num_slots), algorithm.lockstep_lag)
+        balance = Balance(
+            samples_per_insert=algorithm.samples_per_insert,
+            batch_size=algorithm.batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=self._config.actors,
+            envs_per_actor=self._config.envs_per_actor,
+            num_slots=num_slots,
+            error_samples=algorithm.samples_per_insert_error,
+            max_env_steps=self._config.total_steps,
+        )
+        return RelaxedReplayLoop(parts, balance)
+
+    def _parts(self, core: Any, channels: Channels) -> ReplayParts:
+        algorithm = self._algorithm
+        replay = PrioritizedReplay(
+            channels.rings,
+            n_step=algorithm.n_step,
+            gamma=algorithm.gamma,
+            alpha=algorithm.alpha,
+            uniform=not algorithm.prioritized,
+            rng=sampling_rng(self._config.seed),
+        )
+        lockstep = algorithm.discipline == "lockstep"
+        options = ReplayOptions(
+            beta_start=algorithm.beta_start,
+            beta_end=algorithm.beta_end,
+            total_steps=self._config.total_steps,
+            max_staleness=algorithm.max_staleness,
+            publish_interval=None if lockstep else algorithm.publish_interval,
+            dump_dir=channels.dump_dir,
+        )
+        return ReplayParts(
+            core=core,
+            replay=replay,
+            mailbox=channels.mailbox,
+            staleness=StalenessMeter(
+                algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
+            ),
+            batch=Batch.allocate(algorithm.batch_size, self._spec, algorithm.extra_fields(self._spec)),
+            wake=channels.wake,
+            options=options,
+            snapshots=channels.snapshots,
+        )
+
+    def _lockstep_balance(self, num_slots: int) -> LockstepBalance:
+        algorithm, config = self._algorithm, self._config
+        samples_per_insert = algorithm.samples_per_insert
+        assert samples_per_insert is not None, "the record refuses lockstep without samples_per_insert"
+        return LockstepBalance(
+            samples_per_insert=samples_per_insert,
+            batch_size=algorithm.batch_size,
+            learning_starts=algorithm.learning_starts,
+            num_actors=config.actors,
+            envs_per_actor=config.envs_per_actor,
+            rows=quantum_rows(
+                samples_per_insert=samples_per_insert,
+                batch_size=algorithm.batch_size,
+                streams=config.actors * config.envs_per_actor,
+                num_slots=num_slots,
+                lag=algorithm.lockstep_lag,
+            ),
+            max_env_steps=config.total_steps,
+        )
+
+
+class SegmentBuilder:
+    """Builds the loop that takes segments in order of arrival; its core is a `SegmentCore`."""
+
+    def __init__(self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
+        self._algorithm = algorithm
+        self._config = config
+        self._spec = spec
+        self._segments_per_batch = algorithm.segments_per_batch or config.actors
+
+    def ring_layout(self) -> RingLayout:
+        """Layout of one actor's ring, which holds its segments in flight. Raises `ReplayTooLarge` (ASYNC010)."""
+        return segment_layout(self._config, self._algorithm, self._spec)
+
+    def build(self, core: Any, channels: Channels) -> SegmentLoop:
+        """The loop. Raises ValueError for a pace that would deadlock (see `SegmentBalance`)."""
+        algorithm = self._algorithm
+        options = SegmentOptions(
+            discipline=algorithm.discipline,
+            segments_per_batch=self._segments_per_batch,
+            total_steps=self._config.total_steps,
+            max_staleness=algorithm.max_staleness,
+            dump_dir=channels.dump_dir,
+        )
+        return SegmentLoop(
+            core=core,
+            queue=SegmentQueue(channels.rings, length=algorithm.segment_length),
+            balance=self._balance(channels.rings[0].layout.num_slots),
+            mailbox=channels.mailbox,
+            staleness=StalenessMeter(
+                algorithm.row_correction, algorithm.staleness_rate, algorithm.max_staleness, unit="versions"
+            ),
+            wake=channels.wake,
+            options=options,
+            snapshots=channels.snapshots,
+            past=self._past_segments(),
+        )
+
+    def _balance(self, num_slots: int) -> SegmentBalance:
+        algorithm = self._algorithm
+        samples_per_insert = algorithm.samples_per_insert
+        assert samples_per_insert is not None, "a segment algorithm says how often it uses a fresh step"
+        kept, past_per_batch = algorithm.kept_segments
+        past_per_batch = past_per_batch if kept else 0
+        return SegmentBalance(
+            discipline=algorithm.discipline,
+            num_rings=self._config.actors,
+            envs_per_actor=self._config.envs_per_actor,
+            length=algorithm.segment_length,
+            num_slots=num_slots,
+            segments_per_batch=self._segments_per_batch,
+            queue_batches=algorithm.queue_batches,
+            samples_per_insert=samples_per_insert * (1 + past_per_batch / self._segments_per_batch),
+            max_env_steps=self._config.total_steps,
+        )
+
+    def _past_segments(self) -> PastSegments | None:
+        kept, per_batch = self._algorithm.kept_segments
+        if not kept:
+            return None
+        rng = sampling_rng(self._config.seed)
+        return PastSegments(kept, per_batch, self._algorithm.max_staleness, rng)
+
+
+def sampling_rng(seed: int) -> np.random.Generator:
+    """Generator that draws batches, of a stream of its own."""
+    return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+
+
+BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], LoopBuilder]] = {
+    "replay": ReplayBuilder,
+    "segments": SegmentBuilder,
+}
+"""Builder of each loop by the name that `Algorithm.update_loop` gives it."""
+
+
+def loop_builder(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> LoopBuilder:
+    """Builder of the update loop that `algorithm` names."""
+    return BUILDERS[algorithm.update_loop](algorithm, config, spec)
