@@ -220,5 +220,5 @@ class ActorCriticPass:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
         self._value.backward(grad_value.unsqueeze(1))
-        if self._log_std_gradient is not None:
+        if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)

@@ -26,6 +26,7 @@ from asyncrl.options import require_at_least, require_fraction, require_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 
@@ -168,28 +169,21 @@ class IMPALA(OnPolicy):
             found.append(Part(np.concatenate((rows, streams * length + chosen)), own, own.size))
         return found
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs:
         """Gradients of `impala_loss`, whose targets are of the weights as they stand.
 
-        On the CPU by a kernel, elsewhere by autograd.
+        By a kernel on the CPU, by autograd elsewhere. The kernel is PPO's: where the old policy is the present one and
+        nothing is clipped, its gradient is the policy gradient.
         """
-        from asyncrl.networks.gradients import output_gradients
-
-        outputs = batch.out, batch.value, batch.log_std
-        if batch.out.device.type == "cpu":
+        if batch.has_kernel:
             log_prob, _ = batch.distribution(batch.out, batch.log_std)
             self._trace(rollout, batch, log_prob, batch.value)
-            return self._kernel_gradients(batch)
-        _, (by_out, by_value, by_log_std) = output_gradients(
-            partial(self._traced_loss, rollout, batch), outputs
-        )
+            return batch.kernel_gradients((math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
+        from asyncrl.networks.gradients import output_gradients
+
+        traced = partial(self._traced_loss, rollout, batch)
+        _, (by_out, by_value, by_log_std) = output_gradients(traced, batch.outputs)
         return by_out, by_value, by_log_std
-
-    def _kernel_gradients(self, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Where pi_old is pi and nothing is clipped, PPO's gradient is the policy gradient."""
-        from asyncrl.algorithms.on_policy_kernel import loss_gradients
-
-        return loss_gradients(batch, (math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
 
     def _traced_loss(
         self, rollout: Rollout, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor

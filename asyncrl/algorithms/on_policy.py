@@ -26,8 +26,7 @@ from asyncrl.options import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
@@ -189,8 +188,8 @@ class OnPolicy(WithPresets):
         """Divide the rows of one pass among gradient steps, in an order drawn from `seed`."""
         raise NotImplementedError
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Gradients of the loss at `batch.out`, `batch.value` and `batch.log_std`; None ends the iteration here."""
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
+        """Gradients of the loss at `batch.outputs`; None ends the iteration here."""
         raise NotImplementedError
 
     def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:

@@ -14,10 +14,13 @@ import math
 
 import numpy as np
 import torch
-from numba import float32, float64, int64, njit, types
+from numba import float32, float64, int64, types
 from torch import Tensor
 
-from asyncrl.algorithms.rollout import Minibatch
+from asyncrl.shm.kernel import inlined, kernel
+
+Outputs = tuple[Tensor, Tensor, Tensor]
+"""The networks' outputs: the policy's, the values, the log standard deviations; or the loss's gradients there."""
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -25,7 +28,7 @@ _LOSS = types.UniTuple(float64, 4)
 """`(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip."""
 
 
-@njit(inline="always")
+@inlined
 def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
     """Derivative of item b's loss for its log-probability: zero where the clipped term is the smaller one."""
     ratio = math.exp(log_ratio)
@@ -35,7 +38,7 @@ def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
     return 0.0 if surrogate > clipped else -columns[_WEIGHT, b] * columns[_IMPORTANCE, b] * surrogate
 
 
-@njit(inline="always")
+@inlined
 def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
     """Derivative of item b's loss for its value: zero where the clipped value's error is the larger one.
 
@@ -48,14 +51,11 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
     return 0.0 if smaller else loss[2] * columns[_WEIGHT, b] * error
 
 
-@njit(
+@kernel(
     float64(
         *(float32[:, ::1], int64[:, ::1], int64[::1], float32[::1], float32[:, ::1], int64, _LOSS),
         *(float32[:, ::1], float32[::1], float64[:, ::1]),
     ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def categorical_kernel(  # type: ignore[no-untyped-def]
     out, action, choices, value, columns, count, loss, grad_out, grad_value, work
@@ -98,14 +98,12 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
     return divergence / max(count, 1)
 
 
-@njit(
+@kernel(
     float64(
         *(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64, _LOSS),
         *(float32[:, ::1], float32[::1], float32[::1], float64[:, ::1]),
     ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+    cold=True,
 )
 def gaussian_kernel(  # type: ignore[no-untyped-def]
     out, action, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
@@ -141,25 +139,38 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     return divergence / max(count, 1)
 
 
-def loss_gradients(
-    batch: Minibatch, loss: tuple[float, float, float, float]
-) -> tuple[float, tuple[Tensor, Tensor, Tensor]]:
-    """Divergence from the old policy (k3) and gradients at the batch's `out`, `value` and `log_std`, on the CPU.
+class LossKernel:
+    """The kernel of a policy's distribution, and what it fills. The tensors it returns are the same at every call.
 
     Args:
-        batch: outputs of the networks, actions and columns (of which the first six are used).
-        loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
+        action: `[B, ...]`, int64 choices or float32; the buffer that is read at every call.
+        choices: how many logits each choice has; empty for a Gaussian.
+        outputs: logits, or the Gaussian's d means.
     """
-    gradients = torch.empty_like(batch.out), torch.empty_like(batch.value), torch.empty_like(batch.log_std)
-    out, value, log_std = batch.out.numpy(), batch.value.numpy(), batch.log_std.numpy()
-    by_out, by_value, by_log_std = (gradient.numpy() for gradient in gradients)
-    action, numbers = batch.action.view(out.shape[0], -1).numpy(), batch.columns.numpy()
-    items = value, numbers, batch.part.samples, tuple(map(float, loss))
-    if batch.choices:
-        work = np.empty((len(batch.choices), 2))
-        choices = np.array(batch.choices, np.int64)
-        divergence = categorical_kernel(out, action, choices, *items, by_out, by_value, work)
-    else:
-        work = np.empty((2, out.shape[1]))
-        divergence = gaussian_kernel(out, action, log_std, *items, by_out, by_value, by_log_std, work)
-    return divergence, gradients
+
+    def __init__(self, action: Tensor, choices: tuple[int, ...], outputs: int) -> None:
+        size, d = action.shape[0], 0 if choices else outputs
+        self._action, self._choices = action.view(size, -1).numpy(), np.array(choices, np.int64)
+        self._work = np.empty((len(choices), 2) if choices else (2, d))
+        self._gradients = torch.zeros(size, outputs), torch.zeros(size), torch.zeros(d)
+        self._filled = tuple(gradient.numpy() for gradient in self._gradients)
+
+    def __call__(
+        self, outputs: Outputs, columns: Tensor, count: int, loss: tuple[float, float, float, float]
+    ) -> tuple[float, Outputs]:
+        """Divergence from the old policy (k3, over the first `count` items), and gradients at the outputs.
+
+        Args:
+            outputs: `[B, outputs]`, values `[B]`, log standard deviations `[d]`.
+            columns: `[C, B]`, see the module's text.
+            count: items that are not padding.
+            loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
+        """
+        out, value, log_std = outputs[0].numpy(), outputs[1].numpy(), outputs[2].numpy()
+        items = value, columns.numpy(), count, loss
+        by_out, by_value, by_log_std = self._filled
+        if self._choices.size:
+            kl = categorical_kernel(out, self._action, self._choices, *items, by_out, by_value, self._work)
+        else:
+            kl = gaussian_kernel(out, self._action, log_std, *items, by_out, by_value, by_log_std, self._work)
+        return kl, self._gradients

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import asyncrl.algorithms.returns  # noqa: F401  (so that its kernel is made ready before a run)
 from asyncrl.acting.schedules import linear
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
@@ -119,7 +120,7 @@ class OnPolicyUpdate:
         if gradients is None:
             self._epoch, self._reusable = self._last_epoch, 0
         else:
-            batch.backward(*gradients)
+            batch.backward(gradients)
             self._take_step(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True
