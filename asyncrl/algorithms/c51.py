@@ -1,27 +1,90 @@
-"""Categorical distributional Q-learning: the return's distribution on fixed atoms; the hyper-parameters.
+"""Categorical distributional Q-learning: the return's distribution on fixed atoms.
 
 Bellemare et al. 2017   A distributional perspective on reinforcement learning
+Hessel et al. 2018      Rainbow (the divergence as priority)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.algorithms.q_learning import QLearning
+from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.dqn_core import DQNCore
+    from torch import Tensor
+
+    from asyncrl.algorithms.q_learning_update import QLearningUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def c51_loss(
+    logits: Tensor, next_logits: Tensor, next_action: Tensor, batch: StagedBatch, support: Tensor
+) -> QLoss:
+    """Weighted divergence of the predicted distribution p from the projected target m (Bellemare et al. 2017, alg. 1).
+
+    The paper's cross entropy -sum_i m_i log p_i less the entropy of m: it has the same gradient, and is 0 where the
+    prediction is right, so it is also the priority (Hessel et al. 2018) and a loss to watch.
+
+    Args:
+        logits: of the return's probabilities `[B, A, N]` for each action in S.
+        next_logits: the target network's `[B, A, N]` in S'.
+        next_action: action `[B, 1]` int64 with the largest mean in S'.
+        batch: `discount` is gamma^n, or 0 after a termination; `weight` is divided by B.
+        support: atoms z `[N]`.
+    """
+    assert logits.dim() == 3 and next_logits.shape == logits.shape
+    log_p = of_action(logits, batch.action).log_softmax(dim=1)
+    m = project(of_action(next_logits, next_action).softmax(dim=1), batch.reward, batch.discount, support)
+    divergence = (m * (m.clamp(min=_TINY).log() - log_p)).sum(dim=1, keepdim=True)  # 0 log 0 is 0
+    return QLoss((batch.weight * divergence).sum(), divergence.detach())
+
+
+def project(next_p: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """Distribution of `reward + discount * Z'` brought back to the atoms (Bellemare et al. 2017, eq. 7).
+
+    An atom that lands between two neighbours is shared by them in proportion to its nearness; one that lands beyond an
+    end of the support goes to that end. The lower neighbour is at most the last but one, so that an atom exactly on an
+    atom gives all of its mass to it; with floor and ceiling, as algorithm 1 is written, both shares would be 0.
+
+    Args:
+        next_p: probabilities `[B, N]` of the next state's atoms.
+        reward: `[B, 1]`, the discounted sum of n rewards.
+        discount: `[B, 1]`, gamma^n, or 0 after a termination.
+        support: z `[N]`, N at least 2, evenly spaced and ascending.
+
+    Returns:
+        m `[B, N]`; NaN where reward or discount is NaN. On a GPU the order of the sums is not fixed, and so neither is
+        their rounding.
+    """
+    assert next_p.dim() == 2 and support.shape == (next_p.shape[1],)
+    assert reward.shape == discount.shape == (next_p.shape[0], 1)
+    last = support.shape[0] - 1
+    b = (reward + discount * support - support[0]) * (last / (support[-1] - support[0]))
+    b = b.clamp(0, last)
+    lower = b.long().clamp(0, last - 1)  # after the conversion: a NaN must not become an index
+    upper_share = (b - lower) * next_p
+    m = next_p.new_zeros(next_p.shape).scatter_add(1, lower, next_p - upper_share)
+    return m.scatter_add(1, lower + 1, upper_share)
+
+
+def expected_value(logits: Tensor, support: Tensor) -> Tensor:
+    """Mean return `[...]` of the distribution that `logits` `[..., N]` give to the atoms `support` `[N]`."""
+    assert support.shape == logits.shape[-1:]
+    return logits.softmax(dim=-1) @ support
 
 
 @dataclass(frozen=True, kw_only=True)
 class C51(QLearning):
-    """Hyper-parameters of C51. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of C51.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -62,12 +125,14 @@ class C51(QLearning):
         """The atoms `[num_atoms]`, z_i = v_min + i (v_max - v_min) / (num_atoms - 1); a fresh array."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DQNCore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         import torch
 
-        from asyncrl.algorithms.dqn_core import DQNCore
-        from asyncrl.algorithms.q_heads import CategoricalHead
+        from asyncrl.algorithms.c51_kernel import c51_kernel
+        from asyncrl.algorithms.q_learning_update import QLearningUpdate
 
-        head = CategoricalHead(self, self.layout(spec), torch.device(device))
-        return DQNCore(self, head, spec, device, seed)
+        support = torch.from_numpy(self.support()).to(device)
+        loss, values = partial(c51_loss, support=support), partial(expected_value, support=support)
+        kernel = partial(c51_kernel, self.support(), self.dueling)
+        return QLearningUpdate(self, spec, device, seed, loss=loss, values=values, kernel=kernel)

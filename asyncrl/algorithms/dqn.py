@@ -1,27 +1,61 @@
-"""Deep Q-learning with its usual extensions, each of which can be switched off: the hyper-parameters.
+"""Deep Q-learning with its usual extensions, each of which can be switched off.
 
-    Mnih et al. 2015    Human-level control through deep reinforcement learning
-
-The network, the loss and the optimiser are in `dqn_core.py`, which imports torch; this module does not, so
-that a command line shows its help, and an actor unpickles its policy, at once.
+Mnih et al. 2015        Human-level control through deep reinforcement learning
+van Hasselt et al. 2016 Deep reinforcement learning with double Q-learning
+Schaul et al. 2016      Prioritized experience replay (importance weights)
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.algorithms.q_learning import QLearning
+from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.dqn_core import DQNCore
+    from torch import Tensor
+
+    from asyncrl.algorithms.q_learning_update import QLearningUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def dqn_loss(
+    q: Tensor,
+    next_q: Tensor,
+    next_action: Tensor,
+    batch: StagedBatch,
+    huber_delta: float | None,
+    bound_targets: bool,
+) -> QLoss:
+    """Weighted Huber loss of the temporal-difference errors; they are the priorities (Schaul et al. 2016).
+
+    Y = R + gamma^n Q(S', a'; theta-), where a' is the online network's best action for double Q-learning (van Hasselt
+    et al. 2016, eq. 4), else the target network's. Clipping the slope at `huber_delta` 1 is the error clipping of Mnih
+    et al. 2015. The sum is over the batch: `batch.weight` is divided by B.
+
+    Args:
+        q: Q(S, .; theta) `[B, A]`.
+        next_q: Q(S', .; theta-) `[B, A]`.
+        next_action: a' `[B, 1]` int64.
+        batch: `discount` is gamma^n, or 0 after a termination.
+        huber_delta: error from which the loss is linear; None is the squared loss.
+        bound_targets: clip Q(S', a') to `batch.low` and `batch.high`.
+    """
+    assert q.dim() == 2 and next_q.shape == q.shape and next_action.shape == batch.action.shape
+    next_value = next_q.gather(1, next_action)
+    if bound_targets:
+        next_value = next_value.clamp(batch.low, batch.high)
+    error = q.gather(1, batch.action) - (batch.reward + batch.discount * next_value)
+    return QLoss((batch.weight * huber(error, huber_delta)).sum(), error.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(QLearning):
-    """Hyper-parameters of deep Q-learning. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of deep Q-learning.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -39,9 +73,11 @@ class DQN(QLearning):
         super().__post_init__()
         require_positive("huber_delta", self.huber_delta)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DQNCore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.dqn_core import DQNCore
-        from asyncrl.algorithms.q_heads import ValueHead
+        from asyncrl.algorithms.dqn_kernel import dqn_kernel
+        from asyncrl.algorithms.q_learning_update import QLearningUpdate
 
-        return DQNCore(self, ValueHead(self), spec, device, seed)
+        loss = partial(dqn_loss, huber_delta=self.huber_delta, bound_targets=self.bound_targets)
+        kernel = partial(dqn_kernel, self.dueling, self.huber_delta or math.inf, self.bound_targets)
+        return QLearningUpdate(self, spec, device, seed, loss=loss, values=lambda q: q, kernel=kernel)

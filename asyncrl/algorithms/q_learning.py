@@ -1,14 +1,21 @@
-"""What the records of the DQN family share: how action values are learned, and how they are acted on.
+"""Record shared by the DQN family: options, policy, and the combination of a dueling head.
 
-van Hasselt et al. 2016 (double), Wang et al. 2016 (dueling), Schaul et al. 2016 (prioritized replay),
-Horgan et al. 2018 (Ape-X: n-step, a ladder of exploration rates over the streams), Fortunato et al. 2018 (noisy)
+    van Hasselt et al. 2016 Deep reinforcement learning with double Q-learning
+    Wang et al. 2016        Dueling network architectures
+    Schaul et al. 2016      Prioritized experience replay
+    Horgan et al. 2018      Distributed prioritized experience replay (Ape-X: n-step returns, one epsilon per stream)
+    Fortunato et al. 2018   Noisy networks for exploration
+    Hessel et al. 2018      Rainbow (dueling for each atom)
+
+Networks, target and optimiser are in `q_learning_update.py`, which imports torch. This module does not, so that a
+command line shows its help, and an actor unpickles its policy, at once.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +23,61 @@ from numpy.typing import NDArray
 from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import fitting
+from asyncrl.algorithms.registry import supported_algorithms
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class QLoss(NamedTuple):
+    """Result of a loss of the DQN family."""
+
+    loss: Tensor
+    """Scalar that is minimised."""
+
+    priorities: Tensor
+    """`[B, 1]`; their absolute values are the new priorities."""
+
+
+def by_action(outputs: Tensor, atoms: int | None, dueling: bool) -> Tensor:
+    """Split the outputs of the head by action.
+
+    Args:
+        outputs: `[R, A N]`, or, of a dueling head, `[R, (1 + A) N]`: value V, then advantages A.
+        atoms: N; None where an output is an action value.
+        dueling: combine Q = V + A - mean(A) (Wang et al. 2016, eq. 9), each atom by itself (Hessel et al. 2018).
+
+    Returns:
+        `[R, A, N]`, or `[R, A]` where `atoms` is None.
+    """
+    values = outputs if atoms is None else outputs.unflatten(1, (-1, atoms))
+    if not dueling:
+        return values
+    value, advantage = values[:, :1], values[:, 1:]
+    return value + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+def of_action(atoms: Tensor, action: Tensor) -> Tensor:
+    """The atoms `[B, N]` of one `action` `[B, 1]` per row of `atoms` `[B, A, N]`."""
+    assert atoms.dim() == 3 and action.shape == (atoms.shape[0], 1)
+    return atoms.gather(1, action.unsqueeze(2).expand(-1, -1, atoms.shape[2])).squeeze(1)
+
+
+def huber(error: Tensor, delta: float | None) -> Tensor:
+    """Huber's loss: e^2 / 2 up to `delta` and delta (|e| - delta / 2) beyond; e^2 / 2 where `delta` is None."""
+    if delta is None:
+        return 0.5 * error.square()
+    size = error.abs()
+    inside = size.clamp(max=delta)
+    return inside * (size - 0.5 * inside)
+
 
 @dataclass(frozen=True, kw_only=True)
 class QLearning(OffPolicy):
-    """Options that mean the same to every algorithm of the DQN family.
+    """Options of every algorithm of the DQN family.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -38,13 +91,13 @@ class QLearning(OffPolicy):
     max_grad_norm: float | None = 10.0
 
     double: bool = True
-    """Let the online network choose the action whose target value is bootstrapped (van Hasselt 2016)."""
+    """Let the online network choose the action whose target value is bootstrapped (van Hasselt et al. 2016)."""
 
     dueling: bool = False
-    """Have a value and an advantage stream, each `hidden_sizes[-1]` wide, as last layer (Wang 2016)."""
+    """Have a value and an advantage stream, each `hidden_sizes[-1]` wide, as last layer (Wang et al. 2016)."""
 
     noisy: bool = False
-    """Explore by learned noise in the weights of all layers but the first (Fortunato 2018), beside epsilon."""
+    """Explore by learned noise in the weights of all layers but the first (Fortunato et al. 2018), beside epsilon."""
 
     noisy_sigma: float = 0.5
     """Standard deviation of a noisy weight at the start, times the root of its layer's inputs; above 0."""
@@ -68,7 +121,7 @@ class QLearning(OffPolicy):
     """Ape-X exponent: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats streams alike."""
 
     exploration_repeat: int = 1
-    """Most steps for which a random action is kept, at least 1; how many is drawn each time (Dabney 2021)."""
+    """Most steps for which a random action is kept, at least 1; how many is drawn each time (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +132,9 @@ class QLearning(OffPolicy):
         for name in ("exploration_steps", "exploration_ladder"):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("exploration_repeat", self.exploration_repeat, 1)
+        for name in ("dueling", "noisy"):
+            if self.network is not None and getattr(self, name):
+                raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse anything but a discrete action space. Raises `SpacesDoNotFit` (ASYNC005)."""
@@ -86,7 +142,7 @@ class QLearning(OffPolicy):
             return
         raise SpacesDoNotFit(
             f"{self.name} needs a discrete action space, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": fitting(spec)},
+            facts={"action space": spec.action, "algorithms that fit": supported_algorithms(spec)},
             fix="choose one of these, an environment with a Discrete action space, or a wrapper that gives it one",
         )
 
@@ -102,20 +158,22 @@ class QLearning(OffPolicy):
         return QPolicy(spec, self.acting_layout(spec), epsilon, self.support())
 
     def layout(self, spec: EnvSpec) -> QLayout:
-        """The learner's network: its shape and weight order. Raises `SpacesDoNotFit`."""
+        """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
         inputs, actions = math.prod(spec.observation_shape), spec.action.n
-        return QLayout(inputs, self.hidden_sizes, actions, self.dueling, self.atoms(), self.noisy)
+        return QLayout(
+            inputs, self.hidden_sizes, actions, self.dueling, self.atoms() or 1, self.noisy, self.network
+        )
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
-        """The actors' network, whose weights are published: the learner's, unless a smaller one acts alike."""
+        """Shape of the network whose weights are published: the learner's, or a smaller one that acts alike."""
         return self.layout(spec)
 
-    def atoms(self) -> int:
-        """Outputs of the network for one action."""
-        return 1
+    def atoms(self) -> int | None:
+        """Outputs of the network for one action; None where that is one action value."""
+        return None
 
     def support(self) -> NDArray[np.float32] | None:
-        """Returns `[atoms]` whose probabilities the outputs are, as logits; None where they are returns."""
+        """Returns `[atoms]` whose probabilities the outputs are, as logits; None where outputs are returns."""
         return None

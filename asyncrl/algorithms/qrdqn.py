@@ -1,4 +1,4 @@
-"""Distributional Q-learning by quantile regression: the hyper-parameters.
+"""Distributional Q-learning by quantile regression.
 
 Dabney et al. 2018   Distributional reinforcement learning with quantile regression
 """
@@ -7,20 +7,66 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.acting.policies import QLayout
-from asyncrl.algorithms.q_learning import QLearning
+from asyncrl.algorithms.q_learning import QLearning, QLoss, huber, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.dqn_core import DQNCore
+    from torch import Tensor
+
+    from asyncrl.algorithms.q_learning_update import QLearningUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def quantile_loss(
+    theta: Tensor,
+    next_theta: Tensor,
+    next_action: Tensor,
+    batch: StagedBatch,
+    kappa: float | None,
+    bound_targets: bool,
+) -> QLoss:
+    """Weighted quantile Huber loss (Dabney et al. 2018, algorithm 1, eq. 9 and 10).
+
+    Sum over i of the mean over j of |tau_i - 1{u < 0}| L(u), u = T theta'_j - theta_i, where theta_i is the quantile at
+    tau_i = (2 i - 1) / (2 N) (lemma 2). L is Huber's loss, or |u| for plain quantile regression (eq. 8).
+
+    The priority is the error of the mean, as in DQN: it has DQN's unit, and unlike the loss it does not stay high where
+    the return is random and the quantiles are right.
+
+    Args:
+        theta: quantiles `[B, A, N]` of the return of each action in S.
+        next_theta: the target network's `[B, A, N]` in S'.
+        next_action: action `[B, 1]` int64 with the largest mean in S'.
+        batch: `discount` is gamma^n, or 0 after a termination; `weight` is divided by B.
+        kappa: error from which L is linear; None or 0 is |u|.
+        bound_targets: clip theta' to `batch.low` and `batch.high`.
+    """
+    assert theta.dim() == 3 and next_theta.shape == theta.shape and next_action.shape == batch.action.shape
+    theta, next_theta = of_action(theta, batch.action), of_action(next_theta, next_action)
+    if bound_targets:
+        next_theta = next_theta.clamp(batch.low, batch.high)
+    target = batch.reward + batch.discount * next_theta
+    u = target.unsqueeze(1) - theta.unsqueeze(2)
+    tau = midpoints(theta)
+    pull = (tau.unsqueeze(1) - (u < 0).to(u.dtype)).abs()
+    loss = (pull * (huber(u, kappa) if kappa else u.abs())).mean(dim=2).sum(dim=1, keepdim=True)
+    return QLoss((batch.weight * loss).sum(), (theta.detach() - target).mean(dim=1, keepdim=True))
+
+
+def midpoints(theta: Tensor) -> Tensor:
+    """tau_i = (2 i - 1) / (2 N) `[N]` for i = 1..N, the quantile levels of `theta` `[..., N]` (lemma 2)."""
+    count = theta.shape[-1]
+    return (theta.new_ones(count).cumsum(0) - 0.5) / count
 
 
 @dataclass(frozen=True, kw_only=True)
 class QRDQN(QLearning):
-    """Hyper-parameters of QR-DQN. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of QR-DQN.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -47,16 +93,22 @@ class QRDQN(QLearning):
         return self.num_quantiles
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
-        """A plain network of action values: the mean of quantiles is linear in the head's weights.
+        """A network of action values: the mean of quantiles is linear in the head's weights.
 
-        Not so with noise in them, which every quantile has of its own; then all quantiles go to the actors.
+        Noise is drawn for every quantile, and a user's network has no such head; then all quantiles are published.
         """
         layout = self.layout(spec)
-        return layout if self.noisy else dataclasses.replace(layout, atoms=1)
+        own = self.noisy or self.network is not None
+        return layout if own else dataclasses.replace(layout, atoms=1)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DQNCore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.dqn_core import DQNCore
-        from asyncrl.algorithms.q_heads import QuantileHead
+        from asyncrl.algorithms.q_learning_update import QLearningUpdate
+        from asyncrl.algorithms.qrdqn_kernel import quantile_kernel
 
-        return DQNCore(self, QuantileHead(self, self.layout(spec)), spec, device, seed)
+        kappa, bound = self.huber_delta, self.bound_targets
+        loss = partial(quantile_loss, kappa=kappa, bound_targets=bound)
+        kernel = partial(quantile_kernel, self.num_quantiles, self.dueling, kappa or 0.0, bound)
+        return QLearningUpdate(
+            self, spec, device, seed, loss=loss, values=lambda theta: theta.mean(dim=2), kernel=kernel
+        )

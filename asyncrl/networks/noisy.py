@@ -1,96 +1,146 @@
-"""Noisy layers as the learner trains them: weights drawn around learned means (Fortunato et al. 2018).
+"""Perceptrons with noise in their weights, as the learner trains them (Fortunato et al. 2018).
 
-A draw makes effective weights `mu + sigma * outer(f(e), f(e'))` once for all rows of a batch, with which a pass runs as
-with any others; the gradient for sigma is that for the weights times the same product. The forward and backward pass
-(`mlp.MLPPass`) know nothing of it.
+A draw makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out) once for all rows
+of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient of sigma is that of the weights times
+the noise.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from asyncrl.networks.mlp import FlatMLP
+from asyncrl.acting.layouts import parameter_count
+from asyncrl.networks.mlp import FlatMLP, MLPPass
+from asyncrl.networks.parameters import MLPParameters, copy_by_name
 
 
 class NoisyMLP:
-    """Means and standard deviations of a perceptron in one flat tensor; every layer but the first is noisy.
+    """Means and standard deviations of a perceptron in one flat vector; every layer but the first is noisy.
+
+    Args:
+        sizes: widths `(inputs, *hidden, outputs)`.
+        flat: `[noisy_size(sizes)]`: means of all layers, then standard deviations of all but the first.
 
     Attributes:
-        flat: `[means of all layers][standard deviations of all but the first]`, written by its owner.
-        mean: view of the means.
-        drawn: the network with the weights of the last `draw`; those of a first layer are its means.
+        flat: as given.
+        mean: the network of the means.
+        sigma: the standard deviations.
+        ensemble, copies: as `architecture.Network` has them.
     """
 
-    def __init__(self, blocks: Sequence[tuple[int, int]], flat: Tensor) -> None:
-        count = _numel(blocks)
+    ensemble, copies = False, 1
+
+    def __init__(self, sizes: Sequence[int], flat: Tensor) -> None:
+        count = parameter_count(sizes)
         self.flat = flat
-        self.mean = FlatMLP(blocks, flat[:count])
-        self._sigma = FlatMLP(blocks[1:], flat[count:])
-        self.drawn = FlatMLP(blocks, flat[:count].clone())
-        first = _numel(blocks[:1])
-        self._first = (self.drawn.flat[:first], self.mean.flat[:first])
-        self._rest = (self.drawn.flat[first:], self.mean.flat[first:])
-        self._noise = FlatMLP(blocks[1:], torch.zeros_like(self._sigma.flat))
+        self.mean = FlatMLP(sizes, flat[:count])
+        self.sigma = MLPParameters(sizes[1:], flat[count:])
+        self._drawn = FlatMLP(sizes, flat[:count].clone())
+        self._noise = MLPParameters(sizes[1:], torch.zeros_like(self.sigma.flat))
+        first = parameter_count(sizes[:2])
+        self._first = self._drawn.flat[:first], self.mean.flat[:first]
+        self._rest = self._drawn.flat[first:], self.mean.flat[first:]
+
+    def on(self, flat: Tensor) -> NoisyMLP:
+        """The same shape on another vector (a target network, a gradient)."""
+        return NoisyMLP(self.mean.sizes, flat)
+
+    @torch.no_grad()
+    def initialise_sigma(self, sigma: float, head_inputs: int | None = None) -> None:
+        """Set the standard deviations of each layer to `sigma / sqrt(inputs)` (Fortunato et al. 2018, section 3.2).
+
+        `head_inputs` is the fan-in of one output of the head, as in `MLPParameters.initialise`.
+        """
+        own = self.sigma
+        for weight, bias in zip(own.weights, own.biases, strict=True):
+            weight.fill_(sigma * weight.shape[1] ** -0.5)
+            bias.fill_(sigma * weight.shape[1] ** -0.5)
+        own.head.fill_(sigma * (head_inputs or own.head.shape[2]) ** -0.5)
+        own.head_bias.fill_(sigma * (head_inputs or own.head.shape[2]) ** -0.5)
 
     def draw(self, factors: Tensor) -> None:
-        """Make `drawn` anew with `factors` `[noise_count(blocks)]`, as `NoiseSource` gives them."""
-        start = 0
-        for block in (*self._noise.hidden, self._noise.head):
-            rows, columns = block.shape
-            left, right = factors[start : start + rows], factors[start + rows : start + rows + columns]
-            torch.mul(left.unsqueeze(1), right, out=block)
-            start += rows + columns
+        """Make the weights of the passes. `factors` `[noise_count]` are f(e_in), f(e_out) of each noisy layer."""
+        noise, sizes = self._noise, self.mean.sizes
+        parts = factors.split([width for pair in itertools.pairwise(sizes[1:]) for width in pair])
+        *inner, e_in, e_out = parts
+        for i, (weight, bias) in enumerate(zip(noise.weights, noise.biases, strict=True)):
+            torch.outer(inner[2 * i], inner[2 * i + 1], out=weight[0])
+            bias[0, 0].copy_(inner[2 * i + 1])
+        torch.outer(e_out, e_in, out=noise.head[0])
+        noise.head_bias[0, 0].copy_(e_out)
         self._first[0].copy_(self._first[1])
-        torch.addcmul(self._rest[1], self._sigma.flat, self._noise.flat, out=self._rest[0])
+        torch.addcmul(self._rest[1], self.sigma.flat, noise.flat, out=self._rest[0])
 
-    def spread_gradient(self, gradient: Tensor) -> None:
-        """Fill the part of `gradient` (flat as `flat`) for the standard deviations from that for the weights."""
-        count, noisy = self.mean.flat.numel(), self._sigma.flat.numel()
-        torch.mul(gradient[count - noisy : count], self._noise.flat, out=gradient[count:])
-
-    def sigma_mean(self) -> Tensor:
-        """Scalar: mean size of the standard deviations, which may have become negative."""
-        return self._sigma.flat.abs().mean()
+    def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Any) -> MLPPass:
+        """Passes with the weights of the last `draw`; arguments as `MLPPass` has them."""
+        if gradient is None:
+            return self._drawn.make_pass(x, **options)
+        return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host: those of the means as `FlatMLP` names them, and `sigma.<layer>.<part>`."""
-        return self.mean.named() | {_sigma_name(name): value for name, value in self._sigma.named().items()}
+        """Copies on the host: the means as `FlatMLP` names them, and `sigma.<layer>.<weight or bias>`."""
+        return {name: view.cpu().clone() for name, view in self._views().items()}
 
+    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned. Raises ValueError where it does not fit."""
-        names = {_sigma_name(name): name for name in self._sigma.named()}
-        self.mean.load({name: value for name, value in tensors.items() if name not in names})
-        self._sigma.load({names[name]: value for name, value in tensors.items() if name in names})
+        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        copy_by_name(self._views(), tensors)
+
+    def _views(self) -> dict[str, Tensor]:
+        found = self.mean._views()
+        for name, view in self.sigma._views().items():
+            layer, kind = name.split(".")
+            found[f"sigma.{int(layer) + 1}.{kind}"] = view
+        return found
+
+
+class _NoisyPass(MLPPass):
+    """Passes whose gradient has a second part, for the standard deviations."""
+
+    def __init__(
+        self, drawn: FlatMLP, x: Tensor, gradient: Tensor, noise: Tensor, options: Mapping[str, Any]
+    ) -> None:
+        count, noisy = drawn.flat.numel(), noise.numel()
+        super().__init__(drawn, x, drawn.on(gradient[:count]), **options)
+        self._for_weights, self._for_sigma = gradient[count - noisy : count], gradient[count:]
+        self._noise = noise
+
+    def backward(self, grad_output: Tensor) -> Tensor:
+        """See `MLPPass.backward`."""
+        grad_input = super().backward(grad_output)
+        torch.mul(self._for_weights, self._noise, out=self._for_sigma)
+        return grad_input
 
 
 class NoiseSource:
-    """Factors of noise for the layers of several networks, drawn on the host, so that every device sees the same.
+    """Noise for several networks of one shape, drawn on the host, so that every device sees the same.
 
     Args:
-        networks: how many networks one call draws for.
-        blocks: of each network.
-        device: where the factors are wanted.
+        networks: each gets noise of its own.
         seed: of the sequence.
     """
 
-    def __init__(
-        self, networks: int, blocks: Sequence[tuple[int, int]], device: torch.device, seed: int
-    ) -> None:
+    def __init__(self, networks: Sequence[NoisyMLP], seed: int) -> None:
+        self._networks = networks
+        device, sizes = networks[0].flat.device, networks[0].mean.sizes
         pinned = device.type == "cuda"
-        self._host = torch.zeros(networks, noise_count(blocks), pin_memory=pinned)
+        self._host = torch.zeros(len(networks), noise_count(sizes), pin_memory=pinned)
         self._factors = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        self._biases = torch.tensor(_bias_places(blocks), device=device)
         self._generator = torch.Generator().manual_seed(seed)
 
-    def draw(self) -> Tensor:
-        """f(e) = sign(e) sqrt|e| of fresh normal numbers, 1 where a bias is the input; `[networks, noise_count]`.
+    def draw(self) -> None:
+        """Draw f(e) = sign(e) sqrt|e| of normal e for every network."""
+        for network, factors in zip(self._networks, self.factors(), strict=True):
+            network.draw(factors)
 
-        The same tensor every time.
-        """
+    def factors(self) -> Tensor:
+        """Fresh f(e) `[networks, noise_count]`: the same tensor every time."""
         if self._copied is not None:
             self._copied.synchronize()
         self._host.normal_(generator=self._generator)
@@ -98,10 +148,10 @@ class NoiseSource:
         if self._copied is not None:
             self._copied.record()
         root = self._factors.abs().sqrt_()
-        return self._factors.sign_().mul_(root).index_fill_(1, self._biases, 1.0)
+        return self._factors.sign_().mul_(root)
 
     def state(self) -> Tensor:
-        """Where the sequence stands; a copy."""
+        """State of the sequence; a copy."""
         return self._generator.get_state()
 
     def load(self, state: Tensor) -> None:
@@ -109,37 +159,11 @@ class NoiseSource:
         self._generator.set_state(state)
 
 
-def noise_count(blocks: Sequence[tuple[int, int]]) -> int:
-    """Factors that one draw of a network takes: rows and columns of every block but the first."""
-    return sum(rows + columns for rows, columns in blocks[1:])
+def noise_count(sizes: Sequence[int]) -> int:
+    """Numbers that one draw of a network takes: inputs and outputs of every layer but the first."""
+    return sum(a + b for a, b in itertools.pairwise(sizes[1:]))
 
 
-def _numel(blocks: Sequence[tuple[int, int]]) -> int:
-    return sum(rows * columns for rows, columns in blocks)
-
-
-def _bias_places(blocks: Sequence[tuple[int, int]]) -> list[int]:
-    """Where the factor of the bias stands: in a hidden layer the last of the rows, in a head of the columns."""
-    places, start = [], 0
-    for rows, columns in blocks[1:-1]:
-        places.append(start + rows - 1)
-        start += rows + columns
-    return [*places, start + sum(blocks[-1]) - 1]
-
-
-def _sigma_name(name: str) -> str:
-    layer, part = name.split(".")
-    return f"sigma.{int(layer) + 1}.{part}"
-
-
-def initial_sigma(blocks: Sequence[tuple[int, int]], sigma: float, head_inputs: int | None = None) -> Tensor:
-    """Standard deviations at the start, `sigma / sqrt(inputs)` in a layer (Fortunato et al. 2018, section 3.2).
-
-    `head_inputs` is the fan-in of one output of the head, as in `mlp.initial_weights`.
-    """
-    inputs = [*(rows - 1 for rows, _ in blocks[1:-1]), head_inputs or blocks[-1][1] - 1]
-    parts = [
-        torch.full((rows * columns,), sigma * max(count, 1) ** -0.5)
-        for (rows, columns), count in zip(blocks[1:], inputs, strict=True)
-    ]
-    return torch.cat(parts)
+def noisy_size(sizes: Sequence[int]) -> int:
+    """Length of the flat vector of a `NoisyMLP`."""
+    return parameter_count(sizes) + parameter_count(sizes[1:])

@@ -184,12 +184,16 @@ class Coordinator:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http == "off":
             return
+
+        async def save_checkpoint() -> str:
+            return await self.parts.saver.save_on_request() if self.parts is not None else ""
+
         token = secrets.token_urlsafe(24)
         server = RunServer(
             snapshot=self._reporting.current,
-            config=self._options,
+            config=lambda: _options(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
-            checkpoint=self._save_on_request,
+            checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
             host=self.config.host,
             port=0 if self.config.http == "auto" else int(self.config.http),
@@ -292,14 +296,10 @@ class Coordinator:
         except Exception as failed:
             return None, error or failed  # what ended the run is not to be masked
 
-    # --- answers to HTTP ---------------------------------------------------------------------------------------------
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "trainer": dataclasses.asdict(self.config),
-            self.algorithm.name: dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
-        }
-
-    async def _save_on_request(self) -> str:
-        """Save a checkpoint now; returns its path, "" without a directory. Raises `ResourceError`."""
-        return await self.parts.saver.save_on_request() if self.parts is not None else ""
+def _options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """Every option by table, as `/config` shows it."""
+    return {
+        "trainer": dataclasses.asdict(config),
+        algorithm.name: dataclasses.asdict(algorithm),  # type: ignore[call-overload]
+    }

@@ -1,3 +1,5 @@
+"""DQN: its loss against hand-worked numbers, its update against modules and autograd, its options."""
+
 import dataclasses
 import itertools
 import re
@@ -9,40 +11,95 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from q_rig import SMALL, SPEC, column, filled_batch, make, staged, written
 from torch import nn
 
 from asyncrl.algorithms import DQN
-from asyncrl.algorithms.dqn_core import DQNCore
-from asyncrl.algorithms.dqn_presets import PRESETS
+from asyncrl.algorithms.dqn import dqn_loss
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.q_learning import by_action, huber
+from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.losses.td import dueling
 from asyncrl.run.config import TrainerConfig
 
-SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
+# --- the loss ---
 
 
-def filled_batch(size: int = 20, seed: int = 0, spec: EnvSpec = SPEC) -> Batch:
-    rng = np.random.default_rng(seed)
-    batch = Batch.allocate(size, spec)
-    batch.obs[:], batch.next_obs[:] = rng.normal(size=(2, *batch.obs.shape))
-    batch.action[:] = rng.integers(0, 3, size)
-    batch.reward[:] = rng.normal(0, 2, size)
-    batch.discount[:] = np.where(rng.random(size) < 0.3, 0.0, 0.9)
-    batch.weight[:] = rng.random(size)
-    return batch
+def test_dueling_by_hand() -> None:
+    q = by_action(torch.tensor([[10.0, 1.0, 2.0, 6.0], [-1.0, 0.0, 0.0, 3.0]]), None, dueling=True)
+    assert q.tolist() == [[8.0, 9.0, 13.0], [-2.0, -2.0, 1.0]]
 
 
-def written(core: DQNCore) -> np.ndarray:
-    out = np.empty(core.weight_count, np.float32)
-    core.write_weights(out)
-    return out
+def test_outputs_by_action() -> None:
+    out = torch.arange(12.0).view(2, 6)
+    assert by_action(out, None, dueling=False) is out
+    assert by_action(out, 2, dueling=False).tolist() == out.view(2, 3, 2).tolist()
+    combined = by_action(out, 2, dueling=True)
+    for atom in range(2):
+        alone = by_action(out.view(2, 3, 2)[:, :, atom], None, dueling=True)
+        torch.testing.assert_close(combined[:, :, atom], alone)
 
 
-# --- the numbers ---
+def test_huber_by_hand() -> None:
+    # |e| = 0.5 -> 0.125; 3 -> 2.5 (linear from 1 on); 2 -> 1.5
+    assert huber(column(0.5, -3.0, 2.0), 1.0)[:, 0].tolist() == [0.125, 2.5, 1.5]
+    assert huber(column(0.5, -3.0, 2.0), 2.0)[:, 0].tolist() == [0.125, 4.0, 2.0]
+    assert huber(column(0.5, -3.0, 2.0), None)[:, 0].tolist() == [0.125, 4.5, 2.0]
 
 
-def linear_core(**options: Any) -> DQNCore:
+def test_loss_by_hand() -> None:
+    q, next_q = (
+        torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double(),
+        torch.tensor([[8.0, 0.0]] * 3).double(),
+    )
+    batch = staged([1, 0, 1], [0.5, 10.0, 1.0], [0.25, 0.0, 1.0], [1.0, 0.5, 0.25], low=-2.0, high=4.0)
+    next_action = torch.tensor([[0], [0], [1]])
+    # 2 - (0.5 + 0.25 * 8) = -0.5; a termination bootstraps nothing: 3 - 10 = -7; 6 - (1 + 1 * 0) = 5
+    result = dqn_loss(q, next_q, next_action, batch, huber_delta=1.0, bound_targets=False)
+    assert result.priorities[:, 0].tolist() == [-0.5, -7.0, 5.0]
+    assert result.loss.item() == 0.125 + 0.5 * 6.5 + 0.25 * 4.5
+    # 8 is clipped to 4
+    result = dqn_loss(q, next_q, next_action, batch, huber_delta=None, bound_targets=True)
+    assert result.priorities[:, 0].tolist() == [0.5, -7.0, 5.0]
+    assert result.loss.item() == 0.125 + 0.5 * 24.5 + 0.25 * 12.5
+
+
+def slow_loss(q, next_q, next_q_online, action, rewards, gamma, terminated, weight, delta):  # type: ignore[no-untyped-def]
+    """The papers' formulas, one item and one reward at a time."""
+    total = 0.0
+    for i in range(len(action)):
+        target = sum(gamma**k * r for k, r in enumerate(rewards[i]))
+        if not terminated[i]:
+            best = max(range(len(next_q_online[i])), key=lambda a: next_q_online[i][a])
+            target += gamma ** len(rewards[i]) * next_q[i][best]
+        delta_i = q[i][action[i]] - target
+        inside = delta is None or abs(delta_i) <= delta
+        total += weight[i] * (delta_i**2 / 2 if inside else delta * (abs(delta_i) - delta / 2))
+    return total / len(action)
+
+
+@pytest.mark.parametrize("delta", [None, 0.5, 1.0])
+def test_loss_is_the_papers_formula(delta: float | None) -> None:
+    rng = np.random.default_rng(7)
+    size, actions, gamma = 40, 3, 0.9
+    q, next_q, next_q_online = rng.normal(0, 2, (3, size, actions))
+    action, weight = rng.integers(0, actions, size), rng.random(size)
+    rewards = [list(rng.normal(size=rng.integers(1, 4))) for _ in range(size)]
+    terminated = rng.random(size) < 0.3
+    expected = slow_loss(q, next_q, next_q_online, action, rewards, gamma, terminated, weight, delta)
+    n_step = [sum(gamma**k * r for k, r in enumerate(row)) for row in rewards]
+    discount = [0.0 if end else gamma ** len(row) for row, end in zip(rewards, terminated, strict=True)]
+    best = torch.tensor(next_q_online).argmax(1, keepdim=True)
+    batch = staged(action, n_step, discount, weight / size)
+    ours = dqn_loss(torch.tensor(q), torch.tensor(next_q), best, batch, delta, bound_targets=False)
+    assert ours.loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+# --- the update ---
+
+
+def linear_core(**options: Any) -> QLearningUpdate:
     """One hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
     spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
     options = {"bound_targets": False} | options
@@ -125,7 +182,7 @@ def test_gradient_and_first_adam_step_by_hand() -> None:
 class Reference:
     """The same algorithm with modules, autograd and torch's own Adam and clipping."""
 
-    def __init__(self, core: DQNCore) -> None:
+    def __init__(self, core: QLearningUpdate) -> None:
         self.config = core.config
         self.online, self.target = (self._modules(core.state_dict()[name]) for name in ("online", "target"))
         self.parameters = list(self.online.parameters())
@@ -158,7 +215,8 @@ class Reference:
         for layer in list(net)[:-2]:
             x = F.relu(layer(x))
         value, advantage = x.chunk(2, dim=1)
-        return dueling(net[-2](value), net[-1](advantage))
+        v, a = net[-2](value), net[-1](advantage)
+        return v + a - a.mean(1, keepdim=True)
 
     def update(self, batch: Batch) -> torch.Tensor:
         config = self.config
@@ -218,6 +276,8 @@ def test_updates_are_those_of_autograd(
         expected, priorities = reference.update(batch), core.update(batch).priorities
         assert priorities is not None
         torch.testing.assert_close(torch.from_numpy(priorities), expected, rtol=1e-4, atol=1e-5)
+        if seed == 5:
+            core._kernel = None  # the formula goes on where the kernel was
     again = Reference(core)  # reads online and target of the core
     for ours, theirs in ((again.online, reference.online), (again.target, reference.target)):
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -363,18 +423,18 @@ def test_other_action_spaces_do_not_fit(action: Any) -> None:
     algorithm.check(SPEC)
 
 
-@pytest.mark.parametrize("env_name", sorted(PRESETS))
+@pytest.mark.parametrize("env_name", sorted(load_presets("dqn")))
 def test_presets_are_valid_and_can_be_overridden(env_name: str) -> None:
-    preset = PRESETS[env_name]
+    preset = load_presets("dqn")[env_name]
     made = DQN.preset(env_name)
-    assert all(getattr(made, name) == value for name, value in preset.algorithm.items())
+    assert made == DQN(**preset.algorithm) and made != DQN()
     assert DQN.preset(env_name, gamma=0.5, n_step=7) == dataclasses.replace(made, gamma=0.5, n_step=7)
-    TrainerConfig(env=env_name, algo="dqn", **preset.trainer)
+    TrainerConfig(env=env_name, algo="dqn", **preset.run)
 
 
 def test_unknown_environment_has_the_defaults() -> None:
     assert DQN.preset("Nowhere-v0", gamma=0.5) == DQN(gamma=0.5)
-    assert {"CartPole-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0"} <= set(PRESETS)
+    assert {"CartPole-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0"} <= set(load_presets("dqn"))
 
 
 def test_foreign_state_names_what_does_not_fit() -> None:
@@ -396,6 +456,55 @@ def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.Mon
         core.update(filled_batch())
     with pytest.raises(RuntimeError, match="meta"):
         core.metrics()  # does look
+
+
+# --- a network of the user's own ---
+
+
+def module(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_users_network_learns_and_acts(name: str) -> None:
+    config = make(name, network=module, tau=1e-6, learning_rate=1e-2)
+    core, policy = config.make_core(SPEC, "cpu", 0), config.make_policy(SPEC)
+    batch = filled_batch()
+    core.update(batch)
+    first = core.metrics()["train/loss"]
+    for _ in range(200):
+        core.update(batch)
+    assert core.metrics()["train/loss"] < 0.5 * first
+    policy.load_weights(written(core))
+    np.testing.assert_allclose(
+        policy.q_values(batch.obs), core.action_values(batch.obs), rtol=1e-4, atol=1e-5
+    )
+    other = config.make_core(SPEC, "cpu", 1)
+    other.load_state_dict(core.state_dict())
+    core.update(batch), other.update(batch)
+    assert (written(core) == written(other)).all()
+
+
+def test_a_users_network_is_the_perceptron_of_the_same_weights() -> None:
+    def perceptron(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 9), nn.ReLU(), nn.Linear(9, outputs))
+
+    plain, own = (DQN(hidden_sizes=(9,), network=net).make_core(SPEC, "cpu", 0) for net in (None, perceptron))
+    layers = {"0": "0", "1": "2"}
+    named = {
+        part: {f"{layers[name[0]]}{name[1:]}": value for name, value in plain.state_dict()[part].items()}
+        for part in ("online", "target")
+    }
+    own.load_state_dict({**own.state_dict(), **named})
+    for seed in range(5):
+        ours, theirs = (core.update(filled_batch(seed=seed)).priorities for core in (own, plain))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("option", ["dueling", "noisy"])
+def test_a_users_network_has_no_dueling_head_and_no_noise(option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be off where network is given, got True$"):
+        DQN(network=module, **{option: True})
 
 
 def test_making_a_record_does_not_import_torch() -> None:

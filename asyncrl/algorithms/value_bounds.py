@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import ActionValuesOutOfRange
-from asyncrl.shm.atomics import kernel
+from asyncrl.shm.kernel import kernel
 
 FIRST_VERDICT = 1_000
 """Updates before which nothing is said: values are still those of the initial weights, and rewards are few."""

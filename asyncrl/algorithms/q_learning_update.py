@@ -1,0 +1,276 @@
+"""Update of the DQN family: online and target network, noise, optimiser, metrics and state.
+
+An algorithm gives its loss and the mean return of an action; both are pure functions of the outputs by action (see
+`q_learning.by_action`). Autograd runs through them and no further, or a kernel takes their place on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.acting.policies import QLayout
+from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
+from asyncrl.algorithms.saved_state import require_like
+from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.algorithms.value_bounds import ValueBounds
+from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
+from asyncrl.networks.architecture import Architecture, Network, Pass
+from asyncrl.networks.gradients import output_gradients
+from asyncrl.networks.matmul_precision import MatmulPrecision
+from asyncrl.networks.mlp import FlatMLP
+from asyncrl.networks.noisy import NoiseSource, NoisyMLP, noisy_size
+from asyncrl.networks.optimizer import FlatAdam
+from asyncrl.networks.parameters import HostCopy
+
+
+class QLearningUpdate:
+    """Learner of action values. Implements `asyncrl.interfaces.LearnerCore`.
+
+    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
+    `device` without reading a value back, and the only wait is for the new priorities.
+
+    Args:
+        config: hyper-parameters.
+        spec: the environment.
+        device: `"cpu"` or `"cuda"`.
+        seed: of the initial weights and of the noise in them, which are the same on every device.
+        loss: of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
+        values: action values `[R, A]` of outputs by action.
+        kernel: fills the loss's gradient and the priorities on the CPU (see `dqn_kernel`); None: autograd.
+    """
+
+    def __init__(
+        self,
+        config: QLearning,
+        spec: EnvSpec,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        loss: Callable[[Tensor, Tensor, Tensor, StagedBatch], QLoss],
+        values: Callable[[Tensor], Tensor],
+        kernel: Callable[..., None] | None = None,
+    ) -> None:
+        self.config, self.layout = config, config.layout(spec)
+        self._spec, self._device = spec, torch.device(device)
+        self._loss, self._values = loss, values
+        self._kernel = kernel if self._device.type == "cpu" else None
+        self._precision = MatmulPrecision(config.matmul_precision, self._device)
+        self._acting = config.acting_layout(spec)
+        self.weight_count = self._acting.weight_count
+        self._bounds, self._updates = ValueBounds(), 0
+        self._buffers: _Buffers | None = None
+        with torch.no_grad():
+            self._make_networks(seed)
+
+    def _make_networks(self, seed: int) -> None:
+        config, layout, sizes = self.config, self.layout, self.layout.sizes
+        stream = config.hidden_sizes[-1]  # inputs of one output of the head, dueling or not
+        architecture = Architecture(sizes, network=layout.network, seed=seed)
+        start = architecture.initial(torch.Generator().manual_seed(seed), head_inputs=stream)
+        if layout.noisy:
+            start = torch.cat((start, torch.zeros(noisy_size(sizes) - start.numel())))
+            NoisyMLP(sizes, start).initialise_sigma(config.noisy_sigma, stream)
+        flat = start.to(self._device, copy=True)
+        self._gradient = torch.zeros_like(flat)
+        self._masked: list[Tensor] = []
+        if layout.dueling:
+            self._mask = _dueling_mask(layout, stream).to(self._device)
+            self._masked = _heads(layout, self._gradient)
+            for head in _heads(layout, flat):
+                head.mul_(self._mask)
+        self._online = self._network(architecture, flat)
+        self._target = self._network(architecture, flat.clone())
+        self._noise: NoiseSource | None = None
+        if isinstance(self._online, NoisyMLP) and isinstance(self._target, NoisyMLP):
+            (own,) = np.random.SeedSequence(seed).spawn(1)  # independent of the initial weights
+            self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
+        self._to_host = HostCopy(flat)
+        self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+
+    def _network(self, architecture: Architecture, flat: Tensor) -> Network:
+        return NoisyMLP(self.layout.sizes, flat) if self.layout.noisy else architecture.on(flat)
+
+    @torch.no_grad()
+    def update(self, batch: Batch) -> UpdateResult:
+        """One gradient step; priorities are the loss's where `prioritized`, else None.
+
+        Nothing of `batch` is kept. Whether the loss is finite is not checked here; it shows in the priorities and in
+        `metrics`.
+        """
+        buffers = self._buffers
+        if buffers is None or buffers.batch.size != batch.size:
+            buffers = self._buffers = self._make_buffers(batch.size)
+        buffers.batch.stage(batch)
+        self._compute(buffers)
+        self._updates += 1
+        if self.config.target_update == "hard" and self._updates % self.config.target_update_interval == 0:
+            self._target.flat.copy_(self._online.flat)
+        if not self.config.prioritized:
+            return UpdateResult(None)
+        return UpdateResult(buffers.batch.on_host(buffers.priorities))
+
+    def _make_buffers(self, size: int) -> _Buffers:
+        scale = self.config.reward_scale
+        batch = StagedBatch(size, self._spec, self._device, reward_scale=scale, bounds=self._bounds)
+        rows = batch.rows if self.config.double else batch.rows[:size]
+        return _Buffers(
+            batch,
+            self._online.make_pass(rows, self._gradient, weight_rows=size, precision=self._precision),
+            self._target.make_pass(batch.rows[size:], precision=self._precision),
+            self.layout.sizes[-1],
+        )
+
+    def _compute(self, buffers: _Buffers) -> None:
+        """Everything of an update that happens on the device; the same operations for every batch."""
+        if self._noise is not None:
+            self._noise.draw()
+        buffers.online.forward()
+        buffers.target.forward()
+        if self._kernel is not None:
+            out, next_out = buffers.online.output, buffers.target.output
+            self._kernel(out.contiguous().numpy(), next_out.contiguous().numpy(), *buffers.arrays)
+        else:
+            out, *rest = buffers.loss_arguments()
+            result, (buffers.grad,) = output_gradients(self._loss_of, (out,), *rest)
+            buffers.priorities = result.priorities
+        buffers.online.backward(buffers.grad)
+        for head in self._masked:
+            head.mul_(self._mask)
+        self._adam.step(self.config.learning_rate_at(self._updates))
+        if self.config.target_update == "soft":
+            self._target.flat.lerp_(self._online.flat, self.config.tau)
+
+    def _loss_of(self, out: Tensor, next_out: Tensor, chooser: Tensor, batch: StagedBatch) -> QLoss:
+        """Loss of the online network's outputs for obs; `chooser` are the outputs that choose the next action."""
+        best = self._values(self._by_action(chooser)).argmax(dim=1, keepdim=True)
+        return self._loss(self._by_action(out), self._by_action(next_out), best, batch)
+
+    def _by_action(self, outputs: Tensor) -> Tensor:
+        return by_action(outputs, self.config.atoms(), self.config.dueling)
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        """Copy the online network into `out` `[weight_count]`, in the order of the acting layout.
+
+        Where actors need only the mean of the outputs of an action, that mean of the head's weights is written.
+        """
+        if self._acting == self.layout:
+            self._to_host(out)
+            return
+        with torch.no_grad():
+            acting = FlatMLP(self._acting.sizes, torch.from_numpy(out))
+            own = FlatMLP(self.layout.sizes, self._online.flat)
+            count = acting.flat.numel() - acting.head.numel() - acting.head_bias.numel()
+            acting.flat[:count].copy_(own.flat[:count])
+            atoms = self.layout.atoms
+            acting.head.copy_(own.head.unflatten(1, (-1, atoms)).mean(dim=2))
+            acting.head_bias.copy_(own.head_bias.unflatten(2, (-1, atoms)).mean(dim=3))
+
+    @torch.no_grad()
+    def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Action values `[R, A]` of `obs` `[R, inputs]` without noise in the weights; for tests and diagnosis."""
+        net = self._online.mean if isinstance(self._online, NoisyMLP) else self._online
+        out = net.make_pass(torch.from_numpy(obs).to(self._device)).forward()
+        values: NDArray[np.float32] = self._values(self._by_action(out)).cpu().numpy().copy()
+        return values
+
+    @torch.no_grad()
+    def metrics(self) -> Mapping[str, float]:
+        """Loss, learning rate, action values and gradient norm (before clipping) of the last update.
+
+        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, `train/value_low` and
+        `train/value_high` are what rewards and gamma allow. Where the network is noisy, `train/noise` is the mean size
+        of its standard deviations. Waits for the device. Before the first update there is only the learning rate.
+        """
+        values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
+        buffers, norm = self._buffers, self._adam.grad_norm
+        if buffers is None or norm is None:
+            return values
+        q = self._values(self._by_action(buffers.online.output[: buffers.batch.size]))
+        values["train/loss"] = float(self._loss_of(*buffers.loss_arguments()).loss)
+        values["train/q_mean"] = float(q.mean())
+        values["train/q_max"] = float(q.abs().max())
+        values["train/grad_norm"] = float(norm)
+        values |= self._bounds.metrics()
+        if isinstance(self._online, NoisyMLP):
+            values["train/noise"] = float(self._online.sigma.flat.abs().mean())
+        return values
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Both networks by name, Adam's moments, updates and the noise's state, as copies on the host."""
+        state = {
+            "online": self._online.named(),
+            "target": self._target.named(),
+            "optimizer": self._adam.state_dict(),
+            "updates": self._updates,
+            "value_bounds": torch.from_numpy(self._bounds.values.copy()),
+        }
+        return state if self._noise is None else state | {"noise": self._noise.state()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, to the same numbers on the same device.
+
+        But for rounding where C51 runs on a GPU (see `c51.project`).
+
+        Raises:
+            ValueError: a part is missing or has another shape; nothing has been written then.
+        """
+        require_like(state, self.state_dict(), "state")
+        self._online.load(state["online"])
+        self._target.load(state["target"])
+        self._adam.load_state_dict(state["optimizer"])
+        self._updates = int(state["updates"])
+        self._bounds.values[:] = state["value_bounds"].numpy()
+        if self._noise is not None:
+            self._noise.load(state["noise"])
+
+
+class _Buffers:
+    """Buffers of an update for one batch size.
+
+    Args:
+        batch: on the device.
+        online: pass over `[obs, next_obs]` (double Q-learning) or obs, with a gradient for obs.
+        target: pass over next_obs.
+        outputs: of the networks.
+
+    Attributes:
+        batch, online, target: as given.
+        grad: `[B, outputs]`, gradient of the loss at the online network's outputs for obs.
+        priorities: `[B, 1]`, as the loss gives them.
+        arrays: on the CPU, a kernel's arguments after the outputs, see `dqn_kernel`.
+    """
+
+    def __init__(self, batch: StagedBatch, online: Pass, target: Pass, outputs: int) -> None:
+        self.batch, self.online, self.target = batch, online, target
+        self.grad = batch.rows.new_empty(batch.size, outputs)
+        self.priorities = batch.rows.new_empty(batch.size, 1)
+        fields = batch.action, batch.columns, batch.limits, self.grad, self.priorities
+        self.arrays = tuple(field.numpy() for field in fields) if self.grad.device.type == "cpu" else ()
+
+    def loss_arguments(self) -> tuple[Any, ...]:
+        """Outputs for obs, the target network's for next_obs, those that choose the next action, and the batch."""
+        out, next_out, size = self.online.output, self.target.output, self.batch.size
+        return out[:size], next_out, out[size:] if out.shape[0] > size else next_out, self.batch
+
+
+def _heads(layout: QLayout, vector: Tensor) -> list[Tensor]:
+    """Views of the head's weights in a flat vector, and of their standard deviations in a noisy network's."""
+    if not layout.noisy:
+        return [FlatMLP(layout.sizes, vector).head]
+    net = NoisyMLP(layout.sizes, vector)
+    return [net.mean.head, net.sigma.head]
+
+
+def _dueling_mask(layout: QLayout, stream: int) -> Tensor:
+    """Ones where a dueling head `[outputs, inputs]` has weights: value by one stream, advantages by the other."""
+    mask = torch.ones(layout.sizes[-1], layout.sizes[-2])
+    mask[: layout.atoms, stream:] = 0.0
+    mask[layout.atoms :, :stream] = 0.0
+    return mask
