@@ -25,7 +25,14 @@ DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
     "numba": (
-        *("shm.kernel", "shm.kernel_cache", "shm.atomics", "replay.handles", "networks.relu_kernels"),
+        *(
+            "shm.kernel",
+            "shm.kernel_cache",
+            "shm.atomics",
+            "shm.views",
+            "replay.handles",
+            "networks.relu_kernels",
+        ),
         *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "losses.soft_kernels"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),
