@@ -49,7 +49,10 @@ def test_huber_by_hand() -> None:
 
 
 def test_loss_by_hand() -> None:
-    q, next_q = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double(), torch.tensor([[8.0, 0.0]] * 3).double()
+    q, next_q = (
+        torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double(),
+        torch.tensor([[8.0, 0.0]] * 3).double(),
+    )
     batch = staged([1, 0, 1], [0.5, 10.0, 1.0], [0.25, 0.0, 1.0], [1.0, 0.5, 0.25], low=-2.0, high=4.0)
     next_action = torch.tensor([[0], [0], [1]])
     # 2 - (0.5 + 0.25 * 8) = -0.5; a termination bootstraps nothing: 3 - 10 = -7; 6 - (1 + 1 * 0) = 5
@@ -473,7 +476,9 @@ def test_a_users_network_learns_and_acts(name: str) -> None:
         core.update(batch)
     assert core.metrics()["train/loss"] < 0.5 * first
     policy.load_weights(written(core))
-    np.testing.assert_allclose(policy.q_values(batch.obs), core.action_values(batch.obs), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        policy.q_values(batch.obs), core.action_values(batch.obs), rtol=1e-4, atol=1e-5
+    )
     other = config.make_core(SPEC, "cpu", 1)
     other.load_state_dict(core.state_dict())
     core.update(batch), other.update(batch)
