@@ -4,8 +4,8 @@
 
     result = Trainer("CartPole-v1", DQN(), num_actors=2, seed=0).learn(total_steps=200_000)
 
-Names load when they are first used (PEP 562), because an actor process imports `asyncrl.shm` and
-`asyncrl.actors` and must not pay for torch, and because `asyncrl --help` should answer at once.
+Names load at first use (PEP 562): an actor process imports `asyncrl.shm` and `asyncrl.actors` and must not import
+torch, and `asyncrl --help` answers at once.
 """
 
 from __future__ import annotations

@@ -366,16 +366,6 @@ class Algorithm(Protocol):
     update_loop: ClassVar[Literal["replay", "segments"]]
     """Name of the loop that trains it (`asyncrl.run.update_loops`): from replay, or segment by segment."""
 
-    # Documented where the record defines them.
-    @property
-    def gamma(self) -> float: ...  # noqa: D102
-    @property
-    def samples_per_insert(self) -> float | None: ...  # noqa: D102
-    @property
-    def max_staleness(self) -> int | None: ...  # noqa: D102
-    @property
-    def staleness_rate(self) -> float: ...  # noqa: D102
-
     def check(self, spec: EnvSpec) -> None:
         """Refuse an environment this algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
         ...
@@ -389,63 +379,5 @@ class Algorithm(Protocol):
         ...
 
     def make_core(self, spec: EnvSpec, device: str, seed: int) -> Core:
-        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
-        ...
-
-
-class ReplayAlgorithm(Algorithm, Protocol):
-    """An algorithm that draws batches from replay, and what it is asked for beside its methods."""
-
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def n_step(self) -> int: ...  # noqa: D102
-    @property
-    def prioritized(self) -> bool: ...  # noqa: D102
-    @property
-    def alpha(self) -> float: ...  # noqa: D102
-    @property
-    def beta_start(self) -> float: ...  # noqa: D102
-    @property
-    def beta_end(self) -> float: ...  # noqa: D102
-    @property
-    def replay_capacity(self) -> int: ...  # noqa: D102
-    @property
-    def learning_starts(self) -> int: ...  # noqa: D102
-    @property
-    def samples_per_insert_error(self) -> float | None: ...  # noqa: D102
-    @property
-    def staleness_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
-    @property
-    def discipline(self) -> Literal["relaxed", "lockstep"]: ...  # noqa: D102
-    @property
-    def lockstep_lag(self) -> int: ...  # noqa: D102
-    @property
-    def publish_interval(self) -> int | Literal["auto"]: ...  # noqa: D102
-
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> LearnerCore:
-        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
-        ...
-
-
-class SegmentAlgorithm(Algorithm, Protocol):
-    """An algorithm that consumes segments in order of arrival, and what it is asked for beside its methods."""
-
-    @property
-    def segment_length(self) -> int: ...  # noqa: D102
-    @property
-    def segments_per_batch(self) -> int | None: ...  # noqa: D102
-    @property
-    def discipline(self) -> Literal["relaxed", "lockstep", "synchronous"]: ...  # noqa: D102
-    @property
-    def queue_batches(self) -> int: ...  # noqa: D102
-    @property
-    def row_correction(self) -> Literal["none", "power", "exponential"]: ...  # noqa: D102
-    @property
-    def past_segments(self) -> int: ...  # noqa: D102
-    @property
-    def past_per_batch(self) -> int: ...  # noqa: D102
-
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
         """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
         ...

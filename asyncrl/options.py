@@ -1,4 +1,4 @@
-"""What an option is: a field of a frozen record, with its type, its default and its docstring as its help.
+"""Options: fields of frozen records, each with its type, its default and its docstring as help.
 
 A record of options is a frozen dataclass whose fields are each followed by a string literal:
 
@@ -7,10 +7,9 @@ A record of options is a frozen dataclass whose fields are each followed by a st
         batch_size: int = 64
         \"\"\"Transitions per update.\"\"\"
 
-From that one place come the command line's flags and help (`option_help`), the check of a configuration file
-and the conversion of what people write (`coerce`), so that none of them can contradict the record. Ranges are
-the record's own business: its `__post_init__` raises ValueError with a text that begins with the field's
-name, `num_actors must be at least 1, got 0`, and whoever read the value says where it stood.
+The record is the one source of the command line's flags and help (`option_help`), the check of a configuration file
+and the conversion of text (`coerce`). The record checks ranges: its `__post_init__` raises ValueError with a text that
+begins with the field's name, `num_actors must be at least 1, got 0`; the reader of the value adds where it comes from.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Option:
     Attributes:
         name: the field's name.
         type: its resolved annotation.
-        default: its default, or `dataclasses.MISSING` where it must be given.
+        default: its default, or `dataclasses.MISSING` where there is none.
         help: the docstring under it, on one line.
     """
 
@@ -98,13 +97,13 @@ def _attribute_docstrings(record: type) -> dict[str, str]:
 
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is most likely a slip of, or None."""
+    """The known name most similar to `name`, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def parse_count(text: str) -> int:
-    """A whole number as people write it: `200000`, `200_000`, `200k`, `1.5M`, `1e6`.
+    """Parse a whole number: `200000`, `200_000`, `200k`, `1.5M`, `1e6`.
 
     Raises:
         ValueError: it is not a number, or not a whole one.
@@ -122,7 +121,7 @@ def parse_count(text: str) -> int:
 
 
 def coerce(name: str, kind: Any, value: object) -> Any:
-    """`value`, as written in a file, on a command line or in Python, as an option of type `kind`.
+    """Convert `value` from a file, a flag or Python to an option of type `kind`.
 
     Raises:
         ValueError: it does not fit; the text is `num_actors must be a whole number, got 'many'`.
@@ -146,7 +145,7 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:
-    # Text last: "8080" for `str | int` is the number.
+    # Text last, so that "8080" is a number for `str | int`.
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
             return _convert(kind, value)
@@ -200,7 +199,7 @@ _NAMES = {
 
 
 def describe(kind: Any) -> str:
-    """What an option of type `kind` takes, in words: `a whole number or none`."""
+    """Values of an option of type `kind`, as text: `a whole number or none`."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(part) for part in get_args(kind))

@@ -46,7 +46,8 @@ from harness import Report
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import ArraySpec, RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import copy_words, load_acquire, store_release
-from asyncrl.shm.kernel import kernel, prepare
+from asyncrl.shm.kernel import kernel
+from asyncrl.shm.prepare import prepare_quietly
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
 from asyncrl.shm.ring_protocol import publish_rows
 
@@ -153,7 +154,7 @@ def tell(words, index, value):
 @contextmanager
 def reader_process(work: Callable[[], int]):
     """Fork a reader on its own core that runs `work`, which returns 0 if all was well; waited for at the end."""
-    prepare()
+    prepare_quietly()
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from asyncrl.shm.kernel import kernel
+from asyncrl.shm.kernel import inlined, kernel
+from asyncrl.shm.views import matrix
 
 # tanh as an odd rational function of degree 13 over 6 between the points where it rounds to one (the minimax fit of
 # Eigen's `ptanh`): no branch and no call, so that a loop over it becomes vector instructions.
@@ -29,7 +30,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2.0)
 
 
-@kernel("void(float32[::1])", fastmath={"reassoc", "contract"})
+@inlined(fastmath={"reassoc", "contract"})
 def tanh_in_place(y):  # type: ignore[no-untyped-def]
     """Tanh of every value of `y` `[n]`; absolute error below 5e-7."""
     for j in range(y.shape[0]):
@@ -54,12 +55,13 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
     source = x
     for layer in range(last):
         n_in, n_out = sizes[layer], sizes[layer + 1]
-        w = flat[start : start + (n_in + 1) * n_out].reshape((n_in + 1, n_out))
+        w = matrix(flat, start, n_in + 1, n_out)
         start += (n_in + 1) * n_out
         target = scratch[layer % 2]
         for r in range(x.shape[0]):
             y = target[r, :n_out]
-            y[:] = w[n_in]
+            for j in range(n_out):  # `y[:] = w[n_in]` compiles the text of an error for seconds
+                y[j] = w[n_in, j]
             k = 0
             while k + 4 <= n_in:
                 a, b, c, d = source[r, k], source[r, k + 1], source[r, k + 2], source[r, k + 3]
@@ -78,7 +80,7 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
                 tanh_in_place(y)
         source = target
     n_in, n_out = sizes[last], sizes[last + 1]
-    w = flat[start : start + n_out * n_in].reshape((n_out, n_in))
+    w = matrix(flat, start, n_out, n_in)
     bias = flat[start + n_out * n_in : start + n_out * (n_in + 1)]
     for r in range(x.shape[0]):
         for j in range(n_out):
@@ -88,11 +90,12 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
             out[r, j] = total
 
 
-@kernel("void(float32[::1], float32[:, ::1], float32[::1])", fastmath={"reassoc", "contract"})
+@inlined(fastmath={"reassoc", "contract"})
 def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
     """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`, `x` may be longer than `inputs`."""
     n_in = w.shape[0] - 1
-    y[:] = w[n_in]
+    for j in range(w.shape[1]):
+        y[j] = w[n_in, j]
     k = 0
     while k + 4 <= n_in:
         a, b, c, d = x[k], x[k + 1], x[k + 2], x[k + 3]
@@ -109,6 +112,7 @@ def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
     "void(float32[:, ::1], float32[::1], int64[::1], int64, "
     "float32[:, ::1], float32[:, ::1], float32[:, ::1])",
     fastmath={"reassoc", "contract"},
+    cold=True,
 )
 def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type: ignore[no-untyped-def]
     """Outputs `[R, sizes[-1]]` of rows `x` with noise of its own in the weights of every row (ReLU in between).
@@ -130,14 +134,11 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
         for k in range(noise.shape[1]):
             root = math.sqrt(abs(noise[r, k]))
             noise[r, k] = root if noise[r, k] > 0 else -root
-        layer_forward(
-            x[r], flat[: (sizes[0] + 1) * sizes[1]].reshape((sizes[0] + 1, sizes[1])), scratch[0, : sizes[1]]
-        )
+        layer_forward(x[r], matrix(flat, 0, sizes[0] + 1, sizes[1]), scratch[0, : sizes[1]])
         start, sigma_start, drawn = (sizes[0] + 1) * sizes[1], mean_count, 0
         for layer in range(1, last + 1):
             n_in, n_out = sizes[layer], sizes[layer + 1]
             count = (n_in + 1) * n_out
-            mean, sigma = flat[start : start + count], flat[sigma_start : sigma_start + count]
             source, shaken = scratch[(layer - 1) % 2], scratch[2]
             for k in range(n_in):
                 source[k] = max(source[k], np.float32(0.0))
@@ -145,15 +146,16 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
             factor = noise[r, drawn + n_in : drawn + n_in + n_out]
             if layer < last:
                 y, z = scratch[layer % 2, :n_out], scratch[3, :n_out]
-                layer_forward(source, mean.reshape((n_in + 1, n_out)), y)
-                layer_forward(shaken, sigma.reshape((n_in + 1, n_out)), z)
+                layer_forward(source, matrix(flat, start, n_in + 1, n_out), y)
+                layer_forward(shaken, matrix(flat, sigma_start, n_in + 1, n_out), z)
                 for j in range(n_out):
                     y[j] += z[j] * factor[j]
             else:
-                weights = n_in * n_out
-                w, s = mean[:weights].reshape((n_out, n_in)), sigma[:weights].reshape((n_out, n_in))
+                w, s = matrix(flat, start, n_out, n_in), matrix(flat, sigma_start, n_out, n_in)
+                bias = flat[start + n_out * n_in : start + count]
+                bias_sigma = flat[sigma_start + n_out * n_in : sigma_start + count]
                 for j in range(n_out):
-                    total, added = mean[weights + j], sigma[weights + j]
+                    total, added = bias[j], bias_sigma[j]
                     for k in range(n_in):
                         total += source[k] * w[j, k]
                         added += shaken[k] * s[j, k]
@@ -161,7 +163,7 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
             start, sigma_start, drawn = start + count, sigma_start + count, drawn + n_in + n_out
 
 
-@kernel("float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])")
+@kernel("float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])", cold=True)
 def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no-untyped-def]
     """Draw component c of row r by the inverse of its distribution function at `uniform[r, c]`.
 
@@ -199,7 +201,7 @@ def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no
     return 1.0 - likeliest / (logits.shape[0] * choices.shape[0])
 
 
-@kernel("void(float32[:, ::1], float32[::1], float64[::1], float32[:, ::1], float32[::1])")
+@kernel("void(float32[:, ::1], float32[::1], float64[::1], float32[:, ::1], float32[::1])", cold=True)
 def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyped-def]
     """Turn standard normal `draw` `[R, d]` into `mean + exp(log_std) * draw` and fill `log_prob` `[R]`.
 
@@ -220,7 +222,7 @@ def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyp
         log_prob[r] = -0.5 * squares - constant
 
 
-@kernel("void(float32[:, ::1], float32[::1])")
+@kernel("void(float32[:, ::1], float32[::1])", cold=True)
 def add_squashing(latent, log_prob):  # type: ignore[no-untyped-def]
     """Subtract `sum_i log(1 - tanh(u_i)^2)` of `latent` `[R, d]` from `log_prob` `[R]`.
 

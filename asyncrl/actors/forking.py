@@ -61,9 +61,9 @@ def _preload() -> None:
     import asyncrl.acting.policies
     import asyncrl.acting.stochastic
     import asyncrl.actors.worker  # noqa: F401
-    from asyncrl.shm.kernel import prepare
+    from asyncrl.shm.prepare import prepare_quietly
 
-    prepare()
+    prepare_quietly()
     np.random.default_rng(np.random.SeedSequence(0)).random()
 
 

@@ -1,10 +1,10 @@
-"""A2C, the synchronous advantage actor-critic: what IMPALA is where no policy is ever old.
+"""A2C, the synchronous advantage actor-critic: IMPALA where no policy is ever old.
 
     Mnih et al. 2016        Asynchronous methods for deep reinforcement learning
     Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
 
 Actors wait until the learner has learned from what they did, so every action is the newest policy's, V-trace is
-generalized advantage estimation (`losses/vtrace.py`), and nothing is corrected. With another `discipline` it is the
+generalized advantage estimation (`returns.py`), and nothing is corrected. With another `discipline` it is the
 uncorrected asynchronous actor-critic that IMPALA is compared with.
 """
 
@@ -18,7 +18,7 @@ from asyncrl.algorithms.impala import IMPALA
 
 @dataclass(frozen=True, kw_only=True)
 class A2C(IMPALA):
-    """Hyper-parameters of A2C: those of IMPALA, with other defaults. Implements `SegmentAlgorithm`."""
+    """Hyper-parameters of A2C: those of IMPALA, with other defaults."""
 
     name: ClassVar[str] = "a2c"
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from asyncrl.acting.box import BoxLayout
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import fitting, unbounded
+from asyncrl.algorithms.registry import supported_algorithms, unbounded
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import require_at_least, require_positive, require_widths
@@ -75,7 +75,7 @@ class ContinuousControl(OffPolicy):
             fix = "choose one of these, or an environment with a Box action space"
         raise SpacesDoNotFit(
             f"{self.name} needs {what}",
-            facts={"action space": action, "algorithms that fit": fitting(spec)},
+            facts={"action space": action, "algorithms that fit": supported_algorithms(spec)},
             fix=fix,
         )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DDPG(DeterministicActor):
-    """Hyper-parameters of DDPG. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of DDPG.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -1,4 +1,4 @@
-"""IMPALA, the actor-critic that corrects by V-trace for policies older than the one that learns: hyper-parameters.
+"""IMPALA, the actor-critic whose V-trace corrects for policies older than the one that learns.
 
     Espeholt et al. 2018    IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures
 
@@ -6,25 +6,74 @@ Where PPO takes many cautious steps on a batch and keeps near the policy that dr
 expects the batch to be old: every gradient step computes the value targets anew, under the policy as it stands. So a
 segment may come late, be passed over several times, or be kept and mixed in again (`past_segments`).
 
-The loss and the iteration are in `impala_core.py`, which imports torch; this module does not.
+Importing this module does not import torch; making an updater does.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import RESET, EnvSpec, SegmentCore
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.impala_core import IMPALACore
+    from torch import Tensor
+
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+
+
+class ImpalaLoss(NamedTuple):
+    """Result of `impala_loss`.
+
+    Attributes:
+        loss: scalar that is minimised.
+        policy_loss, value_loss: scalars, its terms before `vf_coef`.
+        entropy: `[B]`.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+
+
+def impala_loss(
+    distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor, *, vf_coef: float, ent_coef: float
+) -> ImpalaLoss:
+    """Loss of B rows whose gradient is that of section 4.2 of Espeholt et al. 2018, with the opposite sign.
+
+        L = sum of w (-A log pi + c_1 / 2 (V - v)^2 - c_2 H)
+
+    Args:
+        distribution: log-probability of the actions and entropy, `[B]` each, under the policy that learns.
+        value: `[B]`.
+        columns: `[3, B]`: advantage A (with its importance weight), target v, weight w (1 / B where a mean is meant).
+        vf_coef: c_1.
+        ent_coef: c_2.
+    """
+    log_prob, entropy = distribution
+    advantage, target, weight = columns
+    assert log_prob.shape == entropy.shape == value.shape == weight.shape and value.dim() == 1
+    policy_loss = -(weight * advantage * log_prob).sum()
+    value_loss = 0.5 * (weight * (value - target).square()).sum()
+    loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
+    return ImpalaLoss(loss, policy_loss, value_loss, entropy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IMPALA(OnPolicy):
-    """Hyper-parameters of IMPALA. Implements `asyncrl.interfaces.SegmentAlgorithm`.
+    """Hyper-parameters of IMPALA.
+
+    A gradient step is one forward pass over whole streams, V-trace on the host with the values and log-probabilities of
+    that pass, and one backward pass: targets are never older than the weights that learn from them, in however many
+    passes. On a GPU a step waits for the device.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -32,14 +81,14 @@ class IMPALA(OnPolicy):
 
     name: ClassVar[str] = "impala"
 
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     segment_length: int = 20
 
-    trace_lambda: float = 1.0
+    gae_lambda: float = 1.0
     """Lambda of the value targets and advantages, from 0 (one step) to 1 (the rest of the segment)."""
 
     correction: Literal["vtrace", "none"] = "vtrace"
-    """What is done about actions that an older policy chose: V-trace, or to take them for the newest policy's."""
+    """Correction of actions that an older policy chose: V-trace, or none."""
 
     rho_bar: float = 1.0
     """Truncation of V-trace that decides which policy's values are learned, above 0."""
@@ -54,7 +103,7 @@ class IMPALA(OnPolicy):
     """Parts that a pass is cut into, whole streams each, one gradient step per part; at least 1."""
 
     normalize_advantages: bool = False
-    """Shift and scale the advantages of a gradient step to mean 0 and deviation 1."""
+    """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
 
     past_segments: int = 0
     """Segments kept after their first use, at least 0, of which `past_per_batch` are mixed into a batch."""
@@ -72,18 +121,107 @@ class IMPALA(OnPolicy):
             require_positive(name, getattr(self, name))
         for name in ("past_segments", "past_per_batch"):
             require_at_least(name, getattr(self, name), 0)
-        require_fraction("trace_lambda", self.trace_lambda)
+        require_fraction("gae_lambda", self.gae_lambda)
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
+
+    @property
+    def kept_segments(self) -> tuple[int, int]:
+        """`past_segments` and `past_per_batch`."""
+        return self.past_segments, self.past_per_batch
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
         """The factor that the learner puts on a row."""
         return self.staleness_correction
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> IMPALACore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.impala_core import IMPALACore
+        from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 
-        return IMPALACore(self, spec, device, seed)
+        return OnPolicyUpdate(self, spec, device, seed)
+
+    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+        """Divide the streams into minibatches: rows of G whole streams, then the observations behind their ends."""
+        from asyncrl.algorithms.rollout import Part
+
+        streams, length = rollout.shape
+        parts = min(self.minibatches, streams)
+        order = np.arange(streams) if parts == 1 else rng.permutation(streams)
+        trained, found = rollout.trained, []
+        for chosen in np.array_split(order, parts):
+            rows = (chosen[:, None] * length + np.arange(length)).reshape(-1)
+            own = np.flatnonzero(trained[chosen])
+            found.append(Part(np.concatenate((rows, streams * length + chosen)), own, own.size))
+        return found
+
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of `impala_loss`, whose targets are of the weights as they stand."""
+        from asyncrl.networks.gradients import output_gradients
+
+        outputs = batch.out, batch.value, batch.log_std
+        _, (by_out, by_value, by_log_std) = output_gradients(
+            partial(self._traced_loss, rollout, batch), outputs
+        )
+        return by_out, by_value, by_log_std
+
+    def _traced_loss(
+        self, rollout: Rollout, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor
+    ) -> ImpalaLoss:
+        log_prob, entropy = batch.distribution(out, log_std)
+        self._trace(rollout, batch, log_prob.detach(), value.detach())
+        return self._loss((log_prob, entropy), value, batch.columns)
+
+    def _loss(self, distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor) -> ImpalaLoss:
+        return impala_loss(distribution, value, columns[:3], vf_coef=self.vf_coef, ent_coef=self.ent_coef)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _trace(self, rollout: Rollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
+        """Set the batch's columns: advantage, target, weight and log-ratio of each row; zeros behind the streams."""
+        import torch
+
+        from asyncrl.algorithms.returns import standardised, vtrace
+
+        values, log_probs, rows = value.cpu().numpy(), log_prob.cpu().numpy(), batch.part.rows
+        length = rollout.shape[1]
+        streams = rows.size // (length + 1)
+        own = streams * length
+        at = rows[:own].reshape(streams, length)
+        flags = rollout.flags.reshape(-1)[at]
+        log_ratio = log_probs[:own].reshape(at.shape) - rollout.behaviour.reshape(-1)[at]
+        target, advantage = vtrace(
+            log_ratio if self.correction == "vtrace" else np.zeros_like(log_ratio),
+            rollout.reward.reshape(-1)[at],
+            values[:own].reshape(at.shape),
+            values[own:],
+            flags,
+            self.gamma,
+            self.gae_lambda,
+            (self.rho_bar, self.c_bar, self.pg_rho_bar),
+        )
+        if self.normalize_advantages:
+            advantage = standardised(advantage, (flags & RESET) == 0)
+        weight = rollout.weight.reshape(-1)[at] / np.float32(max(batch.part.samples, 1))
+        columns = np.zeros((4, rows.size), np.float32)
+        for column, numbers in zip(columns, (advantage, target, weight, log_ratio), strict=True):
+            column[:own] = numbers.reshape(-1)
+        batch.columns = torch.from_numpy(columns).to(value.device)
+
+    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
+        """Losses, entropy and importance ratios."""
+        from asyncrl.algorithms.returns import explained_variance
+
+        found = self._loss(batch.distribution(batch.out, batch.log_std), batch.value, batch.columns)
+        trained = batch.part.trained
+        values, columns = batch.value.cpu()[trained].numpy(), batch.columns.cpu()[:, trained]
+        log_ratio = columns[3]
+        return {
+            "train/loss": float(found.loss),
+            "train/policy_loss": float(found.policy_loss),
+            "train/value_loss": float(found.value_loss),
+            "train/entropy": float(found.entropy.cpu()[trained].mean()),
+            "train/approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
+            "train/rho_truncated": float((log_ratio > math.log(self.rho_bar)).float().mean()),
+            "train/explained_variance": explained_variance(values, columns[1].numpy()),
+        }

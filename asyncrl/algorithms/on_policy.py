@@ -1,16 +1,22 @@
-"""What the records of all on-policy algorithms share: options, their ranges, and how the policy acts."""
+"""The record that all on-policy algorithms share: options, their ranges, and how the policy acts.
+
+An algorithm's record extends it and says, in four methods, what `on_policy_update.py` does with the segments. Nothing
+here imports torch.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.algorithms.preset_files import WithPresets
-from asyncrl.algorithms.registry import fitting, unbounded
-from asyncrl.errors import SpacesDoNotFit
+from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     coerce,
@@ -20,6 +26,11 @@ from asyncrl.options import (
     require_positive,
     require_widths,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Staleness that a segment has at least, once training goes on."""
@@ -37,12 +48,14 @@ class OnPolicy(WithPresets):
     update_loop: ClassVar[Literal["replay", "segments"]] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
+    rollout_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of the rollout that `prepare` fills."""
 
     learning_rate: float = 1e-3
     """Step size of Adam at the start, above 0."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """What the learning rate does: stay, or fall in a straight line to 0 at the end of the run's steps."""
+    """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
 
     gamma: float = 0.99
     """Discount per environment step, from 0 to 1."""
@@ -50,20 +63,20 @@ class OnPolicy(WithPresets):
     epochs: int = 1
     """Passes over the segments of a batch, at least 1."""
 
-    entropy_coefficient: float = 0.0
-    """Weight of the policy's entropy in the loss, at least 0."""
+    ent_coef: float = 0.0
+    """Entropy coefficient of the loss, at least 0."""
 
-    value_coefficient: float = 0.5
-    """Weight of the value loss (half the squared error), at least 0."""
+    vf_coef: float = 0.5
+    """Coefficient of the value loss (half the squared error), at least 0."""
 
     max_grad_norm: float | None = 0.5
-    """Length to which a longer gradient of both networks is shortened, above 0; none leaves gradients alone."""
+    """Maximum norm of the gradient of both networks, above 0; none disables clipping."""
 
     normalize_observations: bool = False
-    """Shift and scale observations by their running mean and deviation, and cut them to +-10."""
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
 
     normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return, and cut them to +-10."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to +-10."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the policy's hidden layers, at least one layer."""
@@ -72,22 +85,22 @@ class OnPolicy(WithPresets):
     """Widths of the value network's hidden layers, at least one layer; none takes the policy's."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """What stands behind every hidden layer."""
+    """Activation after every hidden layer."""
 
     squashed: bool = False
-    """Squash real-valued actions into their bounds by tanh, instead of cutting them off there."""
+    """Squash real-valued actions into their bounds by tanh, instead of clipping them there."""
 
     initial_log_std: float = 0.0
-    """Logarithm of the standard deviation with which real-valued actions are drawn at the start."""
+    """Logarithm of the standard deviation of real-valued actions at the start."""
 
     adam_eps: float = 1e-5
     """Term that Adam adds to its denominator, above 0."""
 
     segment_length: int = 128
-    """Rows of a segment: steps of each environment between two looks at the learner, at least 1."""
+    """Rows of a segment: steps of each environment that are learned from together, at least 1."""
 
     segments_per_batch: int | None = None
-    """Segments that one batch is made of, at least 1; none takes as many as there are actors."""
+    """Segments of one batch, at least 1; none takes as many as there are actors."""
 
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
     """Batches of the segments that came first; of one per actor, a version behind; or with actors waiting."""
@@ -105,7 +118,7 @@ class OnPolicy(WithPresets):
     """Further passes over a batch while no new one has arrived, at least 0."""
 
     network: NetworkFactory | None = field(default=None, metadata={"option": False})
-    """Makes each network in place of a perceptron: `network(inputs, outputs)` returns a `torch.nn.Module`."""
+    """`network(inputs, outputs)` makes the policy's and the value's torch module; hidden sizes are then unused."""
 
     def __post_init__(self) -> None:
         for name, option in option_help(type(self)).items():
@@ -114,7 +127,7 @@ class OnPolicy(WithPresets):
             require_at_least(name, getattr(self, name), 1)
         for name in ("learning_rate", "max_grad_norm", "adam_eps"):
             require_positive(name, getattr(self, name))
-        for name in ("entropy_coefficient", "value_coefficient", "staleness_rate", "reuse_epochs"):
+        for name in ("ent_coef", "vf_coef", "staleness_rate", "reuse_epochs"):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("max_staleness", self.max_staleness, 0)
         require_fraction("gamma", self.gamma)
@@ -130,19 +143,23 @@ class OnPolicy(WithPresets):
             )
 
     @property
+    def kept_segments(self) -> tuple[int, int]:
+        """How many segments are kept after their first use, and how many of them are mixed into every batch."""
+        return 0, 0
+
+    @property
+    def row_correction(self) -> Literal["none", "power", "exponential"]:
+        """Staleness correction that the update loop applies to a row's weight."""
+        return "none"
+
+    @property
     def samples_per_insert(self) -> float | None:
         """How often a fresh step is trained on: once per pass."""
         return float(self.epochs)
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse what `squashed` cannot do: a box without finite bounds. Raises `SpacesDoNotFit` (ASYNC005)."""
-        if not self.squashed or unbounded(spec.action) is None:
-            return
-        raise SpacesDoNotFit(
-            f"{self.name}.squashed needs actions with finite bounds, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": fitting(spec)},
-            fix="leave squashed at false, or wrap the environment so that its actions have finite bounds",
-        )
+        """Refuse actions that the algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
+        check_action_space(self, spec, option="squashed" if self.squashed else None)
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """The log-probability of the action, and what it was squashed from where it was."""
@@ -162,4 +179,22 @@ class OnPolicy(WithPresets):
             activation=self.activation,
             squashed=self.squashed and isinstance(spec.action, BoxAction),
             normalized=self.normalize_observations,
+            network=self.network,
         )
+
+    # --- what an algorithm says; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` -----
+
+    def prepare(self, rollout: Rollout) -> None:
+        """Fill the columns that all passes over the rollout need; nothing by default."""
+
+    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+        """Divide the rows of one pass among gradient steps, in an order drawn from `rng`."""
+        raise NotImplementedError
+
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Gradients of the loss at `batch.out`, `batch.value` and `batch.log_std`; None ends the iteration here."""
+        raise NotImplementedError
+
+    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
+        """Scalars of the last gradient step (`train/loss`, ...); may wait for the device."""
+        raise NotImplementedError

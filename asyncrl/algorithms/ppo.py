@@ -1,36 +1,118 @@
-"""Proximal policy optimisation over segments of asynchronous actors: the hyper-parameters.
+"""Proximal policy optimisation over segments of asynchronous actors.
 
     Schulman et al. 2017    Proximal policy optimization algorithms
     Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
-    Hilton et al. 2021      Batch size-invariance for policy optimization (the decoupled objective)
+    Hilton et al. 2021      Batch size-invariance for policy optimization (the decoupled objective; arXiv 2110.00641)
+    Schulman 2020           Approximating KL divergence (the k3 estimator)
 
-The networks, the loss and the optimiser are in `ppo_core.py`, which imports torch; this module does not.
+Importing this module does not import torch; making an updater does.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.interfaces import EnvSpec
+from asyncrl.interfaces import EnvSpec, SegmentCore
 from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.ppo_core import PPOCore
+    from torch import Tensor
+
+    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+
+_KL_MARGIN = 1.5
+
+
+class PPOLoss(NamedTuple):
+    """Result of `ppo_loss`.
+
+    Attributes:
+        loss: scalar that is minimised.
+        policy_loss, value_loss: scalars, its terms before `vf_coef`.
+        entropy: `[B]`.
+        log_ratio: `[B]`, log pi - log pi_old.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
+
+
+def ppo_loss(
+    distribution: tuple[Tensor, Tensor],
+    value: Tensor,
+    columns: Tensor,
+    *,
+    clip_range: float,
+    value_clip_range: float | None = None,
+    vf_coef: float = 0.5,
+    ent_coef: float = 0.0,
+) -> PPOLoss:
+    """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017, with V's own coefficient.
+
+        r = pi / pi_old
+        L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 / 2 (V - target)^2 - c_2 H)
+
+    The first term is equation 7. With `rho`, what pi_old gives the action over what the behaviour policy gave it, it is
+    the decoupled objective of Hilton et al. 2021 (pi_old is then the proximal policy). With `value_clip_range` the
+    error is the larger one of V's and of V's clipped to the range around its old value, as in the code that belongs to
+    Schulman et al. 2017 (not in the paper).
+
+    Args:
+        distribution: log-probability of the actions and entropy, `[B]` each, under the policy that learns.
+        value: `[B]`.
+        columns: `[6, B]`, see `PPO.rollout_columns`; `weight` holds 1 / B where a mean is meant.
+        clip_range: epsilon.
+        value_clip_range: range of the value around the old one, or None.
+        vf_coef: c_1.
+        ent_coef: c_2.
+    """
+    import torch
+
+    log_prob, entropy = distribution
+    old_log_prob, rho, advantage, target, old_value, weight = columns
+    assert log_prob.shape == entropy.shape == value.shape == weight.shape and value.dim() == 1
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    policy_loss = -(weight * rho * torch.minimum(ratio * advantage, clipped * advantage)).sum()
+    error = (value - target).square()
+    if value_clip_range is not None:
+        held = value.clamp(old_value - value_clip_range, old_value + value_clip_range)
+        error = torch.maximum(error, (held - target).square())
+    value_loss = 0.5 * (weight * error).sum()
+    loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
+    return PPOLoss(loss, policy_loss, value_loss, entropy, log_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(OnPolicy):
-    """Hyper-parameters of proximal policy optimisation. Implements `asyncrl.interfaces.SegmentAlgorithm`.
+    """Hyper-parameters of proximal policy optimisation.
+
+    Minibatches come from a permutation. Rows are divided evenly into as few minibatches as `minibatch_size` allows,
+    which are padded to one size with rows of weight zero.
+
+    Staleness: with `importance`, ratios are clipped against the policy as it stands when the iteration begins (the
+    proximal policy of Hilton et al. 2021), and the policy's loss of a row is weighted by what it gives the action over
+    what the behaviour policy gave it, at most `rho_bar`. Otherwise ratios are taken of the behaviour policy itself.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "ppo"
-    past_segments: ClassVar[int] = 0
-    past_per_batch: ClassVar[int] = 0
+    rollout_columns: ClassVar[tuple[str, ...]] = (
+        *("old_log_prob", "importance", "advantage", "target", "old_value", "weight"),
+    )
 
     learning_rate: float = 3e-4
     epochs: int = 4
@@ -40,22 +122,22 @@ class PPO(OnPolicy):
     """Lambda of the advantage estimator, from 0 (one step) to 1 (the rest of the segment)."""
 
     clip_range: float = 0.2
-    """How far the ratio of new to old probability may leave 1 before its gradient stops, above 0."""
+    """Epsilon: range around 1 to which the ratio of new to old probability is clipped, above 0."""
 
     value_clip_range: float | None = None
-    """How far a value may leave the old one before its gradient stops, above 0; none does not clip."""
+    """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
     minibatch_size: int = 256
     """Steps per gradient step at most, at least 1; a pass is divided evenly."""
 
     target_kl: float | None = None
-    """Divergence from the old policy at 1.5 times which the passes over a batch end, above 0; none goes on."""
+    """End the passes over a batch at 1.5 times this divergence from the old policy, above 0; none never does."""
 
     normalize_advantages: bool = True
-    """Shift and scale the advantages of a batch to mean 0 and deviation 1."""
+    """Standardise the advantages of a batch to mean 0 and standard deviation 1."""
 
     staleness_correction: Literal["none", "power", "exponential", "importance"] = "importance"
-    """What is done about staleness s: nothing, a factor (1 + s)^-rate or exp(-rate s), or the decoupled loss."""
+    """Correction of staleness s: none, a factor (1 + s)^-rate or exp(-rate s), or the decoupled objective."""
 
     rho_bar: float = 2.0
     """Largest importance weight of the decoupled loss, at least 1."""
@@ -73,8 +155,117 @@ class PPO(OnPolicy):
         """The correction that is a factor on a row, which the learner applies; the decoupled loss is none."""
         return "none" if self.staleness_correction == "importance" else self.staleness_correction
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> PPOCore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.ppo_core import PPOCore
+        from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 
-        return PPOCore(self, spec, device, seed)
+        return OnPolicyUpdate(self, spec, device, seed)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def prepare(self, rollout: Rollout) -> None:
+        """Fill values, advantages, targets, and importance weights; what is not finite shows in the weights."""
+        from asyncrl.algorithms.returns import gae, standardised
+
+        decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
+        value, last_value, log_prob = rollout.evaluate(log_prob=decoupled)
+        old_log_prob = log_prob if decoupled else behaviour
+        advantage, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
+        if self.normalize_advantages:
+            advantage = standardised(advantage, rollout.trained)
+        # Every row has the same share in its minibatch's mean, however the rows were divided.
+        rows = int(np.count_nonzero(rollout.trained))
+        share = np.float32(self._minibatches(rows) / max(rows, 1))
+        rollout.fill(
+            old_log_prob=old_log_prob,
+            importance=np.minimum(np.exp(old_log_prob - behaviour), np.float32(self.rho_bar)),
+            advantage=advantage,
+            target=target,
+            old_value=value,
+            weight=rollout.weight * share,
+        )
+
+    def _minibatches(self, rows: int) -> int:
+        """How many gradient steps a pass over so many rows has."""
+        return max(1, -(-rows // self.minibatch_size))
+
+    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+        """Divide the rows into minibatches, padded with row N."""
+        from asyncrl.algorithms.rollout import Part
+
+        trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
+        chosen = np.array_split(rng.permutation(trained), self._minibatches(trained.size))
+        rows = np.full((len(chosen), min(self.minibatch_size, count)), count, np.int64)
+        for own, part in zip(rows, chosen, strict=True):
+            own[: part.size] = part
+        return [Part(own, slice(part.size), part.size) for own, part in zip(rows, chosen, strict=True)]
+
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Gradients of `ppo_loss`; None where the policy has left the old one farther than `target_kl` allows.
+
+        On the CPU by a kernel, elsewhere by autograd.
+        """
+        on_host = batch.out.device.type == "cpu"
+        divergence, gradients = (self._kernel_gradients if on_host else self._formula_gradients)(batch)
+        limit = self.target_kl
+        return gradients if limit is None or float(divergence) <= _KL_MARGIN * limit else None
+
+    def _kernel_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
+        import torch
+
+        from asyncrl.algorithms.ppo_kernel import ppo_gradients
+
+        held = math.inf if self.value_clip_range is None else self.value_clip_range
+        divergence, (by_out, by_value, by_log_std) = ppo_gradients(
+            (batch.out.numpy(), batch.value.numpy(), batch.log_std.numpy()),
+            batch.action.numpy(),
+            batch.choices,
+            batch.columns.numpy(),
+            batch.part.samples,
+            (self.clip_range, held, self.vf_coef, self.ent_coef),
+        )
+        return divergence, (
+            torch.from_numpy(by_out),
+            torch.from_numpy(by_value),
+            torch.from_numpy(by_log_std),
+        )
+
+    def _formula_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
+        from asyncrl.networks.gradients import output_gradients
+
+        outputs = batch.out, batch.value, batch.log_std
+        found, (by_out, by_value, by_log_std) = output_gradients(partial(self._loss, batch), outputs)
+        return _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
+
+    def _loss(self, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor) -> PPOLoss:
+        return ppo_loss(
+            batch.distribution(out, log_std),
+            value,
+            batch.columns,
+            clip_range=self.clip_range,
+            value_clip_range=self.value_clip_range,
+            vf_coef=self.vf_coef,
+            ent_coef=self.ent_coef,
+        )
+
+    def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
+        """Losses, entropy, divergence and clipped share; `train/explained_variance` is that before the first pass."""
+        from asyncrl.algorithms.returns import explained_variance
+
+        found, trained = self._loss(batch, batch.out, batch.value, batch.log_std), rollout.trained
+        log_ratio = found.log_ratio[batch.part.trained]
+        return {
+            "train/loss": float(found.loss),
+            "train/policy_loss": float(found.policy_loss),
+            "train/value_loss": float(found.value_loss),
+            "train/entropy": float(found.entropy[batch.part.trained].mean()),
+            "train/approx_kl": float(_k3(log_ratio)),
+            "train/clip_fraction": float(((log_ratio.exp() - 1.0).abs() > self.clip_range).float().mean()),
+            "train/explained_variance": explained_variance(
+                rollout.column("old_value")[trained], rollout.column("target")[trained]
+            ),
+        }
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """Estimate of KL(pi_old, pi) from actions of pi_old: mean of `(r - 1) - log r` (Schulman 2020, k3)."""
+    return (log_ratio.expm1() - log_ratio).mean()

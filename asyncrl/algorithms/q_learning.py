@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import fitting
+from asyncrl.algorithms.registry import supported_algorithms
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
@@ -142,7 +142,7 @@ class QLearning(OffPolicy):
             return
         raise SpacesDoNotFit(
             f"{self.name} needs a discrete action space, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": fitting(spec)},
+            facts={"action space": spec.action, "algorithms that fit": supported_algorithms(spec)},
             fix="choose one of these, an environment with a Discrete action space, or a wrapper that gives it one",
         )
 

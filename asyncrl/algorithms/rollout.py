@@ -1,29 +1,41 @@
-"""The steps of one on-policy iteration in flat arrays: what `begin` copies out of the segments.
+"""The steps of one on-policy iteration in flat arrays, and the part of them that one gradient step trains on.
 
 S = K E streams (K segments of E environments) of T rows each lie stream-major, N = S T rows in all. After them stand
-the S observations that the segments' ends are bootstrapped of; the first of those places, row N, serves as padding
-too: its numbers are zero.
+the S observations behind the segments' last rows, used to bootstrap; the first of those places, row N, serves as
+padding too: its columns are zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from asyncrl.acting.stochastic import OBSERVATION_CLIP
+from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.interfaces import RESET, Segment
-from asyncrl.networks.distributions import Distribution
-
-NUMBERS = ("log_prob", "advantage", "target", "value", "policy_weight", "value_weight", "entropy_weight")
-"""Rows of `Rollout.numbers`: the log-probability that the ratio is taken of, ..., weights of the terms of the loss."""
+from asyncrl.networks.distributions import log_tanh_slope
 
 _ROWS = ("reward", "flags", "behaviour", "weight")
 _CHUNK = 2048
+
+
+class Evaluation(NamedTuple):
+    """What the networks give for a rollout now, as float32 arrays on the host that the next evaluation overwrites.
+
+    Attributes:
+        value: `[S, T]`.
+        last_value: `[S]`, of the observations behind the last rows.
+        log_prob: `[S, T]`, of the actions taken.
+    """
+
+    value: NDArray[np.float32]
+    last_value: NDArray[np.float32]
+    log_prob: NDArray[np.float32]
 
 
 class Rollout:
@@ -33,129 +45,122 @@ class Rollout:
         nets: networks whose inputs these become.
         streams: S.
         length: T.
+        columns: names of what an algorithm computes of every row before the first pass.
 
     Attributes:
-        x: `[N + S, inputs + 1]` on the device, normalised observations and a column of ones.
-        action: `[N + S, ...]` on the device, what the distribution evaluates: int64 choices, float32 actions, or the
-            latents of squashed ones. Zeros behind row N.
-        numbers: `[7, N + 1]` float32 on the device, see `NUMBERS`; zeros at N.
-        reward, flags: `[S, T]`.
-        behaviour: `[S, T]` float32, log-probability of the action when it was drawn.
+        x: `[N + S, inputs]` on the device, normalised observations.
+        action: `[N + S, ...]` on the device, what the distribution takes: int64 choices, float32 actions, or the
+            latents of squashed ones. Zeros from row N on.
+        columns: `[C, N + 1]` float32 on the device; zeros at N.
+        reward, flags: `[S, T]`; rewards are scaled where that is wanted.
+        behaviour: `[S, T]` float32, log-probability of the action when it was drawn (of the latent where there is one).
         weight: `[S, T]` float32, staleness correction; 0 in RESET rows.
-        valid: indices int64 of the rows that are trained on.
+        trained: `[S, T]` bool, the rows that are trained on: all but RESET rows.
     """
 
-    def __init__(self, nets: ActorCritic, streams: int, length: int) -> None:
-        self.shape = streams, length
+    def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
+        self.shape, self.names = (streams, length), tuple(columns)
         self._nets, layout = nets, nets.layout
         count, pinned = streams * length, nets.device.type == "cuda"
         rows = count + streams
-        self._latent = "latent" if layout.squashed else None
         kind = torch.float32 if layout.gaussian else torch.int64
         shape = (rows, layout.outputs) if layout.gaussian else (rows, *layout.action.shape)
-        self._x = torch.ones(rows, layout.inputs + 1, pin_memory=pinned)
+        self._x = torch.zeros(rows, layout.inputs, pin_memory=pinned)
         self._action = torch.zeros(shape, dtype=kind)
-        self._numbers = torch.zeros(len(NUMBERS), count + 1, pin_memory=pinned)
-        self.x, self.action, self.numbers = (
-            t.to(nets.device) for t in (self._x, self._action, self._numbers)
+        self._columns = torch.zeros(len(self.names), count + 1, pin_memory=pinned)
+        self.x, self.action, self.columns = (
+            t.to(nets.device) for t in (self._x, self._action, self._columns)
         )
-        self.reward = np.zeros(self.shape, np.float32)
+        self.reward, self.behaviour, self.weight = (np.zeros(self.shape, np.float32) for _ in range(3))
         self.flags = np.zeros(self.shape, np.uint8)
-        self.behaviour = np.zeros(self.shape, np.float32)
-        self.weight = np.zeros(self.shape, np.float32)
-        self.valid = np.zeros(0, np.int64)
         self._statistics = nets.statistics
-        self._value = np.zeros(rows, np.float32)
-        self._log_prob = np.zeros(rows, np.float32)
-        self._pass = nets.passes(min(rows, _CHUNK), gradient=False)
+        self._value, self._log_prob = torch.zeros(rows), torch.zeros(rows)
+        self._pass = nets.make_pass(min(rows, _CHUNK), gradient=False)
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """See the class."""
+        trained: NDArray[np.bool_] = (self.flags & RESET) == 0
+        return trained
 
     def stage(self, segments: Sequence[Segment]) -> None:
-        """Copy the segments in; nothing of them is kept. Fills all but `numbers`, uploads `x` and `action`."""
+        """Copy the segments in; nothing of them is kept. Fills all but `columns`, uploads `x` and `action`."""
         streams, length = self.shape
-        count, envs = streams * length, segments[0].num_envs
-        x, action = self._x.numpy()[:, :-1], self._action.numpy()
+        count, envs, squashed = streams * length, segments[0].num_envs, self._nets.layout.squashed
+        x, action = self._x.numpy(), self._action.numpy()
         drawn = action[:count].reshape(*self.shape, *action.shape[1:])
         for i, segment in enumerate(segments):
             own = slice(i * envs, (i + 1) * envs)
             self._nets.normalized(segment.obs, x[own.start * length : own.stop * length])
             self._nets.normalized(segment.last_obs, x[count + own.start : count + own.stop])
-            taken = segment.extras[self._latent] if self._latent else segment.action
+            taken = segment.extras["latent"] if squashed else segment.action
             drawn[own] = taken.reshape(drawn[own].shape)
             self.behaviour[own] = segment.extras["log_prob"]
-            self.reward[own], self.flags[own], self.weight[own] = (
-                segment.reward,
-                segment.flags,
-                segment.weight,
-            )
+            self.reward[own], self.flags[own] = segment.reward, segment.flags
+            self.weight[own] = segment.weight
+        if squashed:  # from the density of tanh(u), which was stamped, to that of the latent u
+            self.behaviour += log_tanh_slope(self._action[:count]).sum(dim=1).numpy().reshape(self.shape)
         self._statistics = self._nets.statistics
-        counts = (self.flags & RESET) == 0
-        self.weight *= counts
-        self.valid = np.flatnonzero(counts)
+        self.weight *= self.trained
         if self.x is not self._x:
             self.x.copy_(self._x, non_blocking=True)
             self.action.copy_(self._action)
 
     def renormalize(self) -> None:
-        """Normalise `x` by the statistics as they stand now; what was cut to the clip before stays at its edge."""
+        """Normalise `x` by the statistics as they stand now; what was clipped before stays at its edge."""
         if not self._nets.layout.normalized:
             return
         now = self._nets.statistics
         before_mean, before_scale, mean, scale = (
             torch.from_numpy(a).to(self.x.device) for a in (*self._statistics, *now)
         )
-        x = self.x[:, :-1]
-        x.copy_(
-            (x / before_scale + (before_mean - mean)).mul_(scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP)
-        )
+        moved = (self.x / before_scale + (before_mean - mean)).mul_(scale)
+        self.x.copy_(moved.clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP))
         self._statistics = now
 
-    def look(
-        self, distribution: Distribution | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """What the networks say now: values `[S, T]` and `[S]` of the ends, log-probabilities `[S, T]`.
-
-        The same buffers at every call. The log-probabilities are not filled where `distribution` is None. Waits for
-        the device.
-        """
+    def evaluate(self, log_prob: bool) -> Evaluation:
+        """Run the networks over all rows; log-probabilities are filled only if wanted. Waits for the device."""
         work, rows = self._pass, self.x.shape[0]
-        value, log_prob = torch.from_numpy(self._value), torch.from_numpy(self._log_prob)
         for start in range(0, rows, work.x.shape[0]):
             own = slice(start, min(start + work.x.shape[0], rows))
             size = own.stop - start
             work.x[:size].copy_(self.x[own])
-            if distribution is None:
-                value[own].copy_(work.values()[:size])
-                continue
-            out, values = work.forward()
-            value[own].copy_(values[:size])
-            log_prob[own].copy_(distribution.evaluate(out[:size], self.action[own], self._nets.log_std)[0])
-        count = rows - self.shape[0]
-        return (
-            self._value[:count].reshape(self.shape),
-            self._value[count:],
-            self._log_prob[:count].reshape(self.shape),
+            if log_prob:
+                out, value = work.forward()
+                found = self._nets.distribution(out[:size], self.action[own], self._nets.log_std)[0]
+                self._log_prob[own].copy_(found)
+            else:
+                value = work.values()
+            self._value[own].copy_(value[:size])
+        values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), rows - self.shape[0]
+        return Evaluation(
+            values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
         )
 
-    def fill(self, **numbers: NDArray[np.float32]) -> None:
-        """Write rows of `numbers`, each given as `[S, T]`, and upload them."""
-        host = self._numbers.numpy()
-        for name, values in numbers.items():
-            host[NUMBERS.index(name), :-1] = values.reshape(-1)
-        if self.numbers is not self._numbers:
-            self.numbers.copy_(self._numbers, non_blocking=True)
+    def fill(self, **columns: NDArray[np.float32]) -> None:
+        """Write the columns, each given as `[S, T]`, and upload them."""
+        host = self._columns.numpy()
+        for name, values in columns.items():
+            host[self.names.index(name), :-1] = values.reshape(-1)
+        if self.columns is not self._columns:
+            self.columns.copy_(self._columns, non_blocking=True)
+
+    def column(self, name: str) -> NDArray[np.float32]:
+        """One column as a host array `[S, T]`, not to be written."""
+        values: NDArray[np.float32] = self._columns.numpy()[self.names.index(name), :-1]
+        return values.reshape(self.shape)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Copies on the host, to be looked at: rows `[N, ...]` in the order of the segments' streams."""
+        """Copies on the host for inspection: rows `[N, ...]` in the order of the segments' streams."""
         count = self.shape[0] * self.shape[1]
         found: dict[str, NDArray[Any]] = {
-            "obs": self.x[:count, :-1].cpu().numpy().copy(),
+            "obs": self.x[:count].cpu().numpy().copy(),
             "action": self.action[:count].cpu().numpy().copy(),
             "reward": self.reward.reshape(-1).copy(),
             "flags": self.flags.reshape(-1).copy(),
             "behaviour_log_prob": self.behaviour.reshape(-1).copy(),
         }
-        numbers = self.numbers[:, :count].cpu().numpy().copy()
-        return found | dict(zip(NUMBERS, numbers, strict=True))
+        return found | {name: self.column(name).reshape(-1).copy() for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """What steps still read, as copies on the host."""
@@ -164,8 +169,7 @@ class Rollout:
             "length": self.shape[1],
             "x": self.x.cpu().clone(),
             "action": self.action.cpu().clone(),
-            "numbers": self.numbers.cpu().clone(),
-            "valid": self.valid.copy(),
+            "columns": self._columns.clone(),
             **{name: getattr(self, name).copy() for name in _ROWS},
             "mean": self._statistics[0].copy(),
             "scale": self._statistics[1].copy(),
@@ -173,9 +177,66 @@ class Rollout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over (copy) what `state_dict` of a rollout of the same shape returned."""
-        for name in ("x", "action", "numbers"):
+        for name in ("x", "action", "columns"):
             getattr(self, name).copy_(state[name])
+        self._columns.copy_(state["columns"])
         for name in _ROWS:
             np.copyto(getattr(self, name), state[name])
-        self.valid = np.array(state["valid"], np.int64)
         self._statistics = np.array(state["mean"], np.float32), np.array(state["scale"], np.float32)
+
+
+class Part(NamedTuple):
+    """Rows of one gradient step.
+
+    Attributes:
+        rows: `[R]` int64 into a rollout's rows.
+        trained: which of these R are trained on.
+        samples: how many those are.
+    """
+
+    rows: NDArray[np.int64]
+    trained: slice | NDArray[np.int64]
+    samples: int
+
+
+class Minibatch:
+    """Buffers of a gradient step over R rows of a rollout.
+
+    Attributes:
+        part: the rows of the last `forward`.
+        choices: how many logits each choice of an action has; empty for a Gaussian.
+        action: `[R, ...]` of these rows.
+        columns: `[C, R]` float32, numbers of each row that the loss takes; gathered from the rollout's columns, or set
+            by an algorithm that has none there.
+        out, value, log_std: outputs of the networks at the last `forward` and what `apply` has not changed of them:
+            `[R, outputs]`, `[R]` and `[d]`.
+    """
+
+    part: Part
+    out: Tensor
+    value: Tensor
+
+    def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
+        self._nets, self.choices = nets, nets.layout.choices
+        self._pass = nets.make_pass(size, gradient=True)
+        self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
+        self.columns = rollout.columns.new_zeros((len(rollout.names), size))
+        self.log_std = nets.log_std.clone()
+
+    def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
+        """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
+        self.part = part
+        torch.index_select(rollout.x, 0, rows, out=self._pass.x)
+        torch.index_select(rollout.action, 0, rows, out=self.action)
+        if rollout.names:
+            torch.index_select(rollout.columns, 1, rows, out=self.columns)
+        self.out, self.value = self._pass.forward()
+        self.log_std.copy_(self._nets.log_std)
+
+    def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of the actions, `[R]` each, under these outputs of the policy."""
+        return self._nets.distribution(out, self.action, log_std)
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
+        """Fill the networks' gradient from the loss's gradient at `out`, `value` and `log_std`."""
+        self._pass.backward(grad_out, grad_value, grad_log_std)

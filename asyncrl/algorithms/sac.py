@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(ContinuousControl):
-    """Hyper-parameters of soft actor-critic. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of soft actor-critic.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TD3(DeterministicActor):
-    """Hyper-parameters of TD3. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of TD3.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

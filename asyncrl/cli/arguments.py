@@ -1,7 +1,7 @@
-"""The arguments of each command: its flags, and the records that flags, a file and the presets make together.
+"""Arguments of each command: its flags, and the records of options made from flags, a file and presets.
 
-An option's value is what its flag says, else what `--config` says, else what is tuned for the environment,
-else the record's default.
+An option takes its value from its flag, else from the file of `--config`, else from the preset for the environment,
+else from the record's default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.run.config_file import TRAINER, make_record, read_config
 
 
 def parse_train(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
-    """The records of a run from the arguments of `asyncrl train`.
+    """Make the records of a run from the arguments of `asyncrl train`.
 
     Raises:
         SystemExit: with code 2, for a wrong flag or value.
@@ -65,14 +65,14 @@ def _algorithm(
 def _record(
     parser: Parser, record: type, flags: dict[str, Any], rest: dict[str, Any], file: Path | None, table: str
 ) -> Any:
-    # The file by itself first, so that its mistakes name the file and not a flag.
+    # The file alone first, so that an error in it names the file and not a flag.
     if file is not None:
         make_record(record, rest, file=file, path=table)
     return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
 
 
 def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
-    """The flag of the option that `error` begins with, or None where it is about something else."""
+    """The flag of the option that the text of `error` begins with, or None if it names none."""
     name = str(error).split(" ", 1)[0]
     if isinstance(error, AsyncRLError):
         return None
@@ -86,12 +86,14 @@ def _train_parser() -> Parser:
         prog="asyncrl train",
         usage="asyncrl train ENV --algo ALGO [options]",
         description="Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
-        epilog="Known environments have tuned presets in place of some defaults; config.toml in the run's "
-        "directory says what held.",
+        epilog="Presets replace some defaults for known environments; config.toml in the run's directory holds "
+        "the values used.",
     )
     env = "Gymnasium id, such as CartPole-v1 or package:Env-v0"
     parser.add_argument("ENV", nargs="?", default=None, help=env)
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options; flags win")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file with any of these options; flags override it"
+    )
     add_options(parser, "options of the run", TrainerConfig, skip=("env",))
     for name, record in ALGORITHMS.items():
         add_options(parser, f"options of {name}", record, prefix=f"{name}.")
@@ -100,7 +102,7 @@ def _train_parser() -> Parser:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """What `asyncrl eval` was told."""
+    """Options of `asyncrl eval`."""
 
     run: str
     """Directory of a run, or a checkpoint file."""
@@ -109,13 +111,13 @@ class EvalOptions:
     """Greedy episodes to play."""
 
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, best, or a number of steps."""
+    """Checkpoint of the run: latest, best, or a number of steps."""
 
     seed: int = 0
     """Seed of the episodes."""
 
     json: bool = False
-    """Print one JSON object in place of text."""
+    """Print one JSON object instead of text."""
 
     def __post_init__(self) -> None:
         require_at_least("episodes", self.episodes, 1)
@@ -129,11 +131,11 @@ class EvalOptions:
 
 
 def parse_eval(arguments: Sequence[str]) -> EvalOptions:
-    """The options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
+    """Parse the options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
     parser = Parser(
         prog="asyncrl eval",
         usage="asyncrl eval RUN [options]",
-        description="Play greedy episodes with what a run has learned.",
+        description="Play greedy episodes with the policy of a run.",
     )
     parser.add_argument("RUN", help="directory of a run, or a checkpoint file")
     add_options(parser, "options of the evaluation", EvalOptions, skip=("run",))
@@ -142,7 +144,7 @@ def parse_eval(arguments: Sequence[str]) -> EvalOptions:
 
 
 def algorithm_of(name: str, options: dict[str, Any], checkpoint: Path) -> Algorithm:
-    """The algorithm's record out of a checkpoint's header.
+    """Make the algorithm's record from a checkpoint's header.
 
     Raises:
         ConfigurationError: this version has no such algorithm or options.

@@ -1,4 +1,4 @@
-"""What the commands do once their arguments are understood. Imports torch."""
+"""The commands `train` and `eval`, after their arguments are parsed. Imports torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from asyncrl.show.metrics import Snapshot
 
 
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:
-    """Train, show it, and print the result; returns the exit code. Raises the error that ended the run."""
+    """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
     _show_warnings_plainly()
     with (
         Interrupts() as interrupts,
@@ -48,28 +48,28 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None
         try:
             result = trainer.learn(on_snapshot=show)
         except Exception:
-            if trainer.result is not None:  # the run failed after it had learned: say what it has left
+            if trainer.result is not None:  # the run failed after it had learned
                 console.close()
-                _say(describe_result(trainer.result))
+                _print(describe_result(trainer.result))
             raise
         finally:
             console.close()
-    _say(describe_result(result))
+    _print(describe_result(result))
     return EXIT_CODE if interrupts.count else 0
 
 
-def _say(text: str) -> None:
-    """Print; a terminal or a reader that is gone changes nothing of the exit code."""
+def _print(text: str) -> None:
+    """Print; a closed terminal or pipe does not change the exit code."""
     try:
         print(text, flush=True)
     except OSError:
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())  # or the interpreter fails on what is left in the buffer
+        os.dup2(nothing, sys.stdout.fileno())  # the interpreter would fail on the rest of the buffer at exit
         os.close(nothing)
 
 
 def describe_result(result: TrainResult) -> str:
-    """The closing lines of a run: why it stopped, what was reached, what it cost, where the files are."""
+    """Closing lines of a run: stop reason, return, cost, files."""
     summary, evaluation = result.summary, result.evaluation
     reached = "not evaluated"
     if evaluation is not None:
@@ -88,7 +88,7 @@ def describe_result(result: TrainResult) -> str:
 
 
 def _target_line(summary: dict[str, Any]) -> list[str]:
-    """When the weights that reached the target were copied; training goes on until they have played."""
+    """When the weights that reached the target were copied; their evaluation ends later."""
     if summary.get("steps_to_target") is None:
         return []
     return [
@@ -98,7 +98,7 @@ def _target_line(summary: dict[str, Any]) -> list[str]:
 
 
 def _show_warnings_plainly() -> None:
-    """Our warnings are sentences for the user: one line on standard error, without the line of code."""
+    """Print warnings of this package as one line on standard error, without the line of code."""
     before = warnings.showwarning
 
     def show(
@@ -110,7 +110,7 @@ def _show_warnings_plainly() -> None:
         line: str | None = None,
     ) -> None:
         if issubclass(category, AsyncRLWarning):
-            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+            with contextlib.suppress(OSError, ValueError):  # a closed terminal
                 print(f"warning: {message}", file=file or sys.stderr, flush=True)
         else:
             before(message, category, filename, lineno, file, line)
@@ -119,7 +119,7 @@ def _show_warnings_plainly() -> None:
 
 
 def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
-    """Play greedy episodes with a checkpoint's weights and print the returns; the exit code."""
+    """Play greedy episodes with a checkpoint's weights and print the returns; returns the exit code."""
     _show_warnings_plainly()
     saved = read_policy(options.path)
     returns, lengths = asyncio.run(_play(saved, options, server or ForkServer()))

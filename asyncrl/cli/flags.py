@@ -1,8 +1,8 @@
-"""Flags of the command line, made from the records of options: one flag per field, its docstring as help.
+"""Flags of the command line, made from the records of options: one flag per field, with its docstring as help.
 
-`--num-actors` sets `TrainerConfig.num_actors`, `--dqn.learning-rate` sets `DQN.learning_rate`, and a field
-that is true or false has a `--no-` twin. Only flags that were given appear in the result, so that a file and
-an environment's preset keep their say in everything else. A wrong flag or value ends with exit code 2.
+`--num-actors` sets `TrainerConfig.num_actors`, `--dqn.learning-rate` sets `DQN.learning_rate`, and a field that is true
+or false has a `--no-` flag too. The result holds only the flags that were given; files and presets decide the rest. A
+wrong flag or value ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from asyncrl.options import Option, coerce, describe, near_miss, option_help
 R = TypeVar("R")
 
 SHORT = {"num_actors": "--actors", "total_steps": "--steps"}
-"""Flags that people type most have a short twin."""
+"""Short forms of the most common flags."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that never guesses: a flag is written in full, a wrong one gets its near miss."""
+    """An argument parser without abbreviations; the error for an unknown flag names the nearest known one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def parse_exactly(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse `arguments`. Raises SystemExit with code 2 for anything that is not understood."""
-        # First of all, or an unknown flag would be reported as its value or as what is missing beside it.
+        """Parse `arguments`. Raises SystemExit with code 2 for any that is unknown or wrong."""
+        # Before parsing: argparse would report an unknown flag by its value, or by a missing argument.
         flags = list(self._option_string_actions)
         for argument in arguments:
             name = argument.split("=", 1)[0]
@@ -40,21 +40,21 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _likely(self, flags: list[str], arguments: Sequence[str]) -> list[str]:
-        """Flags that may have been meant: none of an algorithm that was not chosen."""
+        """Candidates for a misspelt flag, without those of algorithms that were not chosen."""
         given = dict(itertools.pairwise(arguments))
         chosen = f"--{given['--algo']}." if "--algo" in given else None
         own = [flag for flag in flags if "." not in flag or (chosen and flag.startswith(chosen))]
         return own if chosen and any(flag.startswith(chosen) for flag in flags) else flags
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
-        """End with exit code 2 over a name that nothing has."""
+        """Report an unknown name; ends with exit code 2."""
         self.error(f"unknown {what} {name}" + (f"; did you mean {miss}?" if miss else ""))
 
 
 def add_options(
     parser: argparse.ArgumentParser, title: str, record: type, *, prefix: str = "", skip: Sequence[str] = ()
 ) -> None:
-    """A group of flags `--<prefix><field>` for the fields of `record` that are not in `skip`."""
+    """Add a group of flags `--<prefix><field>` for the fields of `record` that are not in `skip`."""
     group = parser.add_argument_group(title)
     for name, option in option_help(record).items():
         if name not in skip:
@@ -83,7 +83,7 @@ def _converter(option: Option) -> Callable[[str], Any]:
         try:
             return coerce(option.name, option.type, text)
         except ValueError as error:
-            # argparse would replace the text of any other exception with its own.
+            # argparse replaces the text of every other exception.
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
@@ -109,7 +109,7 @@ def given_flags(parsed: argparse.Namespace, record: type, prefix: str = "") -> d
 
 
 def flag_of(name: str, prefix: str = "") -> str:
-    """The flag that sets a field, as people write it."""
+    """The flag that sets a field, in its short form if it has one."""
     own = f"--{prefix}{name.replace('_', '-')}"
     return own if prefix else SHORT.get(name, own)
 
@@ -117,9 +117,9 @@ def flag_of(name: str, prefix: str = "") -> str:
 def merged(
     parser: Parser, record: type[R], given: Mapping[str, Any], rest: Mapping[str, Any], *, prefix: str = ""
 ) -> R:
-    """`record` from the flags `given` over the values of the `rest`, which are known to be good.
+    """Make `record` from the flags `given` over the values of `rest`, which are valid by themselves.
 
-    Ends with exit code 2 where the record refuses them together.
+    Ends with exit code 2 where the record refuses the combination.
     """
     try:
         return record(**{**rest, **given})

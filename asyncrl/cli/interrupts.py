@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP during a run: the first stops it in good order, a second Ctrl-C or SIGTERM kills it.
+"""Signals during a run: the first SIGINT, SIGTERM or SIGHUP stops it in good order, a second SIGINT or SIGTERM kills.
 
-A terminal that closes sends SIGHUP more than once (the kernel and the shell each do), so that SIGHUP never counts as
-the second signal. Where SIGHUP is ignored when the run starts (`nohup`), it stays ignored.
+A terminal that closes sends SIGHUP more than once (the kernel and the shell each send one), so SIGHUP never counts as
+the second signal. SIGHUP stays ignored where it was ignored at the start (`nohup`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stoppable(Protocol):
-    """What a signal does to a run."""
+    """A run that signals can end."""
 
     def stop(self, reason: str) -> None:
         """End in good order, from any thread."""
@@ -30,10 +30,9 @@ class Stoppable(Protocol):
 
 
 class Interrupts:
-    """While it is entered, signals go to the run; main thread only.
+    """Sends signals to the run while it is entered; main thread only.
 
-    Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt: nothing has been
-    learned yet that would be lost.
+    Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -62,17 +61,17 @@ class Interrupts:
             raise KeyboardInterrupt
         if self.count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
-            self._say(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
-            # On another thread: the one that this handler has interrupted may hold a lock that `stop` takes.
+            self._print(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
+            # On another thread: the interrupted one may hold a lock that `stop` takes.
             threading.Thread(
                 target=self.run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
             ).start()
             return
-        self._say("killed\n")
+        self._print("killed\n")
         self.run.kill()
         os._exit(EXIT_CODE)
 
-    def _say(self, text: str) -> None:
-        # Not print: the handler may have interrupted a print.
+    def _print(self, text: str) -> None:
+        # Not `print`: the handler may have interrupted one.
         with contextlib.suppress(OSError):
             os.write(2, text.encode())

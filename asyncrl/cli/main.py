@@ -1,12 +1,11 @@
-"""The command line: turns arguments into records of options, and what happens into an exit code.
+"""The command line: parses arguments, runs a command and returns its exit code.
 
-    0  done                       3  the environment failed
-    1  the user's error           4  the machine had not enough of something
-    2  the command was misread    130  interrupted (a checkpoint is written first)
+    0  done                    3    the environment failed
+    1  the user's error        4    the machine lacks a resource
+    2  wrong usage             130  interrupted (a checkpoint is written first)
 
-Help and wrong arguments are answered without importing torch. A command that trains or plays starts its
-fork server before anything else, so that the server loads NumPy, gymnasium and the kernels while this process
-loads torch.
+Help and wrong arguments are answered without torch. A command that trains or plays first starts its fork server, which
+loads NumPy, gymnasium and the kernels while this process loads torch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import asyncrl.learning.clock  # noqa: F401  (first: it looks at the time)
+import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss
@@ -27,29 +26,29 @@ from asyncrl.version import __version__
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
-MISREAD = 2
+WRONG_USAGE = 2
 INTERRUPTED = 130
 
 COMMANDS = """\
 commands:
   train ENV   train an agent in an environment
-  eval RUN    play greedy episodes with what a run has learned
+  eval RUN    play greedy episodes with the policy of a run
 
 `asyncrl COMMAND --help` lists the options of a command.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Takes the process's own arguments where None is given."""
+    """Run one command; returns the exit code. None takes the process's own arguments."""
     _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(given)
     except AsyncRLError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         _discard_output()
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_standard_streams() -> None:
     """Open descriptors 0 to 2 on the null device where they are closed.
 
-    A file or socket of ours would take their numbers otherwise: libuv aborts at such a one, and an environment's prints
+    Otherwise a file or socket of the run would take their numbers: libuv aborts on it, and an environment's prints
     would go into it.
     """
     while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -70,13 +69,13 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def _discard_output() -> None:
-    """Whoever read our output has gone; the interpreter must not fail on it once more when it exits."""
+    """Point standard output, whose reader has gone, at the null device; the interpreter would fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())
@@ -102,7 +101,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _with_fork_server(command: Callable[[list[str], ForkServer | None], int], arguments: list[str]) -> int:
-    """Run a command beside a fork server that is still starting; close the server whatever happens."""
+    """Start a fork server, run the command meanwhile, and close the server in every case."""
     if {"-h", "--help"} & set(arguments):
         return command(arguments, None)
     from asyncrl.actors.forkserver import ForkServer
@@ -124,13 +123,12 @@ def _train(arguments: list[str], server: ForkServer | None) -> int:
     try:
         return train(config, algorithm, server)
     except ValueError as error:
-        # Some rules need the whole run to be checked, such as a pace at which actors and learner would wait for
-        # each other. They read like the others.
+        # Some rules are checked when the run is built, such as a pace that would deadlock. They read like the others.
         flag = flag_refused(error, algorithm)
         if flag is None:
             raise
-        _complain(f"asyncrl train: error: argument {flag}: {error}")
-        return MISREAD
+        _print_error(f"asyncrl train: error: argument {flag}: {error}")
+        return WRONG_USAGE
 
 
 def _evaluate(arguments: list[str], server: ForkServer | None) -> int:

@@ -216,7 +216,7 @@ def retire(
         state[RETIRED] += before - state[SAMPLEABLE]
 
 
-@kernel(f"int64({_TREE}, {_TABLES}, int64)")
+@kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
 def retire_stale(
     leaves: Leaves,
     nodes: Nodes,

@@ -87,7 +87,9 @@ def sample(
         ids[i] = locate(rings, state, leaf, work, i)
         rest[i] = leaves[np.uintp(leaf)]
     importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
-    largest = weight.max()
+    largest = np.float32(0.0)
+    for i in range(size):
+        largest = max(largest, weight[i])
     for i in range(size):
         weight[i] /= largest
     gather(rings, state, ids, batch, work)

@@ -193,7 +193,7 @@ def find_leaf(leaves: Leaves, bits: int, group: int, target: float) -> int:
 _TREE = "float32[::1], float64[:,:,::1], int64[::1], int64"
 
 
-@kernel(f"int64({_TREE}, int64, int64[::1], float64[::1], int64[::1])")
+@kernel(f"int64({_TREE}, int64, int64[::1], float64[::1], int64[::1])", cold=True)
 def set_leaves(
     leaves: Leaves,
     nodes: Nodes,
@@ -215,7 +215,7 @@ def set_leaves(
     return -1
 
 
-@kernel(f"void({_TREE}, int64, int64, float64)")
+@kernel(f"void({_TREE}, int64, int64, float64)", cold=True)
 def set_leaf_range(
     leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int, value: float
 ) -> None:
@@ -225,7 +225,7 @@ def set_leaf_range(
     sum_up_range(leaves, nodes, first, bits, start, stop)
 
 
-@kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])")
+@kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])", cold=True)
 def draw_leaves(
     leaves: Leaves,
     nodes: Nodes,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm.doorbell import Doorbell
+from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.weights import WeightMailbox
 
 GPU_WEIGHTS = 500_000
@@ -84,6 +87,16 @@ class RunParts:
     evaluator: RemoteEvaluator
     saver: CheckpointSaver
     schedule: EvaluationSchedule
+
+
+async def prepare_kernels(algorithm: Algorithm) -> None:
+    """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
+    without = () if algorithm.update_loop == "replay" else ("asyncrl.replay",)
+    cancelled = threading.Event()
+    try:
+        await asyncio.to_thread(prepare_run, without, cancelled)
+    finally:
+        cancelled.set()
 
 
 async def build(
@@ -144,7 +157,7 @@ async def build(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pool.start(), name="start-actors")
         core = tasks.create_task(
-            thread.call(lambda: algorithm.make_core(spec, device, core_seed)), name="make-network"
+            thread.call(lambda: _make_core(algorithm, spec, device, core_seed)), name="make-network"
         )
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
@@ -155,6 +168,13 @@ async def build(
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
     reporting.schedule = schedule
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)
+
+
+def _make_core(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:
+    """The algorithm's network and optimizer, with the kernels that came with their modules."""
+    core = algorithm.make_core(spec, device, seed)
+    prepare_quietly(without=("asyncrl.replay",))
+    return core
 
 
 def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:

@@ -1,7 +1,7 @@
-"""What a run can be told besides its algorithm's hyper-parameters: one frozen record.
+"""Options of a run, without those of its algorithm: one frozen record.
 
-The docstring under a field is its help on the command line and its comment in `config.toml`. An algorithm's
-own options stand in its record (`asyncrl.algorithms`); together the two records reproduce a run.
+The docstring under a field is its help on the command line and its comment in `config.toml`. The algorithm's options
+are in its own record (`asyncrl.algorithms`); the two records together reproduce a run.
 """
 
 from __future__ import annotations
@@ -22,83 +22,83 @@ class TrainerConfig:
     """
 
     env: str
-    """Gymnasium id of the environment, or the name of the factory that was given instead."""
+    """Gymnasium id of the environment, or the name of its factory."""
 
     algo: str
     """Name of the algorithm."""
 
     seed: int = 0
-    """Seed of everything random; actors, environments and the learner draw from streams spawned from it."""
+    """Random seed; actors, environments and the learner use generators spawned from it."""
 
     num_actors: int | None = None
-    """Actor processes; none means one for each core but one, and at least one."""
+    """Actor processes; none means one less than the cores, and at least one."""
 
     envs_per_actor: int = 16
-    """Environments that each actor steps in turn, with one forward pass of the policy for all of them;
-    a factory that returns a vector of environments decides it by itself."""
+    """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
+    environment sets this number."""
 
     total_steps: int | None = None
-    """Stop after this many environment steps over all actors."""
+    """Stop after this many environment steps, summed over all actors."""
 
     max_seconds: float | None = None
-    """Stop after this many seconds of training, evaluation pauses excluded."""
+    """Stop after this many seconds of training; evaluation pauses do not count."""
 
     target_return: float | None = None
-    """Stop when a greedy evaluation over `target_eval_episodes` episodes has at least this mean return."""
+    """Stop when the mean return of a greedy evaluation over `target_eval_episodes` episodes reaches this."""
 
     target_training_return: float | None = None
-    """Stop when the mean of the last 100 training episodes over all actors is at least this (100 episodes finished)."""
+    """Stop when the mean return of the last 100 training episodes over all actors reaches this."""
 
     eval_interval_steps: int | None = 25_000
-    """Environment steps between greedy evaluations; none evaluates only at the end."""
+    """Environment steps between greedy evaluations; none evaluates at the end only."""
 
     eval_interval_seconds: float | None = None
-    """Seconds between greedy evaluations in place of steps; results then depend on the machine's speed."""
+    """Seconds between greedy evaluations, instead of steps; results then depend on the machine's speed."""
 
     eval_episodes: int = 10
-    """Episodes of each regular evaluation."""
+    """Episodes per regular evaluation."""
 
     target_eval_episodes: int = 100
-    """Episodes of the evaluation that confirms `target_return`; training pauses meanwhile."""
+    """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
 
     eval_max_episode_steps: int | None = None
-    """Steps after which an evaluation ends an episode as it stands; none is the environment's own limit, or 27000."""
+    """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner's network lives; auto takes a GPU where there is one and the network is large."""
+    """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
 
     torch_threads: int = 1
-    """Threads of torch in the learner; more than one collapses when the actors keep the cores busy."""
+    """Torch threads of the learner; more than one is very slow while the actors keep all cores busy."""
 
     burst_seconds: float = 0.01
-    """Seconds of updates that the learner's thread does at a stretch before the event loop has a say."""
+    """Seconds of updates that the learner's thread makes before it returns to the event loop."""
 
     step_timeout_seconds: float = 60.0
-    """An environment whose step takes longer counts as hung."""
+    """Maximum seconds of one environment step; a longer one counts as hung."""
 
     ready_timeout_seconds: float = 60.0
-    """An actor whose environments take longer to be built and reset for the first time counts as hung."""
+    """Maximum seconds for an actor to build and first reset its environments; a slower one counts as hung."""
 
     max_restarts: int = 3
-    """How often a killed actor is started again within a minute before the run ends."""
+    """Maximum restarts of a killed actor within a minute; one more death ends the run."""
 
     run_dir: str | None = None
-    """Directory for the run's files; none writes no files."""
+    """Directory of the run's files; none writes no files."""
 
     report_interval_seconds: float = 1.0
-    """Seconds between reports, which are what terminal, page and `metrics.jsonl` show; an evaluation reports too."""
+    """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""
 
     report_interval_steps: int | None = 5_000
-    """Environment steps between reports, beside `report_interval_seconds`; none reports by time only."""
+    """Environment steps between reports, in addition to `report_interval_seconds`; none reports by time only."""
 
     checkpoint_interval_seconds: float = 60.0
-    """Seconds between checkpoints of the learner, written where there is a run directory."""
+    """Seconds between checkpoints of the learner; they need a run directory."""
 
     http: int | Literal["auto", "off"] = "auto"
-    """Port of the live page and its endpoints: auto takes a free one, off serves nothing."""
+    """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""
 
     host: str = "127.0.0.1"
-    """Address the page is served on; any other than a loopback address asks for the run's token."""
+    """Address to serve the page on; beyond loopback every request needs the run's token."""
 
     def __post_init__(self) -> None:
         if self.run_dir is not None:
@@ -135,14 +135,14 @@ class TrainerConfig:
 
     @property
     def actors(self) -> int:
-        """`num_actors`, resolved: one for each core this process may use but one, and at least one."""
+        """`num_actors`, or one less than the cores that this process may use, and at least one."""
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

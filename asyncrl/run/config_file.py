@@ -1,8 +1,8 @@
-"""`config.toml`: a run's options as a file that can be read, edited and trained from again.
+"""Read and write `config.toml`, a run's options as a file from which it can be trained again.
 
-Table `[trainer]` holds the fields of `TrainerConfig`, and a table named after an algorithm (`[dqn]`) that
-algorithm's hyper-parameters. What the file does not say keeps its default. Whatever is wrong in it is
-ASYNC017, which names the file, the path of the key, and the option that was probably meant.
+Table `[trainer]` holds the fields of `TrainerConfig`; a table named after an algorithm (`[dqn]`) holds that algorithm's
+hyper-parameters. Options that the file leaves out keep their defaults. A mistake raises ASYNC017, which names the file,
+the path of the key and the nearest known option.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TRAINER = "trainer"
 
 
 def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[str, Any]]:
-    """The tables of `file`: every key known, every value of its option's type, ranges not checked.
+    """Read the tables of `file`; keys and types are checked, ranges are not.
 
     Args:
         file: a TOML file.
-        algorithms: record of every algorithm by name.
+        algorithms: the records of all algorithms by name.
 
     Raises:
         ConfigurationError: the file cannot be read, is not TOML, or has an unknown or mistyped key.
@@ -74,10 +74,10 @@ def _checked_table(
 
 
 def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path: str) -> R:
-    """`record(**values)`, for values that stood in table `path` of `file`.
+    """Return `record(**values)`, for values out of table `path` of `file`.
 
     Raises:
-        ConfigurationError: a missing option, or a value that the record refuses.
+        ConfigurationError: an option is missing, or the record refuses a value.
     """
     for name, option in option_help(record).items():
         if option.required and name not in values:
@@ -94,7 +94,7 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
 
 
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
-    """Both records as TOML with every option, its help above it; one that is None stands as a comment."""
+    """Return both records as TOML: every option below its help; an option that is None is a comment."""
     return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
 
 
@@ -116,7 +116,7 @@ def _assignment(name: str, value: object) -> str:
 
 
 def unknown_key(file: Path, key: str, known: Iterable[str]) -> ConfigurationError:
-    """ASYNC017 for a key (its full path) that no record has, with its near miss among `known` paths."""
+    """ASYNC017 for a key (its full path) that no record has, with the nearest of the `known` paths."""
     facts: dict[str, object] = {"file": file, "key": key}
     fix = "remove it; `asyncrl train --help` lists every option"
     miss = _near_path(key, list(known))

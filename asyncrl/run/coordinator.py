@@ -31,7 +31,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import TrainClock
-from asyncrl.run.build import RunParts, Setup, build, single_error
+from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
 from asyncrl.run.ending import Ending, Outcome
@@ -163,7 +163,14 @@ class Coordinator:
         require_descriptors(self.config.actors)
         await self._serve(stack)
         self._reporting.publish(None)
-        spec = await probe(self._server, self.source, self.config.ready_timeout_seconds)
+        # At the same time: the fork server, which both wait for, loads or compiles the kernels of the actors.
+        with single_error():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(prepare_kernels(self.algorithm), name="prepare-kernels")
+                probing = tasks.create_task(
+                    probe(self._server, self.source, self.config.ready_timeout_seconds), name="probe"
+                )
+        spec = probing.result()
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self.algorithm.check(spec)
@@ -177,12 +184,16 @@ class Coordinator:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http == "off":
             return
+
+        async def save_checkpoint() -> str:
+            return await self.parts.saver.save_on_request() if self.parts is not None else ""
+
         token = secrets.token_urlsafe(24)
         server = RunServer(
             snapshot=self._reporting.current,
-            config=self._options,
+            config=lambda: _options(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
-            checkpoint=self._save_on_request,
+            checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
             host=self.config.host,
             port=0 if self.config.http == "auto" else int(self.config.http),
@@ -285,14 +296,10 @@ class Coordinator:
         except Exception as failed:
             return None, error or failed  # what ended the run is not to be masked
 
-    # --- answers to HTTP ---------------------------------------------------------------------------------------------
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "trainer": dataclasses.asdict(self.config),
-            self.algorithm.name: dataclasses.asdict(self.algorithm),  # type: ignore[call-overload]
-        }
-
-    async def _save_on_request(self) -> str:
-        """Save a checkpoint now; returns its path, "" without a directory. Raises `ResourceError`."""
-        return await self.parts.saver.save_on_request() if self.parts is not None else ""
+def _options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """Every option by table, as `/config` shows it."""
+    return {
+        "trainer": dataclasses.asdict(config),
+        algorithm.name: dataclasses.asdict(algorithm),  # type: ignore[call-overload]
+    }

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.errors import ReplayTooLarge
-from asyncrl.interfaces import EnvSpec, FieldSpec, ReplayAlgorithm, SegmentAlgorithm
+from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.learning.segment_balance import slots_for
 from asyncrl.run.config import TrainerConfig
 from asyncrl.shm.ring import RingLayout
@@ -18,7 +20,7 @@ PADDING = 16
 """Slots between two streams of a ring of segments: a cache line of the narrow fields, four of the wide ones."""
 
 
-def replay_layout(config: TrainerConfig, algorithm: ReplayAlgorithm, spec: EnvSpec) -> RingLayout:
+def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
     """Layout of a ring that is the replay: the capacity divided among all streams, up to the next power of two.
 
     Raises:
@@ -37,7 +39,7 @@ def replay_layout(config: TrainerConfig, algorithm: ReplayAlgorithm, spec: EnvSp
     return layout
 
 
-def segment_layout(config: TrainerConfig, algorithm: SegmentAlgorithm, spec: EnvSpec) -> RingLayout:
+def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) -> RingLayout:
     """Layout of a ring that feeds a segment queue: the segments one actor may have in flight, and the row after.
 
     A segment length that is a power of two divides the ring's length, so that no segment wraps and none is copied.

@@ -52,7 +52,7 @@ class EpisodeWindow:
         return sum(self.lengths) / len(self.lengths) if self.lengths else None
 
 
-class Reporter:
+class SnapshotBuilder:
     """Turns counters into rates and makes snapshots; event-loop thread only.
 
     Args:

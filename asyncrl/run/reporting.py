@@ -20,7 +20,7 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.report import EpisodeWindow, Reporter
+from asyncrl.run.report import EpisodeWindow, SnapshotBuilder
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.writers import RunWriters
 
@@ -102,7 +102,7 @@ class Reporting:
         self.schedule: EvaluationSchedule | None = None
         self.last_report: LearnerReport | None = None
         self._listener = listener
-        self._reporter = Reporter(config, 0, clock)
+        self._builder = SnapshotBuilder(config, 0, clock)
         self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self._writers: RunWriters | None = None
         self._last: Snapshot | None = None
@@ -111,10 +111,10 @@ class Reporting:
     @property
     def episodes(self) -> EpisodeWindow:
         """The last finished training episodes."""
-        return self._reporter.episodes
+        return self._builder.episodes
 
     def current(self) -> Snapshot:
-        """The newest snapshot. There is one before the page is served."""
+        """The newest snapshot; `publish` must have been called."""
         assert self._last is not None
         return self._last
 
@@ -124,17 +124,17 @@ class Reporting:
 
     def set_replay_capacity(self, steps: int) -> None:
         """Set the environment steps that all rings hold."""
-        self._reporter.replay_capacity = steps
+        self._builder.replay_capacity = steps
 
     def actor_wait_seconds(self) -> float:
         """Seconds that the mean actor has waited for a grant while the training clock ran."""
-        return self._reporter.actor_wait_seconds
+        return self._builder.actor_wait_seconds
 
     def read_actors(self) -> None:
         """Collect the episodes that actors have finished, and the time they have waited."""
         if self.pool is not None:
             self.episodes.extend(self.pool.episodes())
-            self._reporter.count_waiting(self.pool.wait_seconds())
+            self._builder.count_waiting(self.pool.wait_seconds())
 
     def evaluated(self, result: EvaluationResult) -> None:
         """Write an evaluation at once, and make a report due that shows it."""
@@ -184,7 +184,7 @@ class Reporting:
     def _snapshot(self, report: LearnerReport | None, stop_reason: str | None, error: str | None) -> Snapshot:
         pool, schedule = self.pool, self.schedule
         holds_training = schedule is not None and schedule.holds_training
-        return self._reporter.snapshot(
+        return self._builder.snapshot(
             "evaluating" if self.state == "training" and holds_training else self.state,
             actors=pool.statistics() if pool is not None else (),
             learner=report,
@@ -203,8 +203,8 @@ class Reporting:
             if not self._warned_of_listener:
                 self._warned_of_listener = True
                 text = (
-                    f"[ASYNC042] what is called with every snapshot raised {describe_error(error)}; training goes "
-                    "on, and it is called again with the next; mend the callback"
+                    f"[ASYNC042] the callback for snapshots raised {describe_error(error)}; training goes "
+                    "on, and the callback gets the next snapshot too; mend it"
                 )
                 warnings.warn(ListenerFailed(text), stacklevel=2)
 

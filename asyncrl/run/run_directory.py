@@ -1,7 +1,7 @@
-"""The files of a run: what it was told, what it measured, what it learned. See README, "A run's directory".
+"""The directory of a run: its lock, its small files and the record of its machine. See README, "A run's directory".
 
-Everything is written whole (temporary file, rename), so that who reads a directory while the run goes on never sees
-half a file. A run without a directory has a `RunDirectory` too, one that writes nothing.
+Every file is written whole (temporary file, rename), so that a reader never sees half a file during the run. A run
+without a directory has a `RunDirectory` that writes nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 
 LOCK = ".lock"
-"""Name of the file whose lock says that a run uses the directory; it holds the run's process id."""
+"""Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
 
 
 class RunDirectory:
     """Owns a run's directory; event-loop thread only.
 
     Args:
-        path: the directory, made where it does not exist; or None to write nothing.
+        path: the directory, created where it does not exist; or None to write nothing.
 
     Raises:
-        ConfigurationError: the directory holds another run already, is in use by one, or cannot be made.
+        ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -58,23 +58,23 @@ class RunDirectory:
             )
 
     def close(self) -> None:
-        """Let another run have the directory; may be called twice."""
+        """Release the lock on the directory; may be called twice."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     @property
     def actor_logs(self) -> Path | None:
-        """Where actors write their output, or None."""
+        """Directory of the actors' output, or None."""
         return self.path / "actors" if self.path is not None else None
 
     @property
     def checkpoints(self) -> CheckpointFolder | None:
-        """Where checkpoints are kept, or None."""
+        """The folder of checkpoints, or None."""
         return CheckpointFolder(self.path / "checkpoints") if self.path is not None else None
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
-        """Write `name` whole. Raises OSError, with the old file in place, where it cannot be written."""
+        """Write `name` whole. Raises OSError where it cannot be written; the old file then stays."""
         if self.path is None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -90,11 +90,11 @@ class RunDirectory:
             raise
 
     def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
-        """Write `value` as strict JSON, whole; a NaN or infinity in it becomes null. Raises OSError."""
+        """Write `value` as strict JSON, whole; NaN and infinity become null. Raises OSError."""
         self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", mode)
 
     def remove(self, name: str) -> None:
-        """Remove a file that is true only while the run lives (`http.json`)."""
+        """Remove a file that is valid only during the run (`http.json`)."""
         if self.path is not None:
             with contextlib.suppress(OSError):
                 (self.path / name).unlink(missing_ok=True)
@@ -102,7 +102,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def refuse_unwritable(path: Path) -> Iterator[None]:
-    """Turn an OSError into `ConfigurationError`: before a run has learned anything it need not go on without files."""
+    """Turn an OSError into `ConfigurationError`; for files written before training, while there is nothing to lose."""
     try:
         yield
     except OSError as error:
@@ -116,7 +116,7 @@ def refuse_unwritable(path: Path) -> Iterator[None]:
 def _lock(path: Path) -> int | None:
     """Lock the directory for this process, until the descriptor is closed; None where locks are not supported.
 
-    Raises `ConfigurationError` where another run holds it. The kernel lets go of the lock of a process that died.
+    Raises `ConfigurationError` where another run holds the lock. The kernel releases the lock of a dead process.
     """
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -138,9 +138,9 @@ def _lock(path: Path) -> int | None:
 
 
 def _holds_a_run(path: Path) -> str:
-    """The file that says that a run has left something here, or "".
+    """Name of a file that a run has left here, or "".
 
-    A run that failed before its first step leaves a summary and nothing to lose: its directory may be used again.
+    A run that failed before its first step leaves a summary and nothing to lose; its directory may be used again.
     """
     for found in sorted((path / "checkpoints").iterdir()):
         if not found.name.startswith("."):
@@ -148,7 +148,7 @@ def _holds_a_run(path: Path) -> str:
     if (path / "summary.json").exists():
         try:
             steps = json.loads((path / "summary.json").read_text(encoding="utf-8"))["env_steps"]
-        except Exception:  # whatever it is, it is not ours to overwrite
+        except Exception:  # an unknown file is not overwritten
             steps = None
         return "" if steps == 0 else "summary.json"
     metrics = path / "metrics.jsonl"
@@ -165,7 +165,7 @@ def _finite(value: Any) -> Any:
 
 
 def describe_run(seed: int) -> dict[str, Any]:
-    """What `meta.json` holds: versions, command, seed, machine and git commit."""
+    """Content of `meta.json`: versions, command, seed, machine and git commit."""
     return {
         "asyncrl": _version("asyncrl"),
         "python": platform.python_version(),
@@ -193,7 +193,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the directory the command was given in, with `-dirty`; None where there is no repository."""
+    """Git commit of the working directory, with `-dirty`; None where there is no repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

@@ -31,7 +31,7 @@ class Trainer:
 
     Args:
         env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
-        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset in this environment.
+        algorithm: a record such as `DQN(...)`, or an algorithm's name, which takes its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`.
 
@@ -95,7 +95,7 @@ class Trainer:
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> TrainResult:
-        """Train until a stopping rule holds; blocks. Ctrl-C stops in good order and is raised again; twice, it kills.
+        """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
 
         Args:
             total_steps: environment steps over all actors.
@@ -105,7 +105,7 @@ class Trainer:
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
-            AsyncRLError: what ended the run.
+            AsyncRLError: the error that ended the run.
         """
         if _loop_is_running():
             raise BlockingCallInLoop(
@@ -129,9 +129,9 @@ class Trainer:
         max_seconds: float | None = None,
         target_return: float | None = None,
     ) -> TrainResult:
-        """The same without blocking the caller's loop; in a notebook cell it shows a live card.
+        """Train like `learn`, without blocking the caller's event loop; a notebook cell shows a live card.
 
-        Cancelling it (a notebook's Interrupt) stops the run first.
+        Cancellation (a notebook's Interrupt) stops the run first.
         """
         self.start(total_steps, max_seconds=max_seconds, target_return=target_return)
         card = live_card()

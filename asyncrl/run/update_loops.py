@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asyncrl.interfaces import Algorithm, Batch, EnvSpec, ReplayAlgorithm, SegmentAlgorithm
+from asyncrl.algorithms.off_policy import OffPolicy
+from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.interfaces import Algorithm, Batch, EnvSpec
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
@@ -67,7 +69,7 @@ class LoopBuilder(Protocol):
 class ReplayBuilder:
     """Builds the loop that samples from replay; its core is a `LearnerCore`."""
 
-    def __init__(self, algorithm: ReplayAlgorithm, config: TrainerConfig, spec: EnvSpec) -> None:
+    def __init__(self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
         self._algorithm = algorithm
         self._config = config
         self._spec = spec
@@ -151,7 +153,7 @@ class ReplayBuilder:
 class SegmentBuilder:
     """Builds the loop that takes segments in order of arrival; its core is a `SegmentCore`."""
 
-    def __init__(self, algorithm: SegmentAlgorithm, config: TrainerConfig, spec: EnvSpec) -> None:
+    def __init__(self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
         self._algorithm = algorithm
         self._config = config
         self._spec = spec
@@ -189,7 +191,8 @@ class SegmentBuilder:
         algorithm = self._algorithm
         samples_per_insert = algorithm.samples_per_insert
         assert samples_per_insert is not None, "a segment algorithm says how often it uses a fresh step"
-        past_per_batch = algorithm.past_per_batch if algorithm.past_segments else 0
+        kept, past_per_batch = algorithm.kept_segments
+        past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
             discipline=algorithm.discipline,
             num_rings=self._config.actors,
@@ -203,11 +206,11 @@ class SegmentBuilder:
         )
 
     def _past_segments(self) -> PastSegments | None:
-        algorithm = self._algorithm
-        if not algorithm.past_segments:
+        kept, per_batch = self._algorithm.kept_segments
+        if not kept:
             return None
         rng = sampling_rng(self._config.seed)
-        return PastSegments(algorithm.past_segments, algorithm.past_per_batch, algorithm.max_staleness, rng)
+        return PastSegments(kept, per_batch, self._algorithm.max_staleness, rng)
 
 
 def sampling_rng(seed: int) -> np.random.Generator:

@@ -1,23 +1,22 @@
-"""A run over HTTP: its page, its numbers and two commands. The only door to aiohttp.
+"""A run over HTTP: its page, its metrics and two commands. The only room that imports aiohttp.
 
 | path | what | token |
 |---|---|---|
-| `GET /` | one page, complete in itself | when bound beyond loopback |
+| `GET /` | one page without outside resources | when bound beyond loopback |
 | `GET /stats` | strict JSON: the newest snapshot's fields, and its metrics by public name | same |
-| `GET /history` | columns of up to 600 moments since the start, for the page's charts | same |
+| `GET /history` | columns of up to 600 moments since the start, for charts | same |
 | `GET /events` | server-sent events: a snapshot a second, then `event: end` | same |
 | `GET /metrics` | Prometheus text format | same |
 | `GET /config` | the run's options | same |
 | `GET /healthz`, `/readyz` | 200 while the loop answers / once training steps arrive, else 503 | same |
 | `POST /stop` | 202; the run stops as after one Ctrl-C | always |
-| `POST /checkpoint` | 200 with the path of a checkpoint written now | always |
+| `POST /checkpoint` | 200 with the path of a new checkpoint | always |
 
-The token goes in `Authorization: Bearer TOKEN` or `X-AsyncRL-Token: TOKEN`. A browser that reads a run bound
-beyond loopback may put `?token=TOKEN` in the address instead; a POST may not.
+The token goes in `Authorization: Bearer TOKEN` or `X-AsyncRL-Token: TOKEN`. A GET may have it in the address instead
+(`?token=TOKEN`), a POST may not.
 
-Every refusal is a JSON body, `{"error": {"status": ..., "message": ...}}`: 401 token, 403 origin, 404 path,
-405 method, 408 too slow, 413 body over 64 KB, 421 host, 503 too many streams; what is not HTTP at all gets a
-plain 400.
+Every refusal has a JSON body, `{"error": {"status": ..., "message": ...}}`: 401 token, 403 origin, 404 path, 405
+method, 408 too slow, 413 body over 64 KB, 421 host, 503 too many streams. Bytes that are not HTTP get a plain 400.
 """
 
 from asyncrl.server.app import RunServer

@@ -1,4 +1,4 @@
-"""The server's life: start, serve, close."""
+"""The HTTP server of a run: start, serve, close."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
@@ -21,8 +21,7 @@ from asyncrl.server.security import MAX_BODY_BYTES, STATIC_HEADERS, Gate, answer
 from asyncrl.show.metrics import Snapshot
 
 LOGGER = logging.getLogger("asyncrl.server")
-# A library stays silent unless its user listens: garbage sent to the port must not write over the terminal
-# view.
+# Silent unless the user adds a handler: garbage sent to the port must not write over the terminal view.
 LOGGER.addHandler(logging.NullHandler())
 
 KEEPALIVE_SECONDS = 15.0
@@ -32,20 +31,20 @@ GOODBYE_SECONDS = 0.5
 class RunServer:
     """Serves one run on the event loop that calls `start`.
 
-    Every callable is called on that loop and must return at once; `checkpoint` may take its time.
+    Every callable is called on that loop and must not block.
 
     Args:
-        snapshot: the run as it is now; called at most five times a second however many ask.
+        snapshot: the newest snapshot; called at most five times a second, whatever the number of clients.
         config: the run's options, as `/config` shows them.
         stop: asks the run to stop.
-        checkpoint: writes a checkpoint and returns its path.
+        checkpoint: writes a checkpoint and returns its path; may take long.
         ready: whether training steps have arrived.
         host: address to bind; beyond loopback every request needs the token.
         port: 0 takes any free one.
         token: the run's secret, not empty.
 
     Attributes:
-        url: `http://host:port` as a browser on this machine reaches it; "" before `start`.
+        url: `http://host:port` for a browser on this machine; "" before `start`.
         port: the port that is bound.
     """
 
@@ -55,7 +54,7 @@ class RunServer:
         snapshot: Callable[[], Snapshot],
         config: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
-        checkpoint: Callable[[], Awaitable[str]],
+        checkpoint: Callable[[], Coroutine[Any, Any, str]],
         ready: Callable[[], bool],
         host: str = "127.0.0.1",
         port: int = 0,
@@ -78,8 +77,8 @@ class RunServer:
         """Bind and serve.
 
         Raises:
-            PortInUse: ASYNC007, naming the run of ours that holds the port.
-            ConfigurationError: where the host cannot be bound for another reason.
+            PortInUse: ASYNC007; it names the run that holds the port, if one does.
+            ConfigurationError: the host cannot be bound for another reason.
         """
         self._runner = web.AppRunner(
             self._application(),
@@ -103,7 +102,7 @@ class RunServer:
         self._ticker = asyncio.create_task(self._feed.run(), name="asyncrl-http-ticker")
 
     async def close(self) -> None:
-        """Stop listening, end the streams with a last snapshot, close all within a second; idempotent."""
+        """Stop listening, end the streams with a last snapshot, close all connections within a second; idempotent."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -127,8 +126,7 @@ class RunServer:
 
     async def _listen(self, guard: ConnectionGuard) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        # One address only: a name with two (localhost) would get two different free ports. IPv4 where there
-        # is one.
+        # One address only: a name with two (localhost) would get two different free ports. IPv4 is preferred.
         try:
             found = await loop.getaddrinfo(self.host or "0.0.0.0", self.port, type=socket.SOCK_STREAM)
             address = min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]
@@ -151,7 +149,7 @@ class RunServer:
         return app
 
     def _mark_busy(self) -> Middleware:
-        """The outermost middleware: tells the guard which connections have a request."""
+        """The outermost middleware: marks connections with a request in progress as busy."""
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,9 +1,8 @@
-"""Sockets that may be open: how many, and for how long without a request.
+"""Limits on connections: how many may be open, and how long each may take to send a request's head.
 
-aiohttp alone keeps half-sent requests open for an hour, so that a few hundred of them starve everybody else.
-The guard stands between the transport and aiohttp's protocol, speaks `asyncio.Protocol` on both sides and
-knows no HTTP: that a request's head is complete it learns from the middleware, which sees a request only
-    then.
+aiohttp has neither limit: it keeps a half-sent request open for an hour, and a few hundred of them exhaust the
+process's descriptors. The guard stands between the transport and aiohttp's protocol, with `asyncio.Protocol` on both
+sides, and does not parse HTTP: aiohttp's middleware tells it when a head is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TOO_SLOW = (
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Connections open now; and evicted, refused and timed out since the start."""
+    """Connections open now, and those evicted, refused and timed out since the start."""
 
     open: int
     evicted: int
@@ -34,12 +33,11 @@ class ConnectionStatistics:
 
 
 class ConnectionGuard:
-    """Protocol factory for `loop.create_server` that limits what stands behind it.
+    """Protocol factory for `loop.create_server` that limits the connections of the factory it wraps.
 
-    At most `max_connections` are open. A new one beyond that takes the place of the oldest that never sent a
-    whole request, else of the oldest that is idle between two requests; while all are busy it is closed at
-    once. The first byte of a request (or the connection itself, for the first one) starts `head_seconds`,
-    within which the head must be complete.
+    At most `max_connections` are open. A new one beyond that evicts the oldest that never sent a whole request, else
+    the oldest that is idle between two requests; it is refused while all are busy. A head must be complete within
+    `head_seconds` of its first byte; the first head of a connection, of the connection itself.
     """
 
     def __init__(
@@ -62,26 +60,26 @@ class ConnectionGuard:
         return _Connection(self, self._factory())
 
     def request_began(self, transport: asyncio.Transport | None) -> None:
-        """A whole request head has arrived on `transport`; its connection is busy until `request_ended`."""
+        """Note that a whole head has arrived on `transport`; its connection is busy until `request_ended`."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.busy = connection.served = True
             connection.stop_timer()
 
     def request_ended(self, transport: asyncio.Transport | None) -> None:
-        """The handler of the request on `transport` is done."""
+        """Note that the handler of the request on `transport` has returned."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.busy = False
 
     async def abort_all(self) -> None:
-        """Close every connection without waiting for any peer; returns when the sockets are closed."""
+        """Close every connection without waiting for peers; returns when the sockets are closed."""
         if self._open:
             self._emptied = asyncio.get_running_loop().create_future()
             for transport in list(self._open):
                 transport.abort()
             await self._emptied
-            # A transport closes its socket right after it told its protocol.
+            # A transport closes its socket just after `connection_lost`.
             await asyncio.sleep(0)
 
     def statistics(self) -> ConnectionStatistics:
@@ -89,7 +87,7 @@ class ConnectionGuard:
         return ConnectionStatistics(len(self._open), self._evicted, self._refused, self._timed_out)
 
     def admit(self, connection: _Connection, transport: asyncio.Transport) -> bool:
-        """Make room for a new connection; False where there is none."""
+        """Make room for a new connection; returns whether there is any."""
         if len(self._open) >= self._max_connections:
             idle = [t for t, c in self._open.items() if not c.busy]
             if not idle:
@@ -103,13 +101,13 @@ class ConnectionGuard:
         return True
 
     def forget(self, transport: asyncio.Transport) -> None:
-        """The connection is gone."""
+        """Remove a closed connection."""
         self._open.pop(transport, None)
         if not self._open and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
     def start_timer(self, transport: asyncio.Transport) -> asyncio.TimerHandle:
-        """Give a request head its time."""
+        """Start the time limit of a head."""
         return asyncio.get_running_loop().call_later(self._head_seconds, self._time_out, transport)
 
     def _time_out(self, transport: asyncio.Transport) -> None:
@@ -127,7 +125,7 @@ class ConnectionGuard:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: passes everything on, and keeps the time of heads."""
+    """One connection: forwards every event, and times heads."""
 
     def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
         self._guard = guard

@@ -1,4 +1,4 @@
-"""How runs of ours are found again: the `http.json` of a run's directory, and who holds a port."""
+"""Discovery of runs: `http.json` in a run's directory, and the run that holds a port."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_ANSWER_BYTES = 256 * 1024
 def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: str) -> None:
     """Write `{"url", "pid", "token"}` to `path`, readable by its owner only (mode 0600), in one step.
 
-    The file holds the token, so it is created with its mode, never widened, and replaces an older one whole.
+    The file holds the token, so it has its mode from creation on, and replaces an older file whole.
 
     Raises:
-        OSError: where the directory cannot be written.
+        OSError: the directory cannot be written.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -37,7 +37,7 @@ def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: 
 
 
 async def port_in_use(host: str, port: int) -> PortInUse:
-    """The error for a taken port, naming the run of ours that holds it if one answers in half a second."""
+    """The error for a taken port; it names the run that holds it, if one answers within half a second."""
     return PortInUse(
         f"port {port} on {host} is in use",
         facts={"host": host, "port": port, "held by": await _holder(reachable(host), port)},
@@ -46,7 +46,7 @@ async def port_in_use(host: str, port: int) -> PortInUse:
 
 
 def reachable(host: str) -> str:
-    """An address at which what is bound to `host` answers on this machine, as it stands in a URL."""
+    """The host part of a URL that reaches, on this machine, a server bound to `host`."""
     address = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{address}]" if ":" in address else address
 

@@ -1,4 +1,4 @@
-"""Snapshots on their way to HTTP: taken rarely, encoded once, remembered thinly."""
+"""Snapshots for HTTP clients: taken at most five times a second, encoded once, kept as a thinned history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reading:
     def json(self) -> bytes:
         """Strict JSON on one line: the fields, then the metrics by public name; NaN and infinity are null.
 
-        All evaluations so far are not in it (`/history` and `/events` have them), only the last and the best.
+        It has the last and the best evaluation only; `/history` and `/events` have all of them.
         """
         fields = {name: value for name, value in vars(self.snapshot).items() if name != "evaluations"}
         last = self.snapshot.evaluation
@@ -45,11 +45,11 @@ class Reading:
 
 
 class SnapshotFeed:
-    """The one place where the server asks for snapshots; lives on the event loop.
+    """Takes snapshots for all clients of the server; event-loop thread only.
 
     Args:
-        take: makes a snapshot; called at most five times a second, on the loop.
-        tick_seconds: how often streams get one and the history grows.
+        take: returns the newest snapshot; called at most five times a second.
+        tick_seconds: interval at which streams get a snapshot and the history grows.
     """
 
     def __init__(self, take: Callable[[], Snapshot], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -66,7 +66,7 @@ class SnapshotFeed:
         self.closed = False
 
     def current(self) -> Reading:
-        """A reading at most `FRESH_SECONDS` old. Raises what `take` raises."""
+        """A snapshot at most `FRESH_SECONDS` old. Raises what `take` raises."""
         now = asyncio.get_running_loop().time()
         if self._reading is None or now - self._taken_at >= FRESH_SECONDS:
             snapshot = self._take()
@@ -76,7 +76,7 @@ class SnapshotFeed:
         return self._reading
 
     async def run(self) -> None:
-        """Tick until cancelled: remember a moment, wake the streams; a failing `take` is logged once."""
+        """Tick until cancelled: extend the history, wake the streams; a failing `take` is logged once."""
         while True:
             try:
                 self._remember(self.current().snapshot)
@@ -89,14 +89,14 @@ class SnapshotFeed:
             await asyncio.sleep(self._tick_seconds)
 
     async def next_tick(self) -> None:
-        """Wait for the next tick, or for the end."""
+        """Wait for the next tick, or for `close`."""
         if not self.closed:
             if self._tick is None:
                 self._tick = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._tick)
 
     def close(self) -> None:
-        """Wake every stream for the last time, with a last fresh snapshot to be had."""
+        """Wake every stream for the last time; the next snapshot is a fresh one."""
         self.closed = True
         self._taken_at = float("-inf")
         self._wake()
@@ -113,7 +113,7 @@ class SnapshotFeed:
             self._history.append(tuple(getattr(snapshot, name) for name in HISTORY_FIELDS))
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
-            # Thin out instead of forgetting: the curve keeps its beginning, at half the resolution.
+            # Halve the resolution instead of dropping the beginning.
             del self._history[1::2]
             self._stride *= 2
 

@@ -1,4 +1,4 @@
-"""A snapshot in Prometheus' text format 0.0.4."""
+"""A snapshot in Prometheus' text format 0.0.4, made from the tables of `show/metrics.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def prometheus_text(snapshot: Snapshot) -> str:
-    """All metrics, each with HELP and TYPE; what is not known yet is left out. Pure; any thread."""
+    """All known metrics, each with HELP and TYPE. Pure; any thread."""
     return "\n".join(_lines(snapshot)) + "\n"
 
 
@@ -47,7 +47,7 @@ def _samples(metrics: Iterable[Metric], record: object) -> Iterator[str]:
 
 
 def _histogram(name: str, text: str, edges: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[str]:
-    """A histogram since the start. Its sum is not kept, and the format does not demand one."""
+    """A histogram since the start, without a sum, which the format does not demand."""
     yield from _head(name, "histogram", text)
     total = 0
     for above, count in zip(edges[1:], counts, strict=False):

@@ -1,4 +1,4 @@
-"""What each path answers."""
+"""Handlers of the run's HTTP paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import PurePath
@@ -29,11 +29,10 @@ class Routes:
     """The handlers of one run; they live on its event loop.
 
     Args:
-        feed: where snapshots come from.
-        config: the run's options; called per request, values of any type (strangers are shown by `str`).
+        feed: source of snapshots.
+        config: the run's options; called per request; a value that is not JSON is shown by `str`.
         stop: asks the run to stop; must not block.
-        checkpoint: writes a checkpoint and returns its path; runs once at a time, callers in between share
-            it.
+        checkpoint: writes a checkpoint and returns its path; requests during a write share its result.
         ready: whether training steps have arrived.
         write_seconds: how long an event stream may take to accept a snapshot.
     """
@@ -44,7 +43,7 @@ class Routes:
         *,
         config: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
-        checkpoint: Callable[[], Awaitable[str]],
+        checkpoint: Callable[[], Coroutine[Any, Any, str]],
         ready: Callable[[], bool],
         write_seconds: float = WRITE_SECONDS,
     ) -> None:
@@ -75,7 +74,7 @@ class Routes:
         app.router.add_post("/checkpoint", self.checkpoint)
 
     async def page(self, request: web.Request) -> web.Response:
-        """The page; its own style and script are all that its policy lets run."""
+        """The page; its security policy allows its own style and script, and nothing else."""
         body, policy = load_page()
         headers = {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
@@ -85,7 +84,7 @@ class Routes:
         return _json(self._feed.current().json)
 
     async def history(self, request: web.Request) -> web.Response:
-        """What the charts show."""
+        """Columns for the page's charts."""
         return _json(self._feed.history())
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -94,10 +93,10 @@ class Routes:
 
     async def config(self, request: web.Request) -> web.Response:
         """The options."""
-        return _json(msgspec.json.encode(self._config(), enc_hook=_stranger))
+        return _json(msgspec.json.encode(self._config(), enc_hook=_as_text))
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200: that this answer comes is the answer."""
+        """200 while the event loop answers."""
         return _json(self._health)
 
     async def readyz(self, request: web.Request) -> web.Response:
@@ -112,24 +111,21 @@ class Routes:
         return _json(b'{"stopping":true}', status=202)
 
     async def checkpoint(self, request: web.Request) -> web.Response:
-        """Write a checkpoint; who asks meanwhile shares it, and a client that leaves ends nothing."""
+        """Write a checkpoint; requests during the write share its result, and no disconnection cancels it."""
         await read_body(request)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_checkpoint(), name="asyncrl-http-checkpoint")
+            self._writing = asyncio.create_task(self._checkpoint(), name="asyncrl-http-checkpoint")
         try:
             path = await asyncio.shield(self._writing)
         except AsyncRLError as error:
             raise Refusal(500, str(error)) from error
         return _json(msgspec.json.encode({"path": os.fspath(path)}))
 
-    async def _write_checkpoint(self) -> str:
-        return await self._checkpoint()
-
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """A snapshot at once and then one a second; at the end a last one and `event: end`.
+        """Stream a snapshot at once and then one a second; at the end a last one and `event: end`.
 
-        Before a snapshot comes `event: evaluations` where there are new ones, at first with all so far: `first` is the
-        number of the first of `evaluations`, counted from 0 at the run's start.
+        `event: evaluations` precedes a snapshot with new evaluations, and the first snapshot with all so far. `first`
+        is the index of the first of `evaluations`, counted from 0 at the run's start.
         """
         if len(self.streams) >= MAX_STREAMS:
             raise Refusal(503, f"at most {MAX_STREAMS} event streams, all are taken", {"Retry-After": "10"})
@@ -164,7 +160,7 @@ class Routes:
         return response
 
     def _event(self, known: int) -> tuple[bytes, int]:
-        """What a stream that has `known` evaluations is told now, and how many it has then."""
+        """The next event of a stream that has `known` evaluations, and how many it has after it."""
         try:
             reading = self._feed.current()
             evaluations = reading.snapshot.evaluations
@@ -173,7 +169,7 @@ class Routes:
                 news = msgspec.json.encode({"first": known, "evaluations": evaluations[known:]})
                 text = b"event: evaluations\ndata: " + news + b"\n\n" + text
         except Exception:
-            # The feed's ticker logs it; a stream outlives a snapshot that could not be made.
+            # The feed logs it; the stream goes on.
             return b": no snapshot\n\n", known
         return text, len(evaluations)
 
@@ -186,13 +182,13 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json", charset="utf-8")
 
 
-def _stranger(value: object) -> str:
+def _as_text(value: object) -> str:
     return os.fspath(value) if isinstance(value, PurePath) else str(value)
 
 
 @lru_cache(maxsize=1)
 def load_page() -> tuple[bytes, str]:
-    """The page, and a Content-Security-Policy that allows its style and its script, by hash, and no other."""
+    """The page, and a Content-Security-Policy that allows its style and script by hash, and no others."""
     text = files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
     style, script = (
         _hash(re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)) for tag in ("style", "script")

@@ -1,4 +1,4 @@
-"""Who may ask what: host, origin, token and size are checked here, before any handler runs."""
+"""Checks of every request before its handler runs: host, origin, token, size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATIC_HEADERS = {
 
 
 class Refusal(Exception):
-    """A request that is answered with `status` and a JSON body."""
+    """Ends a request with `status` and a JSON body."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 def refusal_response(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """The JSON body of every refusal."""
+    """The response to a refused request."""
     body = msgspec.json.encode({"error": {"status": status, "message": message}})
     return web.Response(
         status=status, body=body, content_type="application/json", charset="utf-8", headers=headers
@@ -58,9 +58,9 @@ def is_loopback(host: str) -> bool:
 class Gate:
     """The checks of one server, in this order: host 421, origin 403, token 401, size 413.
 
-    Hosts: on loopback `localhost` and loopback addresses, any port (a tunnel may change it), which is what
-    stops DNS rebinding. Beyond loopback every read needs the token, and any address literal, this machine's
-    name and the bound name are let in.
+    Hosts accepted on loopback: `localhost` and loopback addresses with any port (a tunnel may change it); this stops
+    DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name; every read needs the
+    token there.
 
     Args:
         host: what the server binds.
@@ -77,7 +77,7 @@ class Gate:
         self._token = token.encode()
 
     def check(self, request: web.Request) -> None:
-        """Raises Refusal for what may not pass."""
+        """Raise Refusal unless `request` passes every check."""
         self._check_host(request)
         self._check_origin(request)
         self._check_token(request)
@@ -104,8 +104,7 @@ class Gate:
         own = {f"{scheme}://{request.headers['Host'].strip().lower()}" for scheme in ("http", "https")}
         if origin is not None and origin.lower() not in own:
             raise Refusal(403, f"requests from the origin {origin} are refused")
-        # An <img> or <script> of a foreign page sends no Origin; browsers say in Sec-Fetch-* where it comes
-        # from.
+        # An <img> or <script> of a foreign page sends no Origin; browsers name the site in Sec-Fetch-*.
         site = request.headers.get("Sec-Fetch-Site", "none")
         if site in ("cross-site", "same-site") and request.headers.get("Sec-Fetch-Mode") != "navigate":
             raise Refusal(403, "requests from other sites are refused")
@@ -138,7 +137,7 @@ def _without_port(host: str) -> str:
 
 
 async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> bytes:
-    """The whole body. Raises Refusal 413 where it is too long and 408 where it does not come."""
+    """Read the whole body. Raises Refusal 413 where it is too long, 408 where it is too slow."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await request.read()
@@ -147,7 +146,7 @@ async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> by
 
 
 def answer_in_json(gate: Gate) -> Middleware:
-    """The middleware that lets `gate` check every request and turns refusals and failures into JSON."""
+    """A middleware that checks every request with `gate` and answers refusals and failures in JSON."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -158,7 +157,7 @@ def answer_in_json(gate: Gate) -> Middleware:
             return refusal_response(refusal.status, str(refusal), refusal.headers)
         except web.HTTPException as error:
             allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-            return refusal_response(error.status, _say(error, request), allow)
+            return refusal_response(error.status, _message(error, request), allow)
         except Exception:
             LOGGER.exception("a handler failed")
             return refusal_response(500, "the handler failed; the run's log has the traceback")
@@ -166,7 +165,7 @@ def answer_in_json(gate: Gate) -> Middleware:
     return middleware
 
 
-def _say(error: web.HTTPException, request: web.Request) -> str:
+def _message(error: web.HTTPException, request: web.Request) -> str:
     if error.status == 404:
         return f"there is no {request.path}"
     if error.status == 405:

@@ -5,7 +5,9 @@ goes through one of the two, so that these rules hold everywhere:
 
 *One signature.* An argument of another dtype or layout is a TypeError, not a silent second compilation.
 *On first use.* Importing a module compiles nothing. A kernel is loaded from the disk cache, or compiled and stored
-there, when it is first called or when `Kernel.ready` is.
+there, by `Kernel.ready`: called by `prepare.py` before a run, else by the kernel's first call.
+*Once on a machine.* Processes that need the same kernel at the same time compile it once: the others wait for it and
+load it.
 *A stamp of all sources.* A kernel has the functions and constants of other files compiled into it. The cache entry
 names the content of the kernel's own file and of every file of the package that this one imports
 (`kernel_cache.py`); an edit of any of them makes it stale. numba's own cache watches the kernel's file alone: after
@@ -15,19 +17,24 @@ an update of one of two files the old machine code ran on the new memory layout 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
-from numba import njit
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompileResult, compile_extra
+from numba.core.compiler import Flags as CompilerFlags
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
+from numba.core.typing import make_concrete_template
 
 from asyncrl.shm.kernel_cache import KernelCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Flags = frozenset[str] | set[str]
 
 
 def kernel(
-    signature: Any, *, nogil: bool = True, fastmath: frozenset[str] | set[str] = frozenset()
+    signature: Any, *, nogil: bool = True, fastmath: Flags = frozenset(), cold: bool = False
 ) -> Callable[[Function], Function]:
     """Compile a function for `signature`, cached on disk, without the GIL, with NumPy's rules for division.
 
@@ -39,31 +46,44 @@ def kernel(
         nogil: False only for kernels of a few nanoseconds, where giving the GIL away and taking it back would
             cost more than the kernel (37 ns of about 230) and invite another thread in between.
         fastmath: LLVM's flags for floating point; `{"reassoc"}` lets a sum become vector instructions.
+        cold: compile it on its first call and not before a run, because few runs need it.
     """
 
     def compiled(function: Function) -> Function:
-        return cast("Function", Kernel(function, signature, nogil=nogil, fastmath=fastmath))
+        return cast("Function", Kernel(function, signature, nogil=nogil, fastmath=fastmath, cold=cold))
 
     return compiled
 
 
-def prepare() -> None:
-    """Load or compile every kernel of the modules that are imported, before this process forks or trains."""
-    for waiting in list(_DECLARED):
-        waiting.ready()
+@overload
+def inlined(function: Function) -> Function: ...
 
 
-def inlined(function: Function) -> Function:
-    """A function that kernels call: compiled into each of them, callable from Python for tests."""
-    return cast("Function", njit(nogil=True, error_model="numpy")(function))
+@overload
+def inlined(*, fastmath: Flags) -> Callable[[Function], Function]: ...
+
+
+def inlined(function: Any = None, *, fastmath: Flags = frozenset()) -> Any:
+    """A function that kernels call: compiled into each of them, callable from Python for tests.
+
+    `@inlined`, or `@inlined(fastmath={"reassoc"})`: the flags of a kernel do not hold for what it calls.
+    """
+    if function is None:
+        return lambda function: Inlined(function, fastmath)
+    return Inlined(function, fastmath)
+
+
+def declared() -> list[Kernel]:
+    """All kernels of the modules that are imported, in the order of their definition."""
+    return list(_DECLARED)
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
     """What `kernel` makes: a numba dispatcher that compiles its one signature when it is first needed.
 
-    Args:
-        function: the Python function.
-        signature: see `kernel`, like the other two.
+    Attributes:
+        declared: the signature.
+        cold: see `kernel`, which explains the arguments.
     """
 
     def __init__(
@@ -72,21 +92,45 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         signature: Any,
         *,
         nogil: bool,
-        fastmath: frozenset[str] | set[str],
+        fastmath: Flags,
+        cold: bool,
     ) -> None:
-        options = {"nopython": True, "boundscheck": None, "error_model": "numpy"}
-        super().__init__(function, targetoptions=options | {"nogil": nogil, "fastmath": set(fastmath)})
+        # Nobody calls a kernel from C: without that wrapper it compiles faster.
+        options = {**_OPTIONS, "nogil": nogil, "fastmath": set(fastmath), "no_cfunc_wrapper": True}
+        super().__init__(function, targetoptions=options)
         self.declared = signature
+        self.cold = cold
         self._cache = KernelCache(function)
         if "<" not in function.__qualname__:  # of a module, not of a function in it
             _DECLARED.append(self)
 
-    def ready(self) -> None:
-        """Load the machine code, or compile and store it; does nothing the second time. Any thread."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether this process has the machine code."""
+        return not self._can_compile
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the disk cache has the machine code."""
+        return self._cache.has(self.declared, self.targetctx)
+
+    def ready(self, wait: bool = True) -> bool:
+        """Load the machine code, or compile and store it; does nothing the second time. Any thread.
+
+        Args:
+            wait: False returns where another process compiles it just now.
+
+        Returns:
+            `is_ready`.
+        """
         with global_compiler_lock:
             if self._can_compile:
-                self.compile(self.declared)
+                with self._cache.alone(self.declared, self.targetctx, wait) as mine:
+                    if not mine:
+                        return False
+                    self.compile(self.declared)
                 self.disable_compile()
+        return True
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Numba's question what a call within another kernel returns."""
@@ -102,4 +146,57 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return str(self.__qualname__)  # pickled by reference, like a function
 
 
+class Inlined(CPUDispatcher):  # type: ignore[misc]
+    """What `inlined` makes: a numba dispatcher whose code within kernels is not a function of its own.
+
+    numba would compile it to the end: a wrapper for Python, one for C, all optimisations, machine code. Nothing of that
+    is used where it is compiled into a kernel, and it was a third of the time that the kernels took. So kernels get
+    its typed and lowered code and nothing else; LLVM optimises that once, in the kernel. A call from Python compiles as
+    usual.
+    """
+
+    def __init__(self, function: Callable[..., Any], fastmath: Flags) -> None:
+        super().__init__(function, targetoptions={**_OPTIONS, "nogil": True, "fastmath": set(fastmath)})
+        self._fragments: dict[Any, CompileResult] = {}
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Numba's question what a call within a kernel returns."""
+        signature, args = self._compiler.fold_argument_types(args, kws)
+        args = tuple(types.unliteral(argument) for argument in args)
+        if args not in self._fragments:
+            self._fragments[args] = self._fragment(args)
+        name = self.py_func.__name__
+        template = make_concrete_template(name, key=name, signatures=[self._fragments[args].signature])
+        return template, signature, args, {}
+
+    def get_overload(self, sig: Any) -> Any:
+        """Numba's question which code that call runs: the key under which `_fragment` made it known."""
+        return self._fragments[tuple(sig)].entry_point
+
+    def _fragment(self, args: tuple[Any, ...]) -> CompileResult:
+        """Type and lower the function for `args`."""
+        flags = CompilerFlags()
+        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+        context = self.targetctx
+        library = _Fragment(context.codegen(), self.py_func.__qualname__)
+        result = compile_extra(
+            self.typingctx, context, self.py_func, args, None, flags, locals={}, library=library
+        )
+        context.insert_user_function(library, result.fndesc, [library])
+        return result._replace(entry_point=library)
+
+
+class _Fragment(JITCodeLibrary):  # type: ignore[misc]
+    """Code that is linked into that of kernels: neither optimised on its own nor given to the execution engine."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+_OPTIONS = {"nopython": True, "boundscheck": None, "error_model": "numpy"}
 _DECLARED: list[Kernel] = []

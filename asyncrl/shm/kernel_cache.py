@@ -1,20 +1,33 @@
-"""Where machine code is kept on disk, and what makes it stale.
+"""The disk cache of kernels: where it is, what makes an entry stale, and who may write it.
 
-A cache entry carries a stamp: name and content of the kernel's file and of every file of this package that it imports,
-directly or not. Content and not time of change, so that a second installation, or another branch and back, compiles
-nothing.
+*Where.* The first of these that can be written: `NUMBA_CACHE_DIR` if it is set, for whoever sets it wants it used;
+`__pycache__` beside the sources; the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), where site-packages are
+read-only; a folder of this user in the system's temporary one, which lasts until somebody empties that. Every process
+of a user finds the same one. Where there is none, each process compiles for itself.
+
+*Stale.* An entry carries a stamp: name and content of the kernel's file and of every file of this package that it
+imports, directly or not. Content and not time of change, so that another branch and back compiles nothing.
+
+*Who.* One process at a time, by a lock on a file beside the entry. Entries are replaced whole, so a reader needs none.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
+import os
 import re
+import stat
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from numba.core.caching import FunctionCache
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _IMPORT = re.compile(
@@ -25,11 +38,138 @@ Stamp = tuple[tuple[str, str], ...]
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's disk cache of one function under our stamp, which is taken when the function is defined."""
+    """Numba's disk cache of one function, in our place and under our stamp, both taken when it is defined.
+
+    Attributes:
+        folder: where its entries lie, None where nothing can be stored.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename))
+        source = Path(function.__code__.co_filename)
+        self.folder = cache_folder(source.parent) if source.is_file() else None
+        self._name = repr(function)
+        self._py_func = function
+        self._impl = _Implementation(function, self.folder)
+        self._cache_path = str(self.folder)
+        stamp = source_stamp(source) if self.folder else ()
+        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
+        self._enabled = self.folder is not None
+
+    def has(self, signature: Any, target: Any) -> bool:
+        """Whether an entry for this signature is there."""
+        if self.folder is None:
+            return False
+        name = self._cache_file._load_index().get(self._index_key(signature, target.codegen()))
+        return name is not None and (self.folder / name).is_file()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Numba's question for an entry; one that cannot be read, after a crash of the machine, is none."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Numba's entry to store; on a full disk the run goes on without."""
+        with contextlib.suppress(OSError):
+            super().save_overload(sig, data)
+
+    @contextlib.contextmanager
+    def alone(self, signature: Any, target: Any, wait: bool) -> Iterator[bool]:
+        """While this is entered no other process compiles the kernel; whether that is so.
+
+        Where the entry is stored already nobody has to be kept out. After waiting it usually is.
+        """
+        if self.folder is None or self.has(signature, target):
+            yield True
+            return
+        path = self.folder / f"{self._impl.filename_base}.lock"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield True
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:  # a file system without locks: at worst it is compiled twice
+                pass
+            yield True
+            # Whoever still waits for this file, or makes it anew, looks for the entry first.
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
+    """How numba writes what it compiled, with a folder of our choice."""
+
+    def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
+        self._lineno = function.__code__.co_firstlineno
+        self._locator = _Locator(function, folder)
+        name = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}"
+        self._filename_base = self.get_filename_base(name, getattr(sys, "abiflags", ""))
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    """What numba asks about the place of one function's entries."""
+
+    def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
+        self._py_file = function.__code__.co_filename
+        self._line = function.__code__.co_firstlineno
+        self._folder = folder
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> Stamp:
+        return source_stamp(Path(self._py_file))
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+@functools.cache
+def cache_folder(sources: Path) -> Path | None:
+    """The folder for kernels of source files in `sources`, or None where no place can be written."""
+    name = f"{sources.name}_{hashlib.sha256(os.fsencode(sources.absolute())).hexdigest()[:16]}"
+    if config.CACHE_DIR and is_writable(folder := Path(config.CACHE_DIR) / name):
+        return folder
+    if is_writable(folder := sources / "__pycache__"):
+        return folder
+    with contextlib.suppress(RuntimeError):  # nobody's home
+        user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        if is_writable(folder := Path(user) / "asyncrl" / "kernels" / name):
+            return folder
+    private = temporary_folder()
+    # Machine code is run: it is taken from no folder that somebody else could have written to.
+    if is_writable(private) and _is_own(private) and is_writable(folder := private / name):
+        return folder
+    return None
+
+
+def temporary_folder() -> Path:
+    """This user's folder in the system's temporary one."""
+    return Path(tempfile.gettempdir()) / f"asyncrl-kernels-{os.getuid()}"
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether a file can be made in `folder`, which is made where it does not exist."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_own(folder: Path) -> bool:
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def source_stamp(file: Path, package: Path = PACKAGE) -> Stamp:

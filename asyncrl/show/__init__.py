@@ -1,1 +1,1 @@
-"""What a run shows: metrics, terminal, notebook card, files."""
+"""Metrics of a run, and their display: terminal, notebook card, files."""

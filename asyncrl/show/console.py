@@ -1,7 +1,7 @@
-"""The terminal view: one screen redrawn once a second, or a line every ten seconds elsewhere.
+"""The terminal view: a screen redrawn once a second, or a line every ten seconds where there is no terminal.
 
-Drawing runs on a thread of its own: a terminal that is paused, or a pipe whose reader has stalled, then holds
-up nothing but the view. A stream that is closed ends the view and nothing else.
+Drawing has a thread of its own, so that a paused terminal or a stalled reader of a pipe delays the view only. A closed
+stream ends the view only.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from asyncrl.show.readout import Field, Readout, duration, percent, plain, reado
 SCREEN_SECONDS = 1.0
 LINE_SECONDS = 10.0
 THREE_GROUPS_COLUMNS = 108
-"""Width from which the three groups of values stand beside each other."""
+"""Minimum width for the three groups of values side by side."""
 TWO_GROUPS_COLUMNS = 80
-"""Width from which they stand in two columns; below they stand one under the other."""
+"""Minimum width for two columns of groups; a narrower screen stacks them."""
 ALL_OF_AN_ACTOR_COLUMNS = 96
-"""Width from which an actor's row has all its cells."""
+"""Minimum width for all cells of an actor's row."""
 ROOMY_LINES = 30
-"""Height from which there is an empty line above and below."""
+"""Minimum height for an empty line above and below."""
 
 STATE_STYLES = {
     "training": "bold green",
@@ -50,15 +50,14 @@ STATE_STYLES = {
 class RunConsole:
     """Shows a run on a text stream.
 
-    `show` may be called from any thread, never blocks and keeps only the newest snapshot. The stream is
-    drawn on at most once a second (a terminal) or once in ten seconds (anything else, `TERM=dumb` included).
-    `NO_COLOR` is obeyed.
+    `show` may be called from any thread, never blocks and keeps the newest snapshot only. The stream is drawn on at
+    most once a second (a terminal) or once in ten seconds (anything else, `TERM=dumb` included). `NO_COLOR` is obeyed.
 
     Args:
-        stream: where to write; None is standard output.
-        live: redraw a screen; None asks the stream whether it is a terminal.
-        url: the run's page, shown on the screen.
-        clock: seconds that only grow, for tests.
+        stream: output stream; None is standard output.
+        live: whether to redraw a screen; None does if the stream is a terminal.
+        url: address of the run's page, shown on the screen.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -81,20 +80,20 @@ class RunConsole:
         self.broken = self._stream is None
 
     def start(self) -> None:
-        """Start the drawing thread; `show` does it too."""
+        """Start the drawing thread; `show` calls it."""
         if self._thread is None and not self.broken:
             self._thread = threading.Thread(target=self._run, name="asyncrl-console", daemon=True)
             self._thread.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw `snapshot` when the next drawing is due, unless a newer one comes first."""
+        """Draw `snapshot` at the next drawing time, unless a newer one replaces it."""
         self.start()
         with self._changed:
             self._latest = snapshot
             self._changed.notify()
 
     def close(self, timeout_seconds: float = 1.0) -> None:
-        """Draw the last snapshot, end the thread; idempotent, gives up after the time-out."""
+        """Draw the last snapshot and end the thread; idempotent, gives up after the time-out."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -112,7 +111,7 @@ class RunConsole:
             _discard_standard_output(self._stream)
 
     def _next(self) -> Snapshot | None:
-        """Wait for a snapshot that is due; None when all is drawn and the view is closing."""
+        """Wait for the next snapshot to draw; None when the view is closing and all is drawn."""
         due = self._due
         with self._changed:
             while not self._closing:
@@ -146,7 +145,7 @@ def _open_screen(stream: TextIO | None, live: bool | None) -> Live | None:
 
 
 def _discard_standard_output(stream: TextIO) -> None:
-    """Point a broken standard output at nothing, or the interpreter fails on it once more when it exits."""
+    """Point a broken standard output at the null device; the interpreter would fail on it at exit."""
     if stream is not sys.__stdout__:
         return
     with contextlib.suppress(OSError, ValueError):
@@ -156,7 +155,7 @@ def _discard_standard_output(stream: TextIO) -> None:
 
 
 def screen(snapshot: Snapshot, *, width: int, height: int, url: str | None = None) -> RenderableType:
-    """The whole view as one rich renderable for `width` columns and, from 80 columns on, `height` lines of 24 or more.
+    """The view as one rich renderable for `width` columns; at 80 columns or more it fits `height` lines of 24 or more.
 
     Pure. Actors beyond the height are counted, not listed; at least one is listed.
     """
@@ -191,7 +190,7 @@ def _progress(words: Readout) -> RenderableType:
     bar = ProgressBar(
         total=1.0, completed=words.fraction, complete_style="green", finished_style="bold green"
     )
-    # In a grid, because a bar alone does not end its line.
+    # A bar alone does not end its line; a grid does.
     grid = Table.grid(expand=True)
     grid.add_row(bar)
     grid.add_row(Text(words.progress))
@@ -199,15 +198,14 @@ def _progress(words: Readout) -> RenderableType:
 
 
 def _progress_lines(words: Readout, inside: int) -> int:
-    """Lines that `_progress` takes where `inside` columns are free; the words wrap."""
+    """Lines of `_progress` in `inside` columns; the text wraps."""
     return (words.fraction is not None) + -(-len(words.progress) // inside)
 
 
 def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
-    """The three groups of values in as many columns as `width` has room for, and how many lines that takes."""
-    speed, learning, pace = words.speed, words.learning, words.pace
-    lines = [1 + len(fields) for fields in (speed, learning, pace)]
-    tables = _group("Speed", speed), _group("Learning", learning), _group("Async", pace)
+    """The three groups of values in as many columns as `width` allows, and their number of lines."""
+    lines = [1 + len(fields) for _, fields in words.groups]
+    tables = [_group(name, fields) for name, fields in words.groups]
     if width < TWO_GROUPS_COLUMNS:
         return Group(*tables), sum(lines)
     # The last group has the longest values.
@@ -218,7 +216,7 @@ def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
 
 
 def _beside(*cells: tuple[int, RenderableType]) -> Table:
-    """One row of renderables, each with its share of the width."""
+    """One row of renderables, each with its fraction of the width."""
     grid = Table.grid(expand=True, padding=(0, 3))
     for ratio, _ in cells:
         grid.add_column(ratio=ratio)
@@ -237,7 +235,7 @@ def _group(name: str, fields: tuple[Field, ...]) -> Table:
 
 
 def _actors(actors: tuple[ActorStatistics, ...], rows: int, *, narrow: bool) -> RenderableType:
-    """A heading and at most `rows` lines below it: actors, how many are not listed, the last errors."""
+    """A heading and at most `rows` lines below it: actors, the number of those not listed, the last errors."""
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="dim")
     for heading in ("actor", "pid", "state"):
         table.add_column(heading, no_wrap=True)

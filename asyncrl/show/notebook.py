@@ -1,4 +1,4 @@
-"""The live card of a notebook: one output that shows the run, and its last state when it has ended."""
+"""The live card of a notebook: one output that shows the run while it trains, and its last state afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from asyncrl.show.readout import Field, Readout, readout
 
 HISTORY_POINTS = 240
 
-# Colours follow the notebook's own theme where it has one (JupyterLab's variables) and the reader's system
-# otherwise.
+# Colours of the notebook's theme (JupyterLab's variables), or of the system where it has none.
 INK = "var(--jp-content-font-color1, CanvasText)"
 MUTED = "var(--jp-content-font-color2, GrayText)"
 LINE = "var(--jp-border-color2, rgba(128,128,128,.35))"
@@ -28,8 +27,7 @@ class LiveCard:
     The first `show` must run in the cell (it creates the output); later ones may come from any thread.
 
     Raises:
-        ImportError: where IPython is not installed, when the card is made; importing this module never needs
-            it.
+        ImportError: IPython is not installed; importing this module does not need it.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,7 @@ class LiveCard:
         self._returns: list[float] = []
 
     def show(self, snapshot: Snapshot) -> None:
-        """Create the card, or redraw it in place."""
+        """Create the card, or redraw it."""
         if snapshot.return_mean is not None:
             self._returns = _thin([*self._returns, snapshot.return_mean])
         words = readout(snapshot)
@@ -53,10 +51,10 @@ class LiveCard:
 
 
 def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
-    """The card as one piece of HTML: inline styles, no script, nothing fetched, every text escaped.
+    """The card as HTML: inline styles, no script, nothing fetched, every text escaped.
 
     Args:
-        snapshot: what to show.
+        snapshot: the run.
         returns: recent mean returns, oldest first, for the small curve; fewer than two draw none.
     """
     words = readout(snapshot)
@@ -66,8 +64,7 @@ def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
         f'<b style="font-size:15px">{escape(words.title)}</b>'
         f'<span style="color:{colour};font-weight:600">&#9679; {escape(words.state)}</span></div>'
     )
-    groups = (("Speed", words.speed), ("Learning", words.learning), ("Async", words.pace))
-    grid = "".join(_group(name, fields) for name, fields in groups)
+    grid = "".join(_group(name, fields) for name, fields in words.groups)
     error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
     return (
         f'<div style="color:{INK};border:1px solid {LINE};border-radius:8px;padding:14px 18px;max-width:48em;'
@@ -119,12 +116,12 @@ def _curve(returns: Sequence[float]) -> str:
 
 
 def _thin(values: list[float]) -> list[float]:
-    """Keep every second value once there are too many: the whole run stays visible at bounded cost."""
+    """Drop every second value once there are more than `HISTORY_POINTS`; the curve still covers the whole run."""
     return values if len(values) <= HISTORY_POINTS else values[::2]
 
 
 def live_card() -> LiveCard | None:
-    """A card for the cell that runs now, or None where no Jupyter kernel does."""
+    """A card for the running cell, or None outside a Jupyter kernel."""
     if "IPython" not in sys.modules:
         return None
     shell = import_module("IPython").get_ipython()

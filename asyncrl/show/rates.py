@@ -1,7 +1,7 @@
-"""Production, receipt and consumption per second: three counters, differenced over the time between two looks.
+"""Production, receipt and consumption per second: differences of three counters over the time between two reports.
 
     I   environment steps that the actors took (RESET rows are not steps)
-    R   steps that the learner side received: replay ingested them, or they were in a segment that was taken
+    R   steps that the learner received: replay ingested them, or a segment with them was taken
     s   samples trained on, repetitions included
 
     production P = (I' - I) / (t' - t)     receipt = (R' - R) / (t' - t)     consumption C = (s' - s) / (t' - t)
@@ -9,7 +9,7 @@
     consumption per production = C / P = (s' - s) / (I' - I)
 
 In balance C / P is `samples_per_insert` and receipt is P. Receipt below production means that steps wait in the rings
-(or were given up); C / P below its target that the learner falls behind or has just been given new steps. The names are
+or were discarded; C / P below its target means that the learner falls behind or has just received steps. The names are
 TianJi's (arXiv 2502.20190), the formulas ours.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over one interval; all 0 where there was none yet.
+    """Rates over one interval; all 0 before the first.
 
     Attributes:
         production_per_second: P, environment steps.
@@ -36,18 +36,18 @@ class Rates:
 
 
 class RateMeter:
-    """Differences the three counters from call to call; one caller."""
+    """Turns the three counters into rates from call to call; one caller."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int, int, int] | None = None
         self._rates = Rates()
 
     def observe(self, now_seconds: float, produced: int, received: int, consumed: int) -> Rates:
-        """Rates since the last call; zeros at the first. A call in the same instant repeats what the last one said.
+        """Rates since the last call; zeros at the first. A call at the same instant repeats the last result.
 
         Args:
             now_seconds: a monotonic clock.
-            produced: I, since any fixed moment, as are the next two.
+            produced: I, counted from any fixed moment, like the next two.
             received: R.
             consumed: s.
 

@@ -1,7 +1,7 @@
-"""The words of a snapshot: labelled values that the terminal, its one-line form and the notebook card share.
+"""Text of a snapshot: labelled values for the terminal, its one-line form and the notebook card.
 
-Values are plain ASCII and free of control characters, whatever an environment's name or an error text holds,
-so that they may go to any terminal, log file or encoding.
+Values are printable ASCII, whatever an environment's name or an error text holds, so that any terminal, log file or
+encoding can take them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Field:
 
 @dataclass(frozen=True)
 class Readout:
-    """A snapshot in words.
+    """A snapshot as text.
 
     Attributes:
         title: algorithm, environment and seed.
         state: the run's state, with the reason once it has ended.
-        fraction: how far the nearest stopping rule is, 0 to 1, or None where only a return was asked for.
-        progress: the same in words, with the time left.
-        speed, learning, pace: labelled values; `speed` has the rates of production (environment steps), receipt
-            and consumption (samples), `pace` how far actors are behind the learner, how old the samples are that are
-            trained on, and how production and consumption stand to each other.
-        error: the first line of the error that ended the run, or "".
+        fraction: progress to the nearest stopping rule, 0 to 1, or None where a return is the only one.
+        progress: the same as text, with the time left.
+        speed: rates of production (environment steps), receipt, consumption (samples) and updates; who waits.
+        learning: returns, loss, exploration.
+        pace: policy lag, staleness and samples per insert.
+        error: first line of the error that ended the run, or "".
     """
 
     title: str
@@ -47,23 +47,27 @@ class Readout:
     pace: tuple[Field, ...]
     error: str
 
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[Field, ...]], ...]:
+        """The three groups of values with their headings."""
+        return (("Speed", self.speed), ("Learning", self.learning), ("Async", self.pace))
+
     def line(self) -> str:
-        """Everything on one line, for logs."""
-        groups = (self.speed, self.learning, self.pace)
+        """All of it on one line, for logs."""
         parts = [f"{self.title} {self.state}", self.progress]
-        parts += [", ".join(f"{field.label} {field.value}" for field in group) for group in groups]
+        parts += [", ".join(f"{field.label} {field.value}" for field in group) for _, group in self.groups]
         return " | ".join([*parts, self.error] if self.error else parts)
 
 
 def readout(snapshot: Snapshot) -> Readout:
-    """Word `snapshot`. Pure; any thread."""
+    """Format `snapshot`. Pure; any thread."""
     fraction, left = progress(snapshot)
     reason = f" ({snapshot.stop_reason})" if snapshot.stop_reason else ""
     return Readout(
         title=plain(f"{snapshot.algo} {snapshot.env} seed {snapshot.seed}"),
         state=snapshot.state + reason,
         fraction=fraction,
-        progress=_progress_words(snapshot, fraction, left),
+        progress=_progress_text(snapshot, fraction, left),
         speed=_speed(snapshot),
         learning=_learning(snapshot),
         pace=_pace(snapshot),
@@ -72,7 +76,7 @@ def readout(snapshot: Snapshot) -> Readout:
 
 
 def progress(snapshot: Snapshot) -> tuple[float | None, float | None]:
-    """Share done (0 to 1) and seconds left, by steps or seconds, whichever ends first; None if unknown."""
+    """Fraction done (0 to 1) and seconds left, by steps or seconds, whichever ends first; None if unknown."""
     done: list[tuple[float, float | None]] = []
     if snapshot.total_steps:
         rate = snapshot.env_steps / snapshot.train_seconds if snapshot.train_seconds > 0 else 0.0
@@ -87,7 +91,7 @@ def progress(snapshot: Snapshot) -> tuple[float | None, float | None]:
     return min(1.0, max(share for share, _ in done)), min(known) if known else None
 
 
-def _progress_words(snapshot: Snapshot, fraction: float | None, left: float | None) -> str:
+def _progress_text(snapshot: Snapshot, fraction: float | None, left: float | None) -> str:
     steps = f"{snapshot.env_steps:,}"
     if snapshot.total_steps:
         steps += f"/{snapshot.total_steps:,}"
@@ -150,13 +154,13 @@ def _field(snapshot: Snapshot, name: str) -> Field:
 
 
 def policy_lag(snapshot: Snapshot) -> str:
-    """Policy lag in words: `2.6 updates behind (p95 4)`."""
+    """Policy lag as text: `2.6 updates behind (p95 4)`."""
     mean, p95 = number(snapshot.policy_lag_mean, digits=2), number(snapshot.policy_lag_p95, digits=3)
     return f"{_updates(mean)} behind (p95 {p95})"
 
 
 def staleness(snapshot: Snapshot) -> str:
-    """Staleness of the samples trained on, in words: `2.1 updates (p95 5.2)`."""
+    """Staleness of the samples trained on as text: `2.1 updates (p95 5.2)`."""
     mean, p95 = number(snapshot.staleness_mean, digits=3), number(snapshot.staleness_p95, digits=3)
     return f"{_updates(mean)} (p95 {p95})"
 
@@ -166,7 +170,7 @@ def _updates(count: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people: `digits` significant ones, whole numbers without a fraction, "-" for None."""
+    """Format a number with `digits` significant digits, a large one without a fraction, None as "-"."""
     if value is None:
         return NONE
     if abs(value) >= 10 ** (digits - 1) and abs(value) < 1e15:
@@ -192,6 +196,6 @@ def duration(seconds: float) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` in printable ASCII, all else as escapes, so that no text can steer a terminal."""
+    """`text` in printable ASCII with escapes for all else, so that no text can send control codes to a terminal."""
     ascii_only = text.encode("ascii", "backslashreplace").decode("ascii")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in ascii_only)

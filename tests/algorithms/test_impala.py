@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import segment_rig
 import torch
+from asyncrl.losses.advantages import gae
+from asyncrl.losses.vtrace import vtrace
 from segment_rig import SPECS, Guessing, acted, batch_of, iterate, observations, weights_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
@@ -15,8 +17,6 @@ from asyncrl.algorithms.a2c import A2C
 from asyncrl.algorithms.impala import IMPALA
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, BoxAction, DiscreteAction, EnvSpec, Segment
-from asyncrl.losses.advantages import gae
-from asyncrl.losses.vtrace import vtrace
 from asyncrl.options import option_help
 
 
@@ -75,8 +75,8 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
     for (weight, a, _), log_prob, error, entropy in zip(
         kept, policy_terms, value_terms, entropies, strict=True
     ):
-        each = -(a - mean) / std * log_prob + config.value_coefficient * error
-        loss = loss + (weight * (each - config.entropy_coefficient * entropy)).sum() / count
+        each = -(a - mean) / std * log_prob + config.vf_coef * error
+        loss = loss + (weight * (each - config.ent_coef * entropy)).sum() / count
     loss.backward()
 
     def flat(net: nn.Sequential) -> list[Tensor]:
@@ -108,7 +108,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
         "max_grad_norm": None,
     }
     algorithm = record(
-        "impala", kind, rho_bar=0.9, c_bar=0.8, pg_rho_bar=1.1, trace_lambda=0.9, entropy_coefficient=0.05,
+        "impala", kind, rho_bar=0.9, c_bar=0.8, pg_rho_bar=1.1, gae_lambda=0.9, ent_coef=0.05,
         normalize_advantages=normalized, **options,
     )  # fmt: skip
     core = algorithm.make_core(SPECS[kind], "cpu", 0)
@@ -127,7 +127,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
 
 
 def test_a2c_is_the_policy_gradient_of_gae_whoever_acted() -> None:
-    algorithm = record("a2c", trace_lambda=0.7, learning_rate=2e-2, max_grad_norm=None)
+    algorithm = record("a2c", gae_lambda=0.7, learning_rate=2e-2, max_grad_norm=None)
     assert isinstance(algorithm, A2C) and algorithm.discipline == "synchronous"
     core = algorithm.make_core(SPECS["discrete"], "cpu", 0)
     segments = stale_batch(algorithm, SPECS["discrete"], core)
@@ -247,7 +247,7 @@ def test_learns_what_is_right_from_old_policies(name: str) -> None:
 
 def test_observations_behind_a_segment_are_seen() -> None:
     """The value of `last_obs` reaches the targets of rows that bootstrap from it, and no others."""
-    algorithm, spec = record("impala", trace_lambda=1.0), SPECS["discrete"]
+    algorithm, spec = record("impala", gae_lambda=1.0), SPECS["discrete"]
     core = algorithm.make_core(spec, "cpu", 0)
     segment = acted(algorithm, spec, weights_of(core))
     segment.flags[:] = 0
@@ -265,7 +265,7 @@ def test_observations_behind_a_segment_are_seen() -> None:
     [
         ({"past_per_batch": 1}, "past_per_batch must be at most past_segments"),
         ({"rho_bar": 0.0}, "rho_bar must be greater than 0"),
-        ({"trace_lambda": 1.5}, "trace_lambda must be from 0 to 1"),
+        ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1"),
         ({"minibatches": 0}, "minibatches must be at least 1"),
         ({"hidden_sizes": ()}, "hidden_sizes must name"),
         ({"initial_log_std": float("inf")}, "initial_log_std must be finite"),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asyncrl.algorithms.ppo_core import PPOCore
+from asyncrl.algorithms.ppo_presets import PRESETS
 from segment_rig import SPECS, Guessing, acted, batch_of, iterate, record, weights_of
 from torch.distributions import Categorical, Normal
 
 from asyncrl.algorithms import DQN, PPO
-from asyncrl.algorithms.ppo_core import PPOCore
-from asyncrl.algorithms.ppo_presets import PRESETS
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec, MultiDiscreteAction, Segment
 from asyncrl.run.config import TrainerConfig
@@ -123,7 +123,7 @@ class Twin:
                 if config.value_clip_range is not None:
                     held = old_v[i] + (v - old_v[i]).clamp(-config.value_clip_range, config.value_clip_range)
                     error = torch.maximum(error, (held - target[i]) ** 2)
-                rest = config.value_coefficient * 0.5 * error - config.entropy_coefficient * entropy
+                rest = config.vf_coef * 0.5 * error - config.ent_coef * entropy
                 # The mean over the rows of the pass, a minibatch's share of which is one over their number.
                 loss = (policy + weight[i] * rest).sum() * (len(order) / int(valid.sum()))
                 self.adam.zero_grad()
@@ -153,9 +153,9 @@ def stale(segments: list[Segment], seed: int = 3) -> list[Segment]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("discrete", {"staleness_correction": "none"}),
     "relu, deep value": ("image", {"activation": "relu", "value_hidden_sizes": (8, 9, 10)}),
-    "choices, entropy": ("multi", {"entropy_coefficient": 0.3, "minibatch_size": 50}),
-    "gaussian": ("wide", {"initial_log_std": -0.7, "entropy_coefficient": 0.1, "max_grad_norm": None}),
-    "squashed": ("box", {"value_clip_range": 0.05, "value_coefficient": 2.0}),
+    "choices, entropy": ("multi", {"ent_coef": 0.3, "minibatch_size": 50}),
+    "gaussian": ("wide", {"initial_log_std": -0.7, "ent_coef": 0.1, "max_grad_norm": None}),
+    "squashed": ("box", {"value_clip_range": 0.05, "vf_coef": 2.0}),
     "clipped": ("discrete", {"clip_range": 0.02, "value_clip_range": 0.02, "normalize_advantages": False}),
 }
 
@@ -194,7 +194,7 @@ def test_an_iteration_is_the_slow_twins(case: str) -> None:
 
 
 def test_metrics_are_those_of_the_last_minibatch() -> None:
-    core = core_of(epochs=1, value_coefficient=0.7, entropy_coefficient=0.1)
+    core = core_of(epochs=1, vf_coef=0.7, ent_coef=0.1)
     segments = stale(batch_of(core.config, SPECS["discrete"], core))
     twin = Twin(core, SPECS["discrete"])
     iterate(core, segments)
@@ -285,14 +285,14 @@ def test_importance_weighs_by_what_the_behaviour_did() -> None:
     batch = core.batch()
     half = batch["flags"].size // 2
     counts = (batch["flags"] & RESET) == 0
-    ratio = batch["policy_weight"][counts] / (batch["value_weight"][counts] / core.config.value_coefficient)
+    ratio = batch["policy_weight"][counts] / (batch["value_weight"][counts] / core.config.vf_coef)
     first = counts[:half].sum()
     np.testing.assert_allclose(ratio[:first], 0.5, rtol=1e-4)
     np.testing.assert_allclose(ratio[first:], 2.0, rtol=1e-4)
     bounded = core_of(epochs=1, rho_bar=1.0)
     bounded.begin(segments, 0.0)
     batch = bounded.batch()
-    ratio = batch["policy_weight"][counts] / (batch["value_weight"][counts] / core.config.value_coefficient)
+    ratio = batch["policy_weight"][counts] / (batch["value_weight"][counts] / core.config.vf_coef)
     np.testing.assert_allclose(ratio[:first], 0.5, rtol=1e-4)
     np.testing.assert_allclose(ratio[first:], 1.0, rtol=1e-4)
 

@@ -174,7 +174,7 @@ def test_policy_lag_and_both_kinds_of_staleness_say_their_units(server: ServerTh
         ("staleness_versions_max", 3),
     ):
         assert samples[f"asyncrl_{name}", ()] == value
-        unit = "in policy versions" if "versions" in name else "in updates"
+        unit = "Unit: policy versions" if "versions" in name else "Unit: updates"
         assert re.search(f"# HELP asyncrl_{name} .*{unit}", text), name
     assert samples["asyncrl_publish_interval", ()] == 4
     assert samples["asyncrl_publish_seconds", ()] == 25e-6

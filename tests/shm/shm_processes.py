@@ -23,7 +23,8 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import ArraySpec, DoorbellWriter, RingLayout, RingWriter, Segment, WeightMailbox
 from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
 from asyncrl.shm.doorbell import set_armed
-from asyncrl.shm.kernel import kernel, prepare
+from asyncrl.shm.kernel import kernel
+from asyncrl.shm.prepare import prepare_quietly
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED, WAITING
 from asyncrl.shm.ring_protocol import must_sleep, publish_rows, take_waiting
 
@@ -440,5 +441,5 @@ def _serve(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    prepare()  # a child that compiled first would not be doing what it was forked for
+    prepare_quietly()  # a child that compiled first would not be doing what it was forked for
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,37 +1,35 @@
-"""The learner's half that all on-policy algorithms share: an iteration over segments, cut into passes and steps.
+"""The learner's half of every on-policy algorithm: an iteration over segments, cut into passes and gradient steps.
 
-A core of one algorithm extends `OnPolicyCore` and says three things: what is made of the segments before the first pass
-(`_prepare`), into how many gradient steps a pass is divided (`_shuffle`), and the gradient of one (`_gradient`).
+The algorithm's record says what is special about it: what is computed before the first pass (`prepare`), how a pass is
+divided into gradient steps (`divide`), and the loss's gradient at the networks' outputs (`gradients`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from asyncrl.acting.schedules import linear
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
-from asyncrl.algorithms.rollout import Rollout
+from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.interfaces import RESET, EnvSpec, Segment
 
-if TYPE_CHECKING:
-    from asyncrl.algorithms.on_policy import OnPolicy
-
 _COUNTERS = ("seed", "iterations", "updates", "samples")
 _PROGRESS = ("epoch", "last_epoch", "position", "reusable")
-_NUMBERS = ("learning_rate", "explained_variance")
 _FREE = ("rewards", "iteration")
 """Parts of a state whose shape depends on how far training is."""
 
 
-class OnPolicyCore:
-    """Networks, optimiser and the course of an iteration. Answers `asyncrl.interfaces.SegmentCore` but for `_gradient`.
+class OnPolicyUpdate:
+    """Networks, optimiser and the course of an iteration. Implements `asyncrl.interfaces.SegmentCore`.
 
     Used from one thread, the learner's. What makes up a gradient step depends on the seed, the number of the iteration
     and of the pass only, so numbers do not depend on when `step` is called.
@@ -41,10 +39,15 @@ class OnPolicyCore:
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
         seed: of the initial weights and of the order within passes.
+
+    Attributes:
+        config: as given.
+        nets: the networks.
+        weight_count: how many float32 values `write_weights` fills.
     """
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
-        self._options = config
+        self.config = config
         self.nets = ActorCritic(
             config.layout(spec),
             value_hidden=config.value_hidden_sizes,
@@ -57,28 +60,14 @@ class OnPolicyCore:
         self.weight_count = self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
-        self._steps_of_pass = 0
+        self._parts: list[tuple[Part, Tensor]] = []
         self._rewards = RewardScale(config.gamma)
         self._rollout: Rollout | None = None
+        self._batches: dict[int, Minibatch] = {}
+        self._batch: Minibatch | None = None
         self._learning_rate = config.learning_rate
-        self._explained_variance: float | None = None
 
-    # --- what an algorithm says ---------------------------------------------------------------------------------------
-
-    def _prepare(self, rollout: Rollout) -> None:
-        """Make of the staged segments what all passes need; nothing by default."""
-
-    def _shuffle(self, rollout: Rollout) -> int:
-        """Divide the pass that begins; returns into how many gradient steps."""
-        raise NotImplementedError
-
-    def _gradient(self, rollout: Rollout) -> int | None:
-        """Fill the gradient of step `_position` of the pass; returns its samples, None to end the iteration here."""
-        raise NotImplementedError
-
-    # --- an iteration -------------------------------------------------------------------------------------------------
-
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
         """Copy the segments in and prepare the passes over them.
 
@@ -86,37 +75,35 @@ class OnPolicyCore:
             segments: at least one, all of one shape; nothing of them is kept.
             progress: share of the run's steps that is done, for the learning rate.
         """
-        config, first = self._options, segments[0]
+        config, first = self.config, segments[0]
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
         rollout.stage(segments)
         for segment in (s for s in segments if s.fresh):
             self.nets.observe(segment.obs, (segment.flags & RESET) == 0)
         if config.normalize_rewards:
             self._rewards.observe(segments)
+            rollout.reward[:] = self._rewards.scaled(rollout.reward)
         falls = config.learning_rate_schedule == "linear"
         self._learning_rate = linear(config.learning_rate, 0.0, progress) if falls else config.learning_rate
         self._iterations += 1
         self._epoch, self._last_epoch, self._reusable = 0, config.epochs, config.reuse_epochs
-        self._prepare(rollout)
+        config.prepare(rollout)
         self._begin_pass(rollout)
 
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
-            self._rollout = Rollout(self.nets, streams, length)
+            self._rollout = Rollout(self.nets, streams, length, self.config.rollout_columns)
+            self._batches = {}
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
-        self._steps_of_pass, self._position = self._shuffle(rollout), 0
+        """Divide the rows anew, by a generator of this pass, and upload the parts in one piece."""
+        rng = np.random.default_rng((self._seed, self._iterations, self._epoch))
+        parts, self._position = self.config.divide(rollout, rng), 0
+        rows = torch.from_numpy(np.concatenate([part.rows for part in parts])).to(self.nets.device)
+        self._parts = list(zip(parts, rows.split([part.rows.size for part in parts]), strict=True))
 
-    def _pass_rng(self) -> np.random.Generator:
-        """A generator for the order within this pass."""
-        return np.random.default_rng((self._seed, self._iterations, self._epoch))
-
-    def _scaled_reward(self, rollout: Rollout) -> NDArray[np.float32]:
-        """The rollout's rewards `[S, T]`, scaled where that is wanted; not to be written."""
-        return self._rewards.scaled(rollout.reward) if self._options.normalize_rewards else rollout.reward
-
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self) -> bool:
         """One gradient step; returns whether the iteration has another one.
 
@@ -126,28 +113,38 @@ class OnPolicyCore:
         rollout = self._rollout
         if self._epoch >= self._last_epoch or rollout is None:
             raise RuntimeError("step needs an iteration that is not finished; call begin first")
-        samples = self._gradient(rollout)
-        if samples is None:
+        part, rows = self._parts[self._position]
+        batch = self._batch_of(rollout, part.rows.size)
+        batch.forward(rollout, part, rows)
+        gradients = self.config.gradients(rollout, batch)
+        if gradients is None:
             self._epoch, self._reusable = self._last_epoch, 0
         else:
-            self._count(samples, rollout)
+            batch.backward(*gradients)
+            self._take_step(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True
         self.nets.move_statistics()
         return False
 
-    def _count(self, samples: int, rollout: Rollout) -> None:
+    def _batch_of(self, rollout: Rollout, size: int) -> Minibatch:
+        if size not in self._batches:
+            self._batches[size] = Minibatch(self.nets, rollout, size)
+        self._batch = self._batches[size]
+        return self._batch
+
+    def _take_step(self, samples: int, rollout: Rollout) -> None:
         """Take the step whose gradient is filled, and go on to the next one, or to the next pass."""
         self.nets.apply(self._learning_rate)
         self._updates += 1
         self._samples += samples
         self._position += 1
-        if self._position == self._steps_of_pass:
+        if self._position == len(self._parts):
             self._epoch += 1
             if self._epoch < self._last_epoch:
                 self._begin_pass(rollout)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def again(self) -> bool:
         """Prepare another pass over the same rows, of which `reuse_epochs` are allowed; False if none is."""
         if self._rollout is None or self._epoch < self._last_epoch or not self._reusable:
@@ -158,35 +155,27 @@ class OnPolicyCore:
         self._begin_pass(self._rollout)
         return True
 
-    # --- looking and keeping ------------------------------------------------------------------------------------------
-
     @property
     def samples(self) -> int:
         """Samples trained on since the start: a step counts as often as it is used."""
         return self._samples
 
     def batch(self) -> Mapping[str, NDArray[Any]]:
-        """The arrays that the present (or last) iteration trains on, as host copies; empty before the first."""
+        """The rows of the present iteration as arrays on the host; empty before the first one."""
         return {} if self._rollout is None else self._rollout.arrays()
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy what acts into `out` `[weight_count]`, in the order of `ActorLayout`."""
+        """Copy what acts into `out` `[weight_count]`."""
         self.nets.write_weights(out)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
-        """Learning rate, and what is known of the last gradient step; waits for the device."""
-        values = {"train/learning_rate": self._learning_rate, **self._step_metrics()}
-        if self._explained_variance is not None:
-            values["train/explained_variance"] = self._explained_variance
+        """Learning rate, and scalars of the last gradient step; waits for the device."""
+        values = {"train/learning_rate": self._learning_rate}
+        if self._rollout is not None and self._batch is not None:
+            values |= self.config.metrics(self._rollout, self._batch)
         norm = self.nets.grad_norm
-        if norm is not None:
-            values["train/grad_norm"] = float(norm)
-        return values
-
-    def _step_metrics(self) -> Mapping[str, float]:
-        """Scalars of the last gradient step; empty before the first."""
-        raise NotImplementedError
+        return values if norm is None else {**values, "train/grad_norm": float(norm)}
 
     def state_dict(self) -> Mapping[str, Any]:
         """Networks, optimiser, statistics and counters, and, between two steps, what the rest of them needs."""
@@ -198,11 +187,11 @@ class OnPolicyCore:
             "networks": self.nets.state_dict(),
             "rewards": self._rewards.state_dict(),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
-            **{name: getattr(self, f"_{name}") for name in _NUMBERS},
+            "learning_rate": self._learning_rate,
             "iteration": iteration,
         }
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, to the same numbers on the same device.
 
@@ -215,10 +204,9 @@ class OnPolicyCore:
             raise ValueError(f"state must hold {sorted(free)}, got {sorted(state)}")
         self.nets.load_state_dict(state["networks"])
         self._rewards.load_state_dict(state["rewards"])
+        self._learning_rate = state["learning_rate"]
         for name in _COUNTERS:
             setattr(self, f"_{name}", int(state["counters"][name]))
-        for name in _NUMBERS:
-            setattr(self, f"_{name}", state[name])
         self._epoch = self._last_epoch = self._position = self._reusable = 0
         if state["iteration"]:
             self._resume(state["iteration"])

@@ -1,0 +1,140 @@
+"""Value targets and advantages of the segments that actors write: V-trace, and generalized advantage estimation.
+
+    Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
+    Espeholt et al. 2018    IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures
+
+E streams of T rows each, stream-major. What a row's flags mean for the value of what follows is decided in one place,
+`vtrace_kernel`. NumPy and numba: tensor operations are slow at recursions over time, and rewards and flags are on the
+host anyway.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, njit, types, uint8
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+
+_rows = types.Array(float32, 2, "A", readonly=True)
+_last = types.Array(float32, 1, "A", readonly=True)
+_flags = types.Array(uint8, 2, "A", readonly=True)
+_ENDED = TERMINATED | TRUNCATED
+
+
+@njit(
+    types.void(
+        *(_rows, _rows, _rows, _last, _flags),
+        *(types.float64, types.float64, types.float64, types.float64, types.float64),
+        *(types.float32[:, ::1], types.float32[:, ::1]),
+    ),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def vtrace_kernel(  # type: ignore[no-untyped-def]
+    log_ratio, reward, value, last_value, flags, gamma, lam, rho_bar, c_bar, pg_rho_bar, vs, advantage
+):
+    """Fill `vs` and `advantage`; the recursion is carried in float64.
+
+    Row t goes on in row t + 1 unless the episode ended in it, row t + 1 only resets (an actor died: its observation is
+    the true next one, but it was not acted on), or the segment ends.
+    """
+    length = reward.shape[1]
+    for e in range(reward.shape[0]):
+        correction = 0.0  # v_{t+1} - V(o_{t+1})
+        next_value = np.float64(last_value[e])
+        goes_on = False
+        for t in range(length - 1, -1, -1):
+            own = np.float64(value[e, t])
+            if flags[e, t] & RESET != 0:
+                vs[e, t] = 0.0
+                advantage[e, t] = 0.0
+                goes_on = False
+            else:
+                ratio = np.exp(np.float64(log_ratio[e, t]))
+                ahead = 0.0 if flags[e, t] & TERMINATED != 0 else next_value
+                delta = reward[e, t] + gamma * ahead - own
+                carried = gamma * lam * correction if goes_on and flags[e, t] & _ENDED == 0 else 0.0
+                advantage[e, t] = min(pg_rho_bar, ratio) * (delta + carried)
+                correction = min(rho_bar, ratio) * delta + min(c_bar, ratio) * carried
+                vs[e, t] = own + correction
+                goes_on = True
+            next_value = own
+
+
+def vtrace(
+    log_ratio: NDArray[np.float32],
+    reward: NDArray[np.float32],
+    value: NDArray[np.float32],
+    last_value: NDArray[np.float32],
+    flags: NDArray[np.uint8],
+    gamma: float,
+    lam: float = 1.0,
+    bars: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Value targets v_t and policy-gradient advantages, `[E, T]` float32, fresh arrays (Espeholt et al. 2018).
+
+        rho_t = min(rho_bar, pi/mu)    c_t = lambda min(c_bar, pi/mu)                       (section 4.1, remark 2)
+        v_t   = V(o_t) + rho_t delta_t + gamma c_t (v_{t+1} - V(o_{t+1}))                   (eq. 1, remark 1)
+        A_t   = min(pg_rho_bar, pi/mu) (r_t + gamma [V(o_{t+1}) + lambda (v_{t+1} - V(o_{t+1}))] - V(o_t))
+
+    with delta_t = r_t + gamma V(o_{t+1}) - V(o_t). For lambda = 1 the bracket is v_{t+1}, section 4.2 of the paper,
+    which does not say what it is for less; as it stands, A_t on policy is generalized advantage estimation for every
+    lambda (DeepMind's rlax does the same). V(o_{t+1}) is 0 where row t is TERMINATED, and v_{t+1} - V(o_{t+1}) is 0
+    where row t does not go on in the next: at an episode's end, an actor's death, the segment's last row. A truncated
+    row, one cut by a death and the segment's last row bootstrap from the value of the next observation. RESET rows are
+    zero in both arrays.
+
+    Args:
+        log_ratio: `[E, T]` float32, log pi - log mu of the action taken: the policy that learns over that which acted.
+        reward: `[E, T]` float32, any layout; may be a view into a ring.
+        value: `[E, T]` float32, V(o_t), of RESET rows too: the row before bootstraps from theirs.
+        last_value: `[E]` float32, V(o_T).
+        flags: `[E, T]` uint8.
+        gamma: discount per step.
+        lam: lambda; 0 is the one-step error, 1 the rest of the segment.
+        bars: truncations (rho_bar, c_bar, pg_rho_bar): the first decides which policy's value is learned (mu's for 0,
+            pi's for infinity), the second how fast, the third bounds the policy gradient's weight.
+    """
+    shape = reward.shape
+    assert reward.ndim == 2 and log_ratio.shape == value.shape == shape == flags.shape
+    assert last_value.shape == shape[:1]
+    vs, advantage = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    vtrace_kernel(log_ratio, reward, value, last_value, flags, gamma, lam, *bars, vs, advantage)
+    return vs, advantage
+
+
+def gae(
+    reward: NDArray[np.float32],
+    value: NDArray[np.float32],
+    last_value: NDArray[np.float32],
+    flags: NDArray[np.uint8],
+    gamma: float,
+    lam: float,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Advantages and value targets `[E, T]` float32, fresh arrays (Schulman et al. 2016, eq. 11, 12 and 16).
+
+        delta_t = r_t + gamma V(o_{t+1}) - V(o_t)
+        A_t     = delta_t + gamma lambda A_{t+1}
+        target  = A_t + V(o_t)                              (the lambda-return)
+
+    This is V-trace of the policy that acted: pi/mu is 1. Arguments and the cuts of a trajectory are those of `vtrace`.
+    """
+    on_policy = np.zeros(reward.shape, np.float32)
+    target, advantage = vtrace(on_policy, reward, value, last_value, flags, gamma, lam)
+    return advantage, target
+
+
+def standardised(advantage: NDArray[np.float32], trained: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """`advantage` with mean 0 and deviation 1 over the rows `trained`; zero elsewhere."""
+    result, own = np.zeros_like(advantage), advantage[trained]
+    if own.size:
+        result[trained] = (own - own.mean()) / (own.std() + np.float32(1e-8))
+    return result
+
+
+def explained_variance(value: NDArray[np.float32], target: NDArray[np.float32]) -> float:
+    """Share of the targets' variance that the values explain; 0 where the targets have none."""
+    variance = float(target.var()) if target.size else 0.0
+    return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0

@@ -1,0 +1,185 @@
+"""Speed of two checkouts of asyncrl, side by side: updates of every algorithm, and acting.
+
+Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of a
+round. The trees may differ in layout: `OLD` is the folder of another checkout, with its kernels compiled by a first run.
+
+    git worktree add ../old COMMIT
+    python benchmarks/before_after.py ../old
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+ROWS: dict[str, tuple[str, dict[str, Any], str, int]] = {
+    "dqn_64": ("DQN", {"hidden_sizes": (64, 64)}, "cart", 64),
+    "dqn_256": ("DQN", {"hidden_sizes": (256, 256)}, "lander", 128),
+    "c51_64": ("C51", {"hidden_sizes": (64, 64)}, "cart", 64),
+    "c51_128": ("C51", {"hidden_sizes": (128, 128)}, "lander", 128),
+    "qrdqn_64": ("QRDQN", {"hidden_sizes": (64, 64)}, "cart", 64),
+    "qrdqn_128": ("QRDQN", {"hidden_sizes": (128, 128)}, "lander", 128),
+    "rainbow_128": ("Rainbow", {"hidden_sizes": (128, 128)}, "cart", 64),
+    "ddpg_64": ("DDPG", {"hidden_sizes": (64, 64)}, "cheetah", 128),
+    "td3_64": ("TD3", {"hidden_sizes": (64, 64)}, "cheetah", 128),
+    "td3_256": ("TD3", {"hidden_sizes": (256, 256)}, "cheetah", 256),
+    "sac_64": ("SAC", {"hidden_sizes": (64, 64)}, "cheetah", 128),
+    "sac_256": ("SAC", {"hidden_sizes": (256, 256)}, "cheetah", 256),
+    "ppo_discrete": ("PPO", {"minibatch_size": 64, "epochs": 4}, "cart", 16),
+    "ppo_continuous": ("PPO", {"minibatch_size": 256, "epochs": 4}, "cheetah", 16),
+    "impala": ("IMPALA", {}, "cart", 16),
+}
+"""Class, options, environment's shape, and items of a batch (environments of a segment)."""
+SEGMENT_ROWS = 64
+
+
+def specs(nouns: Any) -> dict[str, Any]:
+    """Shapes of CartPole, LunarLander and HalfCheetah."""
+    box = nouns.BoxAction((-1.0,) * 6, (1.0,) * 6, (6,))
+    return {
+        "cart": nouns.EnvSpec("cart", (4,), "float32", nouns.DiscreteAction(2)),
+        "lander": nouns.EnvSpec("lander", (8,), "float32", nouns.DiscreteAction(4)),
+        "cheetah": nouns.EnvSpec("cheetah", (17,), "float32", box),
+    }
+
+
+def timed(function: Callable[[], int], seconds: float = 0.4) -> float:
+    """Microseconds per unit of what `function` returns, median of five spells."""
+    found = []
+    function()
+    for _ in range(5):
+        units, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds / 5:
+            units += function()
+        found.append((time.perf_counter() - start) / units * 1e6)
+    return median(found)
+
+
+def replay_update(core: Any, nouns: Any, spec: Any, size: int, rng: np.random.Generator) -> Callable[[], int]:
+    batch = nouns.Batch.allocate(size, spec)
+    for name in ("obs", "next_obs"):
+        getattr(batch, name)[:] = rng.normal(size=batch.obs.shape)
+    batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=size), 0.97, 1.0
+    discrete = isinstance(spec.action, nouns.DiscreteAction)
+    shape = batch.action.shape
+    batch.action[:] = rng.integers(0, spec.action.n, shape) if discrete else rng.uniform(-1, 1, shape)
+
+    def once() -> int:
+        for _ in range(20):
+            core.update(batch)
+        return 20
+
+    return once
+
+
+def iteration(
+    core: Any, policy: Any, nouns: Any, spec: Any, envs: int, rng: np.random.Generator
+) -> Callable[[], int]:
+    rows = SEGMENT_ROWS
+    obs = rng.normal(size=(envs, rows, *spec.observation_shape)).astype(np.float32)
+    out = np.zeros(core.weight_count, np.float32)
+    core.write_weights(out)
+    policy.load_weights(out)
+    acted = [policy.act(obs[:, t], rng, 0) for t in range(rows)]
+    segment = nouns.Segment(
+        ring=0,
+        first=0,
+        obs=obs,
+        last_obs=obs[:, 0],
+        action=np.stack([a for a, _ in acted], axis=1),
+        reward=rng.normal(size=(envs, rows)).astype(np.float32),
+        flags=np.zeros((envs, rows), np.uint8),
+        version=np.zeros(rows, np.int64),
+        policy_updates=np.zeros(rows, np.int64),
+        extras={name: np.stack([e[name] for _, e in acted], axis=1) for name in acted[0][1]},
+        weight=np.ones(rows, np.float32),
+        staleness=np.zeros(rows, np.int64),
+    )
+
+    def once() -> int:
+        core.begin([segment], 0.0)
+        steps = 1
+        while core.step():
+            steps += 1
+        return steps
+
+    return once
+
+
+def child() -> None:
+    """Print microseconds of every row as JSON, of the asyncrl that is imported here."""
+    import asyncrl
+
+    try:
+        from asyncrl import interfaces as nouns
+    except ImportError:  # a checkout from before that file had this name
+        import asyncrl.core as nouns  # type: ignore[no-redef,import-not-found]
+    found = {}
+    for name, (algorithm, options, shape, size) in ROWS.items():
+        spec, rng = specs(nouns)[shape], np.random.default_rng(0)
+        record = getattr(asyncrl, algorithm)(**options)
+        core, policy = record.make_core(spec, "cpu", 0), record.make_policy(spec)
+        if hasattr(core, "update"):
+            once = replay_update(core, nouns, spec, size, rng)
+        else:
+            once = iteration(core, policy, nouns, spec, size, rng)
+        found[f"{name}_update"] = timed(once)
+        obs = rng.normal(size=(16, *spec.observation_shape)).astype(np.float32)
+        policy.assign_streams(0, 16, 16)
+        found[f"{name}_act"] = timed(lambda policy=policy, obs=obs, rng=rng: [policy.act(obs, rng, 10**6) for _ in range(20)] and 20)  # type: ignore[misc]  # fmt: skip
+    print(json.dumps(found))
+
+
+def main() -> None:
+    """Run both trees in turn and write results/before_after.json."""
+    from harness import FOLDER, Report
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parsed = parser.parse_args()
+    trees = {"old": parsed.old.resolve(), "new": FOLDER.parent}
+    report = Report("before_after")
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    report.note(
+        "old commit",
+        subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True).stdout.strip(),
+    )
+    taken: dict[str, dict[str, list[float]]] = {tree: {} for tree in trees}
+    core = max(os.sched_getaffinity(0))
+    for _ in range(parsed.rounds):
+        for tree, folder in trees.items():
+            done = subprocess.run(
+                [sys.executable, __file__, "--child"],
+                env={**os.environ, "PYTHONPATH": str(folder)},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            )
+            for name, value in json.loads(done.stdout.splitlines()[-1]).items():
+                taken[tree].setdefault(name, []).append(value)
+    for name, values in taken["new"].items():
+        report.add(f"{name}_microseconds", values, "us")
+        report.add_ratio(f"{name}_new_to_old", values, taken["old"][name], "<= 1.05")
+    report.write()
+
+
+if __name__ == "__main__":
+    child() if "--child" in sys.argv else main()
