@@ -91,7 +91,9 @@ def _train_parser() -> Parser:
     )
     env = "Gymnasium id, such as CartPole-v1 or package:Env-v0"
     parser.add_argument("ENV", nargs="?", default=None, help=env)
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options; flags override it")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file with any of these options; flags override it"
+    )
     add_options(parser, "options of the run", TrainerConfig, skip=("env",))
     for name, record in ALGORITHMS.items():
         add_options(parser, f"options of {name}", record, prefix=f"{name}.")

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from asyncrl.interfaces import Algorithm, Batch, EnvSpec, ReplayAlgorithm, SegmentAlgorithm
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.consumption import Consumption
 from asyncrl.learning.replay_learning import ReplayLearning
 from asyncrl.learning.replay_lockstep import LockstepBalance, LockstepReplay, quantum_rows
 from asyncrl.learning.replay_updates import ReplayOptions, ReplayParts
@@ -50,18 +49,6 @@ class Channels:
     wake: Callable[[int], None]
     snapshots: WeightSnapshots
     dump_dir: Path | None = None
-
-
-class LoopBuilder(Protocol):
-    """Sizes the rings of one run and builds its update loop over them."""
-
-    def ring_layout(self) -> RingLayout:
-        """Layout of one actor's ring. Raises `ReplayTooLarge` (ASYNC010)."""
-        ...
-
-    def build(self, core: Any, channels: Channels) -> Consumption:
-        """The update loop, with its balance and staleness meter. Raises ValueError for a pace that would deadlock."""
-        ...
 
 
 class ReplayLoop:
@@ -215,13 +202,13 @@ def sampling_rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
 
-BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], LoopBuilder]] = {
+BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], ReplayLoop | SegmentLoop]] = {
     "replay": ReplayLoop,
     "segments": SegmentLoop,
 }
 """Builder of each loop by the name that `Algorithm.update_loop` gives it."""
 
 
-def loop_builder(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> LoopBuilder:
+def loop_builder(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> ReplayLoop | SegmentLoop:
     """Builder of the update loop that `algorithm` names."""
     return BUILDERS[algorithm.update_loop](algorithm, config, spec)
