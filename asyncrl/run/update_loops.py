@@ -1,8 +1,10 @@
 """The update loops an algorithm can name: how each sizes its rings, and how it is built over them.
 
-update_loop   rows are                                 class
-replay        sampled in place, again and again        `ReplayLearning`, or `LockstepReplay` in lockstep
-segments      taken as segments, in order of arrival   `SegmentLearning`
+    update_loop   rows are                                 class
+    replay        sampled in place, again and again        `ReplayLearning`, or `LockstepReplay` in lockstep
+    segments      taken as segments, in order of arrival   `SegmentLearning`
+
+The algorithm's record holds the name (`Algorithm.update_loop`), and its options are those that the loop reads.
 """
 
 from __future__ import annotations
@@ -175,7 +177,7 @@ class SegmentLoop:
     def _balance(self, num_slots: int) -> SegmentBalance:
         algorithm = self._algorithm
         samples_per_insert = algorithm.samples_per_insert
-        assert samples_per_insert is not None, "a segment algorithm says how often it uses a fresh step"
+        assert samples_per_insert is not None, "a segment algorithm has samples_per_insert"
         past_per_batch = algorithm.past_per_batch if algorithm.past_segments else 0
         return SegmentBalance(
             discipline=algorithm.discipline,
