@@ -22,9 +22,9 @@ from asyncrl.acting.box import scaling
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.losses.soft import critic_loss
-from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.ensembles import FlatEnsemble, parameter_count
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP, HostCopy, initial_weights

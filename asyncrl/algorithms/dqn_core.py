@@ -18,8 +18,8 @@ from asyncrl.algorithms.q_heads import QHead
 from asyncrl.algorithms.q_learning import QLearning
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
-from asyncrl.losses.value_bounds import ValueBounds
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP, HostCopy, MLPPass, initial_weights
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma

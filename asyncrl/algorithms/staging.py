@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
-from asyncrl.losses.value_bounds import ValueBounds
 
 
 class StagedBatch:
@@ -30,7 +30,7 @@ class StagedBatch:
 
     Attributes:
         size: B.
-        rows: `[2 B, inputs + 1]`: obs, then next_obs, with a last column of ones.
+        rows: `[2 B, inputs]`: obs, then next_obs.
         action: `[B, 1]` int64, or `[B, d]` float32 in -1..1.
         reward, discount, weight: columns `[B, 1]`; weight is divided by B.
         low, high: scalars, the bounds with this batch.
@@ -47,21 +47,19 @@ class StagedBatch:
     ) -> None:
         self.size = size
         self.bounds = bounds
-        width, pinned = math.prod(spec.observation_shape) + 1, device.type == "cuda"
+        width, pinned = math.prod(spec.observation_shape), device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
-        columns = 2 if discrete else math.prod(spec.action.shape)
-        shape = (size, columns, width, discrete)
-        self._host = torch.zeros(size * (2 * width + 3 + columns) + 2, pin_memory=pinned)
+        action_width = 2 if discrete else math.prod(spec.action.shape)  # an int64 is as wide as two float32
+        shape = (size, action_width, width, discrete)
+        self._host = torch.zeros(size * (2 * width + 3 + action_width) + 2, pin_memory=pinned)
         self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        rows, numbers, action, limits = (field.numpy() for field in _fields(self._host, *shape))
-        self._obs, self._next_obs = rows[:size, :-1], rows[size:, :-1]
-        self._numbers, self._action, self._limits = [*numbers[:, :, 0]], action, limits
+        rows, columns, action, limits = (field.numpy() for field in _fields(self._host, *shape))
+        self._obs, self._next_obs = rows[:size], rows[size:]
+        self._columns, self._action, self._limits = [*columns[:, :, 0]], action, limits
         self.rows, (self.reward, self.discount, self.weight), self.action, (self.low, self.high) = _fields(
             self._block, *shape
         )
-        rows[:, -1] = 1.0
-        self.rows[:, -1] = 1.0
         self._reward_scale = np.float32(reward_scale)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
@@ -79,7 +77,7 @@ class StagedBatch:
         else:
             np.multiply(batch.obs.reshape(shape), self._scale, out=self._obs)
             np.multiply(batch.next_obs.reshape(shape), self._scale, out=self._next_obs)
-        reward, discount, weight = self._numbers
+        reward, discount, weight = self._columns
         np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)
         np.divide(batch.weight, self.size, out=weight)
@@ -115,14 +113,14 @@ def _shift_and_factor(
 
 
 def _fields(
-    block: Tensor, size: int, columns: int, width: int, discrete: bool
+    block: Tensor, size: int, action_width: int, width: int, discrete: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Views of a flat block: observations `[2 B, width]`, numbers `[3, B, 1]`, actions and the two bounds.
+    """Views of a flat block: observations `[2 B, width]`, columns `[3, B, 1]`, actions and the two bounds.
 
-    Numbers are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
+    The columns are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
     """
-    end = columns * size
-    action = block[:end].view(torch.int64).view(size, 1) if discrete else block[:end].view(size, columns)
-    numbers = block[end : end + 3 * size].view(3, size, 1)
+    end = action_width * size
+    action = block[:end].view(torch.int64).view(size, 1) if discrete else block[:end].view(size, action_width)
+    columns = block[end : end + 3 * size].view(3, size, 1)
     rows = block[end + 3 * size : -2].view(2 * size, width)
-    return rows, numbers, action, block[-2:]
+    return rows, columns, action, block[-2:]

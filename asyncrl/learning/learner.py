@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.algorithms.value_bounds import ValueWatch
 from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.consumption import Consumption
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.losses.value_bounds import ValueWatch
 from asyncrl.shm.doorbell import Doorbell
 
 T = TypeVar("T")

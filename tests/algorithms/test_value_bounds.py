@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import DDPG, QRDQN, TD3
+from asyncrl.algorithms.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
 from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
-from asyncrl.losses.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
 
 
 def bounds_of(*transitions: tuple[float, float]) -> list[float]:
