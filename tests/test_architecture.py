@@ -25,8 +25,8 @@ DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
     "numba": (
-        *("shm.*", "replay.*", "acting.kernels", "networks.relu_kernels", "learning.balance"),
-        *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "losses.soft_kernels"),
+        *("shm.*", "replay.*", "acting.kernels", "networks.hidden_layer", "learning.balance"),
+        *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "algorithms.continuous_kernel"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),

@@ -140,3 +140,8 @@ def distribution(layout: ActorLayout) -> Distribution:
     action = layout.action
     assert not isinstance(action, BoxAction)
     return Categorical(action.nvec if isinstance(action, MultiDiscreteAction) else (action.n,))
+
+
+def log_tanh_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), the logarithm of tanh's derivative, exact where tanh(u) rounds to 1."""
+    return 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
 
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
-from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
 from asyncrl.algorithms.dqn_core import DQNCore
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from asyncrl.algorithms.dqn_presets import PRESETS
 from torch import nn
 
 from asyncrl.algorithms import DQN
 from asyncrl.algorithms.dqn_core import DQNCore
-from asyncrl.algorithms.dqn_presets import PRESETS
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.losses.td import dueling

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asyncrl.algorithms.ppo_presets import PRESETS
 from segment_rig import SPECS, Guessing, acted, batch_of, iterate, record, weights_of
 from torch.distributions import Categorical, Normal
 
 from asyncrl.algorithms import DQN, PPO
 from asyncrl.algorithms.ppo_core import PPOCore
-from asyncrl.algorithms.ppo_presets import PRESETS
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec, MultiDiscreteAction, Segment
 from asyncrl.run.config import TrainerConfig
