@@ -131,6 +131,7 @@ async def build(
         seed=int(evaluator_seed),
         max_restarts=config.max_restarts,
         ready_timeout_seconds=config.ready_timeout_seconds,
+        step_timeout_seconds=config.step_timeout_seconds,
         max_episode_steps=config.eval_max_episode_steps,
     )
     stack.push_async_callback(evaluator.close)

@@ -134,6 +134,12 @@ class TrainerConfig:
             raise ValueError(f"http must be auto, off or a port from 1 to 65535, got {self.http}")
 
     @property
+    def only_evaluation_stops(self) -> bool:
+        """Whether `target_return` is the only rule that can end the run."""
+        others = (self.total_steps, self.max_seconds, self.target_training_return)
+        return self.target_return is not None and all(rule is None for rule in others)
+
+    @property
     def actors(self) -> int:
         """`num_actors`, resolved: one for each core this process may use but one, and at least one."""
         if self.num_actors is not None:

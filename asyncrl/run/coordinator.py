@@ -41,8 +41,9 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.run.building import Blueprint, build, single_error
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
-from asyncrl.run.ending import Ending, Outcome
-from asyncrl.run.evaluate import Copies, CopiesBySeconds, CopiesBySteps, EvaluationPlan, EvaluationSchedule
+from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
+from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
+from asyncrl.run.evaluation_copies import Copies, CopiesBySeconds, CopiesBySteps
 from asyncrl.run.report import Reporter
 from asyncrl.run.report_times import ReportTimes
 from asyncrl.run.run_directory import RunDirectory, describe_run, refuse_unwritable
@@ -207,7 +208,12 @@ class Coordinator:
         self._policy = parts.policy
         self._evaluator = parts.evaluator
         self._reporter.replay_capacity = parts.capacity_steps
-        plan = EvaluationPlan(config.eval_episodes, config.target_return, config.target_eval_episodes)
+        plan = EvaluationPlan(
+            config.eval_episodes,
+            config.target_return,
+            config.target_eval_episodes,
+            only_stop=config.only_evaluation_stops,
+        )
         self._saver = CheckpointSaver(
             config,
             algorithm,
@@ -291,8 +297,10 @@ class Coordinator:
         # Every actor stands ready and waits for the weights that the learner publishes first of all.
         self._clock.start()
         await learner.run()
-        assert self._schedule is not None
-        self._schedule.training_ended()
+        assert self._schedule is not None and self._saver is not None
+        if not self._ended.done():  # the steps are used up, and copies may wait for the evaluator
+            await save_before_evaluating(self._saver)
+        self._schedule.training_ended(evaluation_seconds(self._clock))
 
     async def _watch(self) -> None:
         """Collects finished episodes, looks at `target_training_return` and `max_seconds`."""

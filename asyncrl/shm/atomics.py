@@ -72,7 +72,9 @@ def kernel(
 @functools.cache
 def source_stamp(package: Path = _PACKAGE) -> tuple[tuple[str, int, int], ...]:
     """Name, time of change and size of every file that kernels are made of: `core`, `shm` and `replay`."""
-    return _stamps(sorted([package / "interfaces.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")]))
+    return _stamps(
+        sorted([package / "interfaces.py", *package.glob("shm/*.py"), *package.glob("replay/*.py")])
+    )
 
 
 def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:

@@ -57,7 +57,9 @@ def test_kernel_cache_is_stamped_with_every_file_that_kernels_are_made_of(tmp_pa
     from asyncrl.shm.atomics import source_stamp
 
     names = [name for name, _, _ in source_stamp()]
-    assert {"interfaces.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(names)
+    assert {"interfaces.py", "atomics.py", "ring_protocol.py", "gather.py", "rows.py", "sum_tree.py"} <= set(
+        names
+    )
     assert rows.ingest._cache._cache_file._source_stamp == source_stamp()
     for folder in ("shm", "replay"):
         (tmp_path / folder).mkdir()
