@@ -194,7 +194,8 @@ class RingReader(RingEnd):
     def begin_again(self, published: int, granted: int) -> None:
         """Trust an abandoned ring again, as if its actor had died after `published` rows.
 
-        `published` is where the next life goes on, and what is below it is not to be read any more; `granted` is its limit.
+        `published` is where the next life goes on, and what is below it is not to be read any more; `granted` is its
+        limit.
         """
         if not (self.fault and self.abandoned):
             raise ValueError(f"ring must be abandoned, got fault={self.fault!r}, abandoned={self.abandoned}")
