@@ -22,9 +22,10 @@ import statistics
 import time
 from typing import Any
 
+from faults_env import CountingEnv
 from faults_files import broken_saves, mutations
 from faults_processes import TARGETS, kill_runs
-from faults_rows import GAMMA, CountingEnv, Findings, RowCheck, check_batch, check_segments
+from faults_rows import GAMMA, Findings, RowCheck, check_batch, check_segments
 from harness import Report
 
 PATIENCE_SECONDS = 120.0
