@@ -35,7 +35,8 @@
     ├── FilesNotWritten               ASYNC040
     ├── EvaluationIncomplete          ASYNC041
     ├── ListenerFailed                ASYNC042
-    └── RingQuarantined               ASYNC043
+    ├── RingQuarantined               ASYNC043
+    └── LittleDiskSpace               ASYNC044
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
 `num_slots must be a power of two, got 12`. The full text of every coded error is made in one place, here, so that
@@ -326,3 +327,7 @@ class ListenerFailed(AsyncRLWarning):
 
 class RingQuarantined(AsyncRLWarning):
     """ASYNC043: an environment has overwritten the ring of its actor; its rows were given up, its actor restarted."""
+
+
+class LittleDiskSpace(AsyncRLWarning):
+    """ASYNC044: the disk of the run's directory has no room for all the checkpoints that the run is to keep."""

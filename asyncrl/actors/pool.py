@@ -125,8 +125,6 @@ class ActorPool:
         Raises:
             AsyncRLError: what the first that failed has shipped; the pool must then be closed.
         """
-        if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
         self._started = asyncio.get_running_loop().create_future()
         for actor in self._actors:
             self._spawn(self._supervise(actor), f"actor {actor.index}")

@@ -26,6 +26,7 @@ from asyncrl.learning.learner import Learner, LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.run.assembly import choose_device, ring_layout, warn_of_too_many_threads
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.learner_parts import LearnerParts
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.shm.doorbell import Doorbell
@@ -140,6 +141,9 @@ async def build(
         core = tasks.create_task(
             thread.call(lambda: algorithm.make_core(spec, device, int(core_seed))), name="build-network"
         )
+    if blueprint.directory.path is not None:
+        state = await thread.call(core.result().state_dict)
+        warn_of_little_space(blueprint.directory.path, config.checkpoints_kept, state, policy.weight_count)
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     parts = LearnerParts(
         config, algorithm, spec, device, core.result(), pool.rings, mailbox, doorbell, thread, pool.wake,

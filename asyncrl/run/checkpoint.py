@@ -227,14 +227,30 @@ def _short(error: Exception) -> str:
 
 
 def _before(path: Path) -> str:
-    """What to do instead of loading `path`: the newest other numbered checkpoint beside it, by name."""
+    """What to do instead of loading `path`: the newest other numbered checkpoint beside it that is whole, by name."""
     try:
         others = [p for p in path.parent.iterdir() if p.name.isdecimal() and not p.samefile(path)]
     except OSError:
         others = []
-    if not others:
-        return "choose another checkpoint of the run"
-    return f"use the one before it, {max(others, key=lambda p: int(p.name))}"
+    for other in sorted(others, key=lambda p: int(p.name), reverse=True):
+        if _is_whole(other):
+            return f"use the one before it, {other}"
+    return "choose another checkpoint of the run"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file has the sizes and the digest that it says."""
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(_PREFIX.size)
+            if len(prefix) < _PREFIX.size:
+                return False
+            magic, digest, version, header, payload = _PREFIX.unpack(prefix)
+            expected = _PREFIX.size + header + payload
+            right = (magic, version, expected) == (MAGIC, FORMAT_VERSION, os.fstat(file.fileno()).st_size)
+            return right and _digest_of(file) == digest
+    except OSError:
+        return False
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:

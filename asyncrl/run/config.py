@@ -94,6 +94,9 @@ class TrainerConfig:
     checkpoint_interval_seconds: float = 60.0
     """Seconds between checkpoints of the learner, written where there is a run directory."""
 
+    checkpoints_kept: int = 3
+    """Newest checkpoints that stay in the run directory, beside the best one."""
+
     http: int | Literal["auto", "off"] = "auto"
     """Port of the live page and its endpoints: auto takes a free one, off serves nothing."""
 
@@ -120,6 +123,7 @@ class TrainerConfig:
             "eval_interval_steps",
             "report_interval_steps",
             "eval_max_episode_steps",
+            "checkpoints_kept",
         ):
             require_at_least(name, getattr(self, name), 1)
         for name in ("max_seconds", "burst_seconds", "step_timeout_seconds", "ready_timeout_seconds"):

@@ -94,7 +94,9 @@ class Coordinator:
         self._clock = TrainClock(created=started)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = server
-        self._directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
+        self._directory = RunDirectory(
+            Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
+        )
         self._reporter = Reporter(config, 0, self._clock)
         self._report_times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self._writers: RunWriters | None = None

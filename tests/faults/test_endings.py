@@ -196,6 +196,54 @@ def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pyte
     assert result.summary["eval"]["cut_episodes"] == 3
 
 
+class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose process is killed once when `go` is there."""
+
+    def __init__(self, go: Path) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.go = go
+
+    def step(self, action: Any) -> Any:
+        if self.go.exists():
+            self.go.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("obstacle", [False, True])
+@pytest.mark.filterwarnings("ignore:.ASYNC040")
+def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
+    tmp_path: Path, obstacle: bool
+) -> None:
+    run, go = tmp_path / "run", tmp_path / "go"
+    trainer = Trainer(lambda: DiesOnce(go), small(), run_dir=run, **SMALL)
+
+    def until(condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, what
+            assert not trainer.done, what
+            time.sleep(0.005)
+
+    def snapshot() -> Any:
+        return trainer.snapshot()
+
+    with trainer:
+        trainer.start()
+        until(lambda: snapshot() is not None and snapshot().updates > 0, "updates")
+        run.rename(tmp_path / "elsewhere")
+        if obstacle:
+            run.write_text("a file in its place")
+        go.touch()
+        until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
+        steps = snapshot().env_steps
+        until(lambda: snapshot().env_steps > steps + 200, "steps of it")
+        trainer.stop()
+        result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
+    assert (result.stop_reason, result.summary["actor_restarts"]) == ("stopped", 1)
+    assert (run / "actors" / "0.log").exists() is not obstacle
+
+
 FULL_DISK = """
 import json, resource, sys, time, warnings
 from pathlib import Path
