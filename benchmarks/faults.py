@@ -8,7 +8,7 @@
     python benchmarks/faults.py processes --kills 100
     python benchmarks/faults.py checkpoints --mutations 10000
 
-Every section writes results/faults_<section>.json. The sizes above are those of the goals; a tenth of a percent of them
+Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the goals; a tenth of a percent of them
 takes a minute.
 """
 
@@ -170,18 +170,16 @@ def actors(arguments: argparse.Namespace) -> None:
 
 def processes(arguments: argparse.Namespace) -> None:
     """Signals to the processes of runs."""
-    report = Report("faults_processes")
-    report.note("kills of each target", arguments.kills)
     for target in arguments.targets:
+        report = Report(f"faults_{target}")
         outcome = kill_runs(target, arguments.kills, arguments.seed)
-        report.note(f"{target} exit codes", outcome.exit_codes)
-        if outcome.stories:
-            report.note(f"{target} stories", outcome.stories[:10])
+        report.note("exit codes", outcome.exit_codes)
+        report.note("stories", outcome.stories[:10])
         for what in ("runs", "hit", "hangs", "orphans", "leaks", "checkpoints", "damaged"):
             goal = "0" if what in ("hangs", "orphans", "leaks", "damaged") else None
             report.add(f"{target}_{what}", [getattr(outcome, what)], "", goal)
         report.add(f"{target}_signal_to_end", outcome.seconds or [0.0], "s")
-    report.write()
+        report.write()
 
 
 def checkpoints(arguments: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-TARGETS = ("main_sigkill", "main_sigterm", "main_sigint", "server", "evaluator")
+TARGETS = ("main_sigint", "server", "evaluator", "main_sigkill", "main_sigterm")
 LIMIT_SECONDS = 90.0
 """A run that has not ended so long after the signal hangs: it takes seconds by itself."""
 ORPHAN_SECONDS = 2.0
@@ -92,7 +92,13 @@ def one_run(target: str, moment: float, outcome: Outcome) -> None:
         root = str(Path(__file__).resolve().parent.parent)
         environ = {**os.environ, MARK: token, "PYTHONPATH": root, "NO_COLOR": "1"}
         main = subprocess.Popen(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # What a shell starts in the background ignores it, and so would all that this script starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             _send(target, moment, main, outcome)
