@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from asyncrl.errors import RingCorrupt
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
-    EPISODE_STEP,
     EPISODES,
     EXPLORATION,
     GRANTED,
