@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from asyncrl.errors import RingCorrupt
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
-    EPISODE_STEP,
     EPISODES,
     EXPLORATION,
     GRANTED,
@@ -79,7 +78,6 @@ def fault_of(
         ("nanoseconds waited", int(header[WAIT_NS]), 0, time.monotonic_ns()),
         ("life", int(header[INCARNATION]), 0, _MOST),
         ("exploration rate", int(header[EXPLORATION]), 0, _MOST),
-        ("episode step", int(header[EPISODE_STEP]), 0, _MOST),
         ("waiting", int(header[WAITING]), 0, 1),
     )
     for name, value, least, largest in ranges:
