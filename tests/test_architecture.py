@@ -26,7 +26,7 @@ DOORS = {
     "aiohttp": ("server.*",),
     "numba": (
         *("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),
-        *("networks.hidden_layer", "networks.relu_kernels", "losses.soft_kernels"),
+        *("networks.hidden_layer", "networks.relu_kernels", "losses.soft_kernels", "algorithms.*"),
     ),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
