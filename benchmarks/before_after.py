@@ -1,7 +1,7 @@
 """Speed of two checkouts of asyncrl, side by side: updates of every algorithm, and acting.
 
-Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of a
-round. The trees may differ in layout: `OLD` is the folder of another checkout, with its kernels compiled by a first run.
+Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of
+a round. The trees may differ in layout: `OLD` is the folder of another checkout, whose kernels a first run has compiled.
 
     git worktree add ../old COMMIT
     python benchmarks/before_after.py ../old

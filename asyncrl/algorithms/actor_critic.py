@@ -20,6 +20,7 @@ from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.saved_state import require_like
+from asyncrl.interfaces import RESET
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
 from asyncrl.networks.optimizer import FlatAdam
@@ -134,10 +135,10 @@ class ActorCritic:
         """Mean and 1 / deviation `[inputs]` that observations are normalised by now, as copies."""
         return self._mean.copy(), self._scale.copy()
 
-    def observe(self, obs: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-        """Note the observations `[..., *obs_shape]` where `mask` `[...]` is true; nothing unless normalised."""
+    def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
+        """Note the observations `[..., *obs_shape]` of all but RESET rows `[...]`; nothing unless normalised."""
         if self.layout.normalized:
-            self._noted.add(obs[mask].reshape(-1, self.layout.inputs))
+            self._noted.add(obs[(flags & RESET) == 0].reshape(-1, self.layout.inputs))
 
     def move_statistics(self) -> None:
         """Let what `observe` has noted count from here on."""
@@ -219,5 +220,5 @@ class ActorCriticPass:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
         self._value.backward(grad_value.unsqueeze(1))
-        if self._log_std_gradient is not None:
+        if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)

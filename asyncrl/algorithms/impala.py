@@ -12,7 +12,7 @@ Importing this module does not import torch; making an updater does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -26,6 +26,7 @@ from asyncrl.options import require_at_least, require_fraction, require_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 
@@ -45,7 +46,14 @@ class ImpalaLoss(NamedTuple):
 
 
 def impala_loss(
-    distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor, *, vf_coef: float, ent_coef: float
+    distribution: tuple[Tensor, Tensor],
+    value: Tensor,
+    advantage: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    *,
+    vf_coef: float,
+    ent_coef: float,
 ) -> ImpalaLoss:
     """Loss of B rows whose gradient is that of section 4.2 of Espeholt et al. 2018, with the opposite sign.
 
@@ -54,13 +62,17 @@ def impala_loss(
     Args:
         distribution: log-probability of the actions and entropy, `[B]` each, under the policy that learns.
         value: `[B]`.
-        columns: `[3, B]`: advantage A (with its importance weight), target v, weight w (1 / B where a mean is meant).
+        advantage: A `[B]`, with its importance weight.
+        target: v `[B]`.
+        weight: w `[B]`, 1 / B where a mean is meant.
         vf_coef: c_1.
         ent_coef: c_2.
     """
     log_prob, entropy = distribution
-    advantage, target, weight = columns
-    assert log_prob.shape == entropy.shape == value.shape == weight.shape and value.dim() == 1
+    assert (
+        log_prob.shape == entropy.shape == advantage.shape == target.shape == value.shape == weight.shape
+        and value.dim() == 1
+    )
     policy_loss = -(weight * advantage * log_prob).sum()
     value_loss = 0.5 * (weight * (value - target).square()).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
@@ -142,28 +154,35 @@ class IMPALA(OnPolicy):
 
         return OnPolicyUpdate(self, spec, device, seed)
 
-    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the streams into minibatches: rows of G whole streams, then the observations behind their ends."""
         from asyncrl.algorithms.rollout import Part
 
-        streams, length = rollout.shape
-        parts = min(self.minibatches, streams)
-        order = np.arange(streams) if parts == 1 else rng.permutation(streams)
-        trained, found = rollout.trained, []
-        for chosen in np.array_split(order, parts):
+        (streams, length), trained = rollout.shape, rollout.trained
+        if self.minibatches == 1 or streams == 1:
+            own = np.flatnonzero(trained)
+            return [Part(np.arange(streams * (length + 1)), own, own.size)]
+        found, order = [], np.random.default_rng(seed).permutation(streams)
+        for chosen in np.array_split(order, min(self.minibatches, streams)):
             rows = (chosen[:, None] * length + np.arange(length)).reshape(-1)
             own = np.flatnonzero(trained[chosen])
             found.append(Part(np.concatenate((rows, streams * length + chosen)), own, own.size))
         return found
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of `impala_loss`, whose targets are of the weights as they stand."""
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs:
+        """Gradients of `impala_loss`, whose targets are of the weights as they stand.
+
+        By a kernel on the CPU, by autograd elsewhere. The kernel is PPO's: where the old policy is the present one and
+        nothing is clipped, its gradient is the policy gradient.
+        """
+        if batch.has_kernel:
+            log_prob, _ = batch.distribution(batch.out, batch.log_std)
+            self._trace(rollout, batch, log_prob, batch.value)
+            return batch.kernel_gradients((math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
         from asyncrl.networks.gradients import output_gradients
 
-        outputs = batch.out, batch.value, batch.log_std
-        _, (by_out, by_value, by_log_std) = output_gradients(
-            partial(self._traced_loss, rollout, batch), outputs
-        )
+        traced = partial(self._traced_loss, rollout, batch)
+        _, (by_out, by_value, by_log_std) = output_gradients(traced, batch.outputs)
         return by_out, by_value, by_log_std
 
     def _traced_loss(
@@ -174,11 +193,17 @@ class IMPALA(OnPolicy):
         return self._loss((log_prob, entropy), value, batch.columns)
 
     def _loss(self, distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor) -> ImpalaLoss:
-        return impala_loss(distribution, value, columns[:3], vf_coef=self.vf_coef, ent_coef=self.ent_coef)
+        _, _, advantage, target, _, weight, _ = columns
+        return impala_loss(
+            distribution, value, advantage, target, weight, vf_coef=self.vf_coef, ent_coef=self.ent_coef
+        )
 
     @np.errstate(over="ignore", invalid="ignore")
     def _trace(self, rollout: Rollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
-        """Set the batch's columns: advantage, target, weight and log-ratio of each row; zeros behind the streams."""
+        """Set the batch's columns: those of `PPO`, whose old policy is the present one, and the log-ratio to the old.
+
+        They are zero behind the streams.
+        """
         import torch
 
         from asyncrl.algorithms.returns import standardised, vtrace
@@ -203,9 +228,10 @@ class IMPALA(OnPolicy):
         if self.normalize_advantages:
             advantage = standardised(advantage, (flags & RESET) == 0)
         weight = rollout.weight.reshape(-1)[at] / np.float32(max(batch.part.samples, 1))
-        columns = np.zeros((4, rows.size), np.float32)
-        for column, numbers in zip(columns, (advantage, target, weight, log_ratio), strict=True):
-            column[:own] = numbers.reshape(-1)
+        columns = np.zeros((7, rows.size), np.float32)
+        columns[0], columns[1] = log_probs, 1.0
+        for column, numbers in zip((2, 3, 5, 6), (advantage, target, weight, log_ratio), strict=True):
+            columns[column, :own] = numbers.reshape(-1)
         batch.columns = torch.from_numpy(columns).to(value.device)
 
     def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
@@ -215,7 +241,7 @@ class IMPALA(OnPolicy):
         found = self._loss(batch.distribution(batch.out, batch.log_std), batch.value, batch.columns)
         trained = batch.part.trained
         values, columns = batch.value.cpu()[trained].numpy(), batch.columns.cpu()[:, trained]
-        log_ratio = columns[3]
+        log_ratio = columns[6]
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
@@ -223,5 +249,5 @@ class IMPALA(OnPolicy):
             "train/entropy": float(found.entropy.cpu()[trained].mean()),
             "train/approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "train/rho_truncated": float((log_ratio > math.log(self.rho_bar)).float().mean()),
-            "train/explained_variance": explained_variance(values, columns[1].numpy()),
+            "train/explained_variance": explained_variance(values, columns[3].numpy()),
         }

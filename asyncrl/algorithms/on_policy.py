@@ -7,11 +7,9 @@ here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
-
-import numpy as np
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
@@ -28,8 +26,7 @@ from asyncrl.options import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
@@ -187,12 +184,12 @@ class OnPolicy(WithPresets):
     def prepare(self, rollout: Rollout) -> None:
         """Fill the columns that all passes over the rollout need; nothing by default."""
 
-    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
-        """Divide the rows of one pass among gradient steps, in an order drawn from `rng`."""
+    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
+        """Divide the rows of one pass among gradient steps, in an order drawn from `seed`."""
         raise NotImplementedError
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Gradients of the loss at `batch.out`, `batch.value` and `batch.log_std`; None ends the iteration here."""
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
+        """Gradients of the loss at `batch.outputs`; None ends the iteration here."""
         raise NotImplementedError
 
     def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:

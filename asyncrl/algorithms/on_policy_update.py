@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import asyncrl.algorithms.returns  # noqa: F401  (so that its kernel is made ready before a run)
 from asyncrl.acting.schedules import linear
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.interfaces import RESET, EnvSpec, Segment
+from asyncrl.interfaces import EnvSpec, Segment
 
 _COUNTERS = ("seed", "iterations", "updates", "samples")
 _PROGRESS = ("epoch", "last_epoch", "position", "reusable")
@@ -79,7 +80,7 @@ class OnPolicyUpdate:
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
         rollout.stage(segments)
         for segment in (s for s in segments if s.fresh):
-            self.nets.observe(segment.obs, (segment.flags & RESET) == 0)
+            self.nets.observe(segment.obs, segment.flags)
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
@@ -97,11 +98,10 @@ class OnPolicyUpdate:
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
-        """Divide the rows anew, by a generator of this pass, and upload the parts in one piece."""
-        rng = np.random.default_rng((self._seed, self._iterations, self._epoch))
-        parts, self._position = self.config.divide(rollout, rng), 0
-        rows = torch.from_numpy(np.concatenate([part.rows for part in parts])).to(self.nets.device)
-        self._parts = list(zip(parts, rows.split([part.rows.size for part in parts]), strict=True))
+        """Divide the rows anew, by a seed of this pass."""
+        parts = self.config.divide(rollout, (self._seed, self._iterations, self._epoch))
+        self._parts = [(part, torch.from_numpy(part.rows).to(self.nets.device)) for part in parts]
+        self._position = 0
 
     @torch.no_grad()
     def step(self) -> bool:
@@ -120,7 +120,7 @@ class OnPolicyUpdate:
         if gradients is None:
             self._epoch, self._reusable = self._last_epoch, 0
         else:
-            batch.backward(*gradients)
+            batch.backward(gradients)
             self._take_step(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True

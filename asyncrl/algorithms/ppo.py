@@ -11,7 +11,7 @@ Importing this module does not import torch; making an updater does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -25,6 +25,7 @@ from asyncrl.options import require_at_least, require_fraction, require_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
 _KL_MARGIN = 1.5
@@ -188,52 +189,34 @@ class PPO(OnPolicy):
         """How many gradient steps a pass over so many rows has."""
         return max(1, -(-rows // self.minibatch_size))
 
-    def divide(self, rollout: Rollout, rng: np.random.Generator) -> list[Part]:
+    def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the rows into minibatches, padded with row N."""
         from asyncrl.algorithms.rollout import Part
 
         trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
-        chosen = np.array_split(rng.permutation(trained), self._minibatches(trained.size))
+        order = np.random.default_rng(seed).permutation(trained)
+        chosen = np.array_split(order, self._minibatches(trained.size))
         rows = np.full((len(chosen), min(self.minibatch_size, count)), count, np.int64)
         for own, part in zip(rows, chosen, strict=True):
             own[: part.size] = part
         return [Part(own, slice(part.size), part.size) for own, part in zip(rows, chosen, strict=True)]
 
-    def gradients(self, rollout: Rollout, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
         """Gradients of `ppo_loss`; None where the policy has left the old one farther than `target_kl` allows.
 
-        On the CPU by a kernel, elsewhere by autograd.
+        By a kernel on the CPU, by autograd elsewhere.
         """
-        on_host = batch.out.device.type == "cpu"
-        divergence, gradients = (self._kernel_gradients if on_host else self._formula_gradients)(batch)
-        limit = self.target_kl
-        return gradients if limit is None or float(divergence) <= _KL_MARGIN * limit else None
+        kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch)
+        return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
-    def _kernel_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
-        import torch
-
-        from asyncrl.algorithms.ppo_kernel import ppo_gradients
-
+    def _by_kernel(self, batch: Minibatch) -> tuple[float | Tensor, Outputs]:
         held = math.inf if self.value_clip_range is None else self.value_clip_range
-        divergence, (by_out, by_value, by_log_std) = ppo_gradients(
-            (batch.out.numpy(), batch.value.numpy(), batch.log_std.numpy()),
-            batch.action.numpy(),
-            batch.choices,
-            batch.columns.numpy(),
-            batch.part.samples,
-            (self.clip_range, held, self.vf_coef, self.ent_coef),
-        )
-        return divergence, (
-            torch.from_numpy(by_out),
-            torch.from_numpy(by_value),
-            torch.from_numpy(by_log_std),
-        )
+        return batch.kernel_gradients((self.clip_range, held, self.vf_coef, self.ent_coef))
 
-    def _formula_gradients(self, batch: Minibatch) -> tuple[float | Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def _by_formula(self, batch: Minibatch) -> tuple[float | Tensor, Outputs]:
         from asyncrl.networks.gradients import output_gradients
 
-        outputs = batch.out, batch.value, batch.log_std
-        found, (by_out, by_value, by_log_std) = output_gradients(partial(self._loss, batch), outputs)
+        found, (by_out, by_value, by_log_std) = output_gradients(partial(self._loss, batch), batch.outputs)
         return _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
 
     def _loss(self, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor) -> PPOLoss:
@@ -251,7 +234,7 @@ class PPO(OnPolicy):
         """Losses, entropy, divergence and clipped share; `train/explained_variance` is that before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
-        found, trained = self._loss(batch, batch.out, batch.value, batch.log_std), rollout.trained
+        found, trained = self._loss(batch, *batch.outputs), rollout.trained
         log_ratio = found.log_ratio[batch.part.trained]
         return {
             "train/loss": float(found.loss),

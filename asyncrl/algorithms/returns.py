@@ -11,10 +11,11 @@ host anyway.
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, njit, types, uint8
+from numba import float32, types, uint8
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
+from asyncrl.shm.kernel import kernel
 
 _rows = types.Array(float32, 2, "A", readonly=True)
 _last = types.Array(float32, 1, "A", readonly=True)
@@ -22,15 +23,12 @@ _flags = types.Array(uint8, 2, "A", readonly=True)
 _ENDED = TERMINATED | TRUNCATED
 
 
-@njit(
+@kernel(
     types.void(
         *(_rows, _rows, _rows, _last, _flags),
         *(types.float64, types.float64, types.float64, types.float64, types.float64),
         *(types.float32[:, ::1], types.float32[:, ::1]),
     ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def vtrace_kernel(  # type: ignore[no-untyped-def]
     log_ratio, reward, value, last_value, flags, gamma, lam, rho_bar, c_bar, pg_rho_bar, vs, advantage

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 
@@ -222,6 +223,9 @@ class Minibatch:
         self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
         self.columns = rollout.columns.new_zeros((len(rollout.names), size))
         self.log_std = nets.log_std.clone()
+        self._kernel: LossKernel | None = None
+        if nets.device.type == "cpu":
+            self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
@@ -231,12 +235,28 @@ class Minibatch:
         if rollout.names:
             torch.index_select(rollout.columns, 1, rows, out=self.columns)
         self.out, self.value = self._pass.forward()
-        self.log_std.copy_(self._nets.log_std)
+        if not self.choices:
+            self.log_std.copy_(self._nets.log_std)
+
+    @property
+    def outputs(self) -> Outputs:
+        """`out`, `value` and `log_std`."""
+        return self.out, self.value, self.log_std
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether `kernel_gradients` can be used: on the CPU."""
+        return self._kernel is not None
+
+    def kernel_gradients(self, loss: tuple[float, float, float, float]) -> tuple[float, Outputs]:
+        """The divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
+        assert self._kernel is not None
+        return self._kernel(self.outputs, self.columns, self.part.samples, loss)
 
     def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the actions, `[R]` each, under these outputs of the policy."""
         return self._nets.distribution(out, self.action, log_std)
 
-    def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
-        """Fill the networks' gradient from the loss's gradient at `out`, `value` and `log_std`."""
-        self._pass.backward(grad_out, grad_value, grad_log_std)
+    def backward(self, gradients: Outputs) -> None:
+        """Fill the networks' gradient from the loss's gradients at `outputs`."""
+        self._pass.backward(*gradients)

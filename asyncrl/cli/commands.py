@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import pickle
 import sys
 import warnings
@@ -27,7 +26,7 @@ from asyncrl.run.checkpoint import SavedPolicy, does_not_fit, read_policy
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_thread import TrainResult
 from asyncrl.run.trainer import Trainer
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import Snapshot
 
 
@@ -63,9 +62,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())  # the interpreter would fail on the rest of the buffer at exit
-        os.close(nothing)
+        discard(sys.stdout)
 
 
 def describe_result(result: TrainResult) -> str:

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_output()
+        from asyncrl.show.console import discard
+
+        discard(sys.stdout)
         return 0
 
 
@@ -72,14 +74,6 @@ def _open_standard_streams() -> None:
 def _print_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _discard_output() -> None:
-    """Point standard output, whose reader has gone, at the null device; the interpreter would fail on it at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
-        os.close(nothing)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -78,6 +78,13 @@ class HiddenLayer:
         if self._grad_bias is not None:
             torch.sum(self._grad[:, : self._bias_rows], dim=1, keepdim=True, out=self._grad_bias)
 
+    def sum_rows(self, grad_output: Tensor, out: Tensor) -> None:
+        """Fill `out` `[C, 1, outputs]` with the sum over the rows of `grad_output` `[C, G, outputs]`."""
+        if self._kernels:
+            sum_rows(grad_output.numpy(), out.numpy())
+        else:
+            torch.sum(grad_output, dim=1, keepdim=True, out=out)
+
     def backward_from_head(self, grad_output: Tensor, head: Tensor) -> None:
         """`backward` behind a head with one output: fills the gradient at the output first.
 
@@ -175,3 +182,13 @@ def head_gradient(grad_output, head, y, grad, grad_bias, bias_rows):  # type: ig
             if r < bias_rows:
                 for j in range(grad.shape[2]):
                     grad_bias[c, 0, j] += grad[c, r, j]
+
+
+@njit("void(float32[:, :, :], float32[:, :, ::1])", cache=True, nogil=True, error_model="numpy")
+def sum_rows(grad_output, out):  # type: ignore[no-untyped-def]
+    """`out` `[C, 1, outputs]` becomes the sum of `grad_output` `[C, G, outputs]` over G."""
+    for c in range(grad_output.shape[0]):
+        out[c, 0, :] = _ZERO
+        for r in range(grad_output.shape[1]):
+            for j in range(grad_output.shape[2]):
+                out[c, 0, j] += grad_output[c, r, j]

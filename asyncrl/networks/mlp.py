@@ -132,7 +132,8 @@ class MLPPass:
         biases = gradient.biases if gradient is not None else [None] * len(grads)
         for layer, grad, grad_bias in zip(self._between, grads, biases, strict=True):
             layer.prepare_backward(grad, grad_bias, g)
-        self._grad_last, self._head_weights = grads[-1], head
+        self._head_weights = head
+        self._into_last = [*zip(head.unbind(), grads[-1].unbind(), strict=True)]
         self._grad_head = [] if gradient is None else [*zip(outputs[-1][:, :g], gradient.head, strict=True)]
         self._grad_head_bias = None if gradient is None else gradient.head_bias
         self._back = []
@@ -173,15 +174,15 @@ class MLPPass:
             `[I, A]`, the gradient at the input's last columns: the same buffer at every call.
         """
         grad = grad_output if grad_output.dim() == 3 else grad_output.unsqueeze(0)
+        by_copy = grad.unbind()
         if self._grad_head_bias is not None:
-            seen = grad[:, : self._weight_rows]
-            for own, (last, out) in zip(seen, self._grad_head, strict=True):
-                torch.mm(own.t(), last, out=out)
-            torch.sum(seen, dim=1, keepdim=True, out=self._grad_head_bias)
+            for own, (last, out) in zip(by_copy, self._grad_head, strict=True):
+                torch.mm(own[: self._weight_rows].t(), last, out=out)
+            self._between[-1].sum_rows(grad[:, : self._weight_rows], self._grad_head_bias)
         if grad.shape[2] == 1:
             self._between[-1].backward_from_head(grad, self._head_weights)
         else:
-            for own, w, into in zip(grad, self._head_weights, self._grad_last, strict=True):
+            for own, (w, into) in zip(by_copy, self._into_last, strict=True):
                 torch.mm(own, w, out=into)
             self._between[-1].backward()
         for products, below, (outer, inner) in self._back:

@@ -112,7 +112,7 @@ async def build(
     Args:
         setup: what to build from.
         reporting: shows the actors while they start, and every evaluation.
-        stack: owns what is built.
+        stack: owns the parts.
         on_failure: called with the error of an actor that cannot go on.
         on_death: called when an actor has died, before it is started again.
 

@@ -62,7 +62,7 @@ class Coordinator:
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
         url: address of the live page, None where none is served.
-        outcome: what the run leaves, even a failed one; None before its end, or where it has no weights.
+        outcome: the result, also of a failed run; None before its end, or where it has no weights.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Coordinator:
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises what a task or an actor raised."""
+        """Learn until the run ends; returns why. Raises the error of a task or an actor."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:

@@ -1,18 +1,26 @@
-"""Gradient of PPO's loss at the networks' outputs, in one pass over the items of a minibatch, on the CPU.
+"""Gradient of the losses of PPO and IMPALA at the networks' outputs, in one pass over the items, on the CPU.
 
-The loss is `ppo.ppo_loss`, where it stands with its sources; `tests/algorithms/test_on_policy_kernels.py` holds this to
-it. Why twice: see `benchmarks/ppo_step.py`. B items; rows of `columns` `[6, B]` are those of `PPO.rollout_columns`.
-Items of weight zero are padding. Sums are carried in float64, and NaN propagates.
+The losses are `ppo.ppo_loss` and `impala.impala_loss`, where they stand with their sources;
+`tests/algorithms/test_on_policy_kernels.py` holds this to them. Why twice: `benchmarks/ppo_step.py`.
+
+B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: the old policy's log-probability,
+importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are carried in float64. NaN
+propagates.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import float32, float64, int64, njit, types
-from numpy.typing import NDArray
+import torch
+from numba import float32, float64, int64, types
+from torch import Tensor
+
+from asyncrl.shm.kernel import inlined, kernel
+
+Outputs = tuple[Tensor, Tensor, Tensor]
+"""The networks' outputs: the policy's, the values, the log standard deviations; or the loss's gradients there."""
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -20,7 +28,7 @@ _LOSS = types.UniTuple(float64, 4)
 """`(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip."""
 
 
-@njit(inline="always")
+@inlined
 def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
     """Derivative of item b's loss for its log-probability: zero where the clipped term is the smaller one."""
     ratio = math.exp(log_ratio)
@@ -30,7 +38,7 @@ def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
     return 0.0 if surrogate > clipped else -columns[_WEIGHT, b] * columns[_IMPORTANCE, b] * surrogate
 
 
-@njit(inline="always")
+@inlined
 def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
     """Derivative of item b's loss for its value: zero where the clipped value's error is the larger one.
 
@@ -43,14 +51,11 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
     return 0.0 if smaller else loss[2] * columns[_WEIGHT, b] * error
 
 
-@njit(
+@kernel(
     float64(
         *(float32[:, ::1], int64[:, ::1], int64[::1], float32[::1], float32[:, ::1], int64, _LOSS),
         *(float32[:, ::1], float32[::1], float64[:, ::1]),
     ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def categorical_kernel(  # type: ignore[no-untyped-def]
     out, action, choices, value, columns, count, loss, grad_out, grad_value, work
@@ -93,14 +98,12 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
     return divergence / max(count, 1)
 
 
-@njit(
+@kernel(
     float64(
         *(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64, _LOSS),
         *(float32[:, ::1], float32[::1], float32[::1], float64[:, ::1]),
     ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+    cold=True,
 )
 def gaussian_kernel(  # type: ignore[no-untyped-def]
     out, action, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
@@ -136,37 +139,38 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     return divergence / max(count, 1)
 
 
-Outputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
-
-
-def ppo_gradients(
-    outputs: Outputs,
-    action: NDArray[Any],
-    choices: tuple[int, ...],
-    columns: NDArray[np.float32],
-    count: int,
-    loss: tuple[float, float, float, float],
-) -> tuple[float, Outputs]:
-    """Divergence from the old policy (k3, over the first `count` items), and gradients in the order of `outputs`.
+class LossKernel:
+    """The kernel of a policy's distribution, and what it fills. The tensors it returns are the same at every call.
 
     Args:
-        outputs: logits or means `[B, outputs]`, values `[B]`, log standard deviations `[d]`.
-        action: `[B, ...]`, int64 choices or float32.
+        action: `[B, ...]`, int64 choices or float32; the buffer that is read at every call.
         choices: how many logits each choice has; empty for a Gaussian.
-        columns: `[6, B]`.
-        count: items that are not padding.
-        loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
+        outputs: logits, or the Gaussian's d means.
     """
-    out, value, log_std = outputs
-    grad_out, grad_value, grad_log_std = np.empty_like(out), np.empty_like(value), np.empty_like(log_std)
-    rows = action.reshape(out.shape[0], -1)
-    if choices:
-        work = np.empty((len(choices), 2))
-        sizes = np.array(choices, np.int64)
-        kl = categorical_kernel(out, rows, sizes, value, columns, count, loss, grad_out, grad_value, work)
-    else:
-        work = np.empty((2, out.shape[1]))
-        kl = gaussian_kernel(
-            out, rows, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
-        )
-    return kl, (grad_out, grad_value, grad_log_std)
+
+    def __init__(self, action: Tensor, choices: tuple[int, ...], outputs: int) -> None:
+        size, d = action.shape[0], 0 if choices else outputs
+        self._action, self._choices = action.view(size, -1).numpy(), np.array(choices, np.int64)
+        self._work = np.empty((len(choices), 2) if choices else (2, d))
+        self._gradients = torch.zeros(size, outputs), torch.zeros(size), torch.zeros(d)
+        self._filled = tuple(gradient.numpy() for gradient in self._gradients)
+
+    def __call__(
+        self, outputs: Outputs, columns: Tensor, count: int, loss: tuple[float, float, float, float]
+    ) -> tuple[float, Outputs]:
+        """Divergence from the old policy (k3, over the first `count` items), and gradients at the outputs.
+
+        Args:
+            outputs: `[B, outputs]`, values `[B]`, log standard deviations `[d]`.
+            columns: `[C, B]`, see the module's text.
+            count: items that are not padding.
+            loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
+        """
+        out, value, log_std = outputs[0].numpy(), outputs[1].numpy(), outputs[2].numpy()
+        items = value, columns.numpy(), count, loss
+        by_out, by_value, by_log_std = self._filled
+        if self._choices.size:
+            kl = categorical_kernel(out, self._action, self._choices, *items, by_out, by_value, self._work)
+        else:
+            kl = gaussian_kernel(out, self._action, log_std, *items, by_out, by_value, by_log_std, self._work)
+        return kl, self._gradients
