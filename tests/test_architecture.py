@@ -24,9 +24,7 @@ ROOMS = (
 DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
-    "numba": (
-        *("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),
-    ),
+    "numba": (*("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
     "torch": (

@@ -214,6 +214,8 @@ BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], ReplayBuilder | S
 """Builder of each loop by the name that `Algorithm.update_loop` gives it."""
 
 
-def loop_builder(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> ReplayBuilder | SegmentBuilder:
+def loop_builder(
+    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec
+) -> ReplayBuilder | SegmentBuilder:
     """Builder of the update loop that `algorithm` names."""
     return BUILDERS[algorithm.update_loop](algorithm, config, spec)

@@ -119,7 +119,7 @@ def filled(spec: EnvSpec, size: int = 32) -> Batch:
     rng = np.random.default_rng(1)
     batch = Batch.allocate(size, spec)
     batch.obs[:], batch.next_obs[:] = rng.normal(
-        0, 100, (2, *batch.obs.shape)
+        0, 1000, (2, *batch.obs.shape)
     )  # extreme: values run off at once
     batch.action[:] = 0
     batch.reward[:], batch.discount[:], batch.weight[:] = 1.0, 0.9, 1.0
@@ -141,7 +141,7 @@ def test_no_target_is_beyond_the_bounds(record: type) -> None:
     for bound in (True, False):
         core = record(batch_size=32, hidden_sizes=(16,), bound_targets=bound).make_core(spec, "cpu", 0)
         core.update(filled(spec))
-        target = mean_target(core) if record is QRDQN else core._work.q - core._work.td
+        target = mean_target(core) if record is QRDQN else core._learned.q - core._learned.critic.td
         largest[bound] = float(target.max())
     assert largest[True] <= 10.0 + 1e-4
     assert largest[False] > 12.0, "the batch has to reach beyond the bounds"
