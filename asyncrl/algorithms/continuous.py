@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.box import BoxLayout
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import supported_algorithms, unbounded
-from asyncrl.errors import SpacesDoNotFit
+from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import require_at_least, require_positive, require_widths
 
@@ -99,21 +98,7 @@ class ContinuousControl(OffPolicy):
 
         Bounds need not be symmetric: actions are learned in units of half the range around the middle of the box.
         """
-        action, endless = spec.action, unbounded(spec.action)
-        if isinstance(action, BoxAction) and endless is None:
-            return
-        if isinstance(action, BoxAction) and endless is not None:
-            bounds = f"[{action.low[endless]}, {action.high[endless]}]"
-            what = f"finite bounds, and value {endless} of {spec.name}'s actions lies in {bounds}"
-            fix = "choose one of these, or wrap the environment in one whose action_space has finite bounds"
-        else:
-            what = f"a Box action space, and {spec.name} has {action}"
-            fix = "choose one of these, or an environment with a Box action space"
-        raise SpacesDoNotFit(
-            f"{self.name} needs {what}",
-            facts={"action space": action, "algorithms that fit": supported_algorithms(spec)},
-            fix=fix,
-        )
+        check_action_space(self, spec)
 
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """The actor's shape and weight order, shared by policy and learner. Raises `SpacesDoNotFit`."""

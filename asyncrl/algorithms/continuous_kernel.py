@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE, _TWO, _HALF = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5)
 _LOG_TWO, _HALF_LOG_TWO_PI = np.float32(math.log(2.0)), np.float32(0.5 * math.log(2.0 * math.pi))
@@ -47,7 +47,7 @@ class CriticKernel:
         """Loss and gradient at `q`, in the same buffers at every call; `rest` is what the formula takes."""
         *entropy, _ = rest
         log_prob, alpha = (entropy[0].numpy(), float(entropy[1])) if entropy else (self._arrays[0], 0.0)
-        critic_kernel(outputs[0].numpy(), next_q.numpy(), log_prob, *self._arrays, alpha)
+        critic_kernel(*(outputs[0].numpy(), next_q.numpy(), log_prob, *self._arrays, alpha))
         return self._result
 
 
@@ -69,7 +69,8 @@ class ActorKernel:
     ) -> tuple[ActorLoss, tuple[Tensor, Tensor]]:
         """Loss and gradients at `q` and `log_prob`, in the same buffers at every call."""
         log_prob = self._arrays[1] if alpha is None else outputs[1].numpy()
-        actor_kernel(outputs[0].numpy(), log_prob, *self._arrays, 0.0 if alpha is None else float(alpha))
+        temperature = 0.0 if alpha is None else float(alpha)
+        actor_kernel(*(outputs[0].numpy(), log_prob, *self._arrays, temperature))
         return self._result
 
 
@@ -102,16 +103,13 @@ class DrawKernel:
 
     def _pull_back(self, grad_action: Tensor, grad_log_prob: Tensor) -> Tensor:
         grads = grad_action.numpy(), grad_log_prob.numpy(), self._grad_array
-        draw_gradient_kernel(self._out, *self._drawn[:2], *grads)
+        draw_gradient_kernel(*(self._out, *self._drawn[:2], *grads))
         return self._grad
 
 
-@njit(
+@kernel(
     "void(float32[:, :, :], float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1],"
     " float32[:, :, ::1], float32[:, :, ::1], float32[::1], float32)",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, loss, alpha):  # type: ignore[no-untyped-def]
     """Fill the errors and the gradient at `q`, `[C, B, 1]` each, and the loss `[1]`.
@@ -146,11 +144,8 @@ def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, 
     loss[0] = total
 
 
-@njit(
+@kernel(
     "void(float32[:, :, :], float32[:, ::1], float32[:, :, ::1], float32[:, ::1], float32[::1], float32)",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: ignore[no-untyped-def]
     """Fill the gradients at `q` `[C, B, 1]`, -1 / B at the smallest, and `log_prob` `[B, 1]`, and the loss `[1]`."""
@@ -167,11 +162,8 @@ def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: igno
     loss[0] = total * slope
 
 
-@njit(
+@kernel(
     "void(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def draw_kernel(out, noise, action, deviation, log_prob):  # type: ignore[no-untyped-def]
     """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]`.
@@ -207,11 +199,8 @@ def draw_kernel(out, noise, action, deviation, log_prob):  # type: ignore[no-unt
         log_prob[b, 0] = density + _TWO * math.log(product)
 
 
-@njit(
+@kernel(
     "void(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
 )
 def draw_gradient_kernel(out, action, deviation, grad_action, grad_log_prob, grad_out):  # type: ignore[no-untyped-def]
     """Fill the gradient `[B, 2 d]` at `out`, given those at the actions `[B, d]` and log-densities `[B, 1]`.
