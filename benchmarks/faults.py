@@ -8,8 +8,8 @@
     python benchmarks/faults.py processes --kills 100
     python benchmarks/faults.py checkpoints --mutations 10000
 
-Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the goals; a tenth of a percent of them
-takes a minute.
+Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the
+goals; a small part of them takes a minute.
 """
 
 from __future__ import annotations
