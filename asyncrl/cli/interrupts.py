@@ -33,13 +33,28 @@ class Interrupts:
     """While it is entered, signals go to the run; main thread only.
 
     Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt: nothing has been
-    learned yet that would be lost.
+    learned yet that would be lost. Code that is being imported may swallow that, so it is raised once more when the run
+    is given.
+
+    Attributes:
+        count: signals heard.
     """
 
     def __init__(self) -> None:
-        self.run: Stoppable | None = None
+        self._run: Stoppable | None = None
         self.count = 0
         self._before: dict[int, Any] = {}
+
+    @property
+    def run(self) -> Stoppable | None:
+        """What signals go to."""
+        return self._run
+
+    @run.setter
+    def run(self, run: Stoppable) -> None:
+        self._run = run
+        if self.count:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
@@ -58,18 +73,18 @@ class Interrupts:
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
-        if self.run is None:
+        if self._run is None:
             raise KeyboardInterrupt
         if self.count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
             self._say(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
             # On another thread: the one that this handler has interrupted may hold a lock that `stop` takes.
             threading.Thread(
-                target=self.run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
+                target=self._run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
             ).start()
             return
         self._say("killed\n")
-        self.run.kill()
+        self._run.kill()
         os._exit(EXIT_CODE)
 
     def _say(self, text: str) -> None:
