@@ -34,7 +34,9 @@
     ├── ActionValuesOutOfRange        ASYNC024
     ├── FilesNotWritten               ASYNC040
     ├── EvaluationIncomplete          ASYNC041
-    └── ListenerFailed                ASYNC042
+    ├── ListenerFailed                ASYNC042
+    ├── RingQuarantined               ASYNC043
+    └── LittleDiskSpace               ASYNC044
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
 `num_slots must be a power of two, got 12`. The full text of every coded error is made in one place, here, so that
@@ -277,7 +279,7 @@ class ReplayTooLarge(ResourceError):
 
 
 class RingCorrupt(ResourceError):
-    """The position words of an experience ring were overwritten; the ring is not read any more."""
+    """The header of an actor's ring was overwritten more often within a minute than `max_restarts` allows."""
 
     code = "ASYNC023"
 
@@ -321,3 +323,11 @@ class EvaluationIncomplete(AsyncRLWarning):
 
 class ListenerFailed(AsyncRLWarning):
     """ASYNC042: what the user has called with every snapshot raised; training goes on."""
+
+
+class RingQuarantined(AsyncRLWarning):
+    """ASYNC043: an environment has overwritten the ring of its actor; its rows were given up, its actor restarted."""
+
+
+class LittleDiskSpace(AsyncRLWarning):
+    """ASYNC044: the disk of the run's directory has no room for all the checkpoints that the run is to keep."""

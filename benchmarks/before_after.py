@@ -1,7 +1,8 @@
 """Speed of two checkouts of asyncrl, side by side: updates of every algorithm, and acting.
 
-Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of a
-round. The trees may differ in layout: `OLD` is the folder of another checkout, with its kernels compiled by a first run.
+Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of
+a round. The trees may differ in layout: `OLD` is another checkout, whose kernels a first run has
+compiled.
 
     git worktree add ../old COMMIT
     python benchmarks/before_after.py ../old
@@ -119,6 +120,15 @@ def iteration(
     return once
 
 
+def acting(policy: Any, obs: np.ndarray, rng: np.random.Generator) -> Callable[[], int]:
+    def once() -> int:
+        for _ in range(20):
+            policy.act(obs, rng, 10**6)
+        return 20
+
+    return once
+
+
 def child() -> None:
     """Print microseconds of every row as JSON, of the asyncrl that is imported here."""
     import asyncrl
@@ -139,7 +149,7 @@ def child() -> None:
         found[f"{name}_update"] = timed(once)
         obs = rng.normal(size=(16, *spec.observation_shape)).astype(np.float32)
         policy.assign_streams(0, 16, 16)
-        found[f"{name}_act"] = timed(lambda policy=policy, obs=obs, rng=rng: [policy.act(obs, rng, 10**6) for _ in range(20)] and 20)  # type: ignore[misc]  # fmt: skip
+        found[f"{name}_act"] = timed(acting(policy, obs, rng))
     print(json.dumps(found))
 
 

@@ -15,7 +15,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
     *("version", "errors", "options", "interfaces"),
-    *("shm", "envs", "acting", "replay", "networks", "losses", "actors", "algorithms"),
+    *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
     *("learning", "show", "server", "run", "cli", "__main__"),
 )
 
@@ -24,14 +24,11 @@ ROOMS = (
 DOORS = {
     "gymnasium": ("envs.*", "actors.forking"),
     "aiohttp": ("server.*",),
-    "numba": (
-        *("shm.kernel", "shm.kernel_cache", "shm.atomics", "replay.handles", "networks.relu_kernels"),
-        *("losses.advantages", "losses.vtrace", "losses.ppo_kernels", "losses.soft_kernels"),
-    ),
+    "numba": (*("shm.kernel", "shm.kernel_cache", "shm.atomics", "shm.views", "replay.handles"),),
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
     "torch": (
-        *("losses.*", "networks.*", "algorithms.*", "learning.learner", "learning.divergence"),
+        *("networks.*", "algorithms.*", "acting.modules", "learning.learner", "learning.divergence"),
         *("run.checkpoint", "run.build"),
     ),
     "rich": ("show.console",),

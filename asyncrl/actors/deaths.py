@@ -80,6 +80,15 @@ def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
     )
 
 
+def evaluation_hung(name: str, seconds: float, stack: str) -> EnvironmentHung:
+    """ASYNC015 of an environment that stood still while it was evaluated; see `build_hung` for the arguments."""
+    return EnvironmentHung(
+        f"The environment {name} did not return for {seconds:.1f} s in an evaluation.",
+        facts={"seconds": f"{seconds:.1f}", **_stack_fact(stack)},
+        fix="mend what hangs there, or raise step_timeout_seconds if it only takes that long",
+    )
+
+
 def _stack_fact(stack: str) -> dict[str, object]:
     return {"stack (most recent call first)": "\n" + (stack.rstrip() or "  not available")}
 

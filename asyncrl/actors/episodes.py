@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,15 +71,21 @@ class EpisodePlayer:
         source: as in `run_episodes`.
         policy: whose greedy actions are taken.
         max_envs: most environments to build.
+        alive: called whenever an environment was built, reset or stepped.
 
     Attributes:
         cut_episodes: how many episodes of the last `play` were ended at a limit.
     """
 
     def __init__(
-        self, source: EnvSource | Sequence[Any] | Any, policy: Policy, max_envs: int = MAX_ENVS
+        self,
+        source: EnvSource | Sequence[Any] | Any,
+        policy: Policy,
+        max_envs: int = MAX_ENVS,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy = policy
+        self._alive = alive
         self._source = source if isinstance(source, EnvSource) else None
         self._max_envs = max_envs if self._source is not None else 0
         built: Any = source.build() if isinstance(source, EnvSource) else source
@@ -141,6 +147,7 @@ class EpisodePlayer:
     def _play(self, episodes: int, seed: int) -> Episodes:
         while self._source is not None and len(self._envs) < min(episodes, self._max_envs):
             self._envs.append(self._source.build())
+            self._alive()
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         obs = np.empty((episodes, *self._spec.observation_shape), self._spec.observation_dtype)
@@ -172,6 +179,7 @@ class EpisodePlayer:
             env = self._envs[episode % len(self._envs)]
             self._current = episode
             step = env_checks.check_step(self._spec.name, env.step(action))
+            self._alive()
             returns[episode] += float(step[1])
             lengths[episode] += 1
             ended = step[2] or step[3]
@@ -188,7 +196,9 @@ class EpisodePlayer:
     def _reset(self, episode: int, seeds: list[int]) -> Any:
         env = self._envs[episode % len(self._envs)]
         self._current = episode
-        return env_checks.check_reset(self._spec.name, env.reset(seed=seeds[episode]))
+        obs = env_checks.check_reset(self._spec.name, env.reset(seed=seeds[episode]))
+        self._alive()
+        return obs
 
     def _play_vector(self, episodes: int, seed: int) -> Episodes:
         streams = VectorStreams(self._vector, self._spec)
@@ -200,6 +210,7 @@ class EpisodePlayer:
         streams.reset([seed], obs)
         while min(next_episode) < episodes:
             events = streams.step(self._policy.greedy(obs), obs, rewards)
+            self._alive()
             row_returns += rewards
             row_lengths += 1
             ends = dict(map(tuple, events.tolist()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.deaths import actor_killed, build_hung
+from asyncrl.actors.deaths import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, EpisodePlayer, Episodes, run_episodes
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import EvaluatorPlan
@@ -43,6 +44,7 @@ class RemoteEvaluator:
         max_envs: most environments to build; more episodes than that take turns.
         max_restarts: how often a process that was killed is replaced within a minute.
         ready_timeout_seconds: how long its first environment may take to be built.
+        step_timeout_seconds: how long one step, reset or construction of an environment may take in an evaluation.
         max_episode_steps: steps after which an episode is ended as it stands; None is the environment's own limit, or
             `EPISODE_STEPS` where it has none.
 
@@ -62,11 +64,13 @@ class RemoteEvaluator:
         max_envs: int = MAX_ENVS,
         max_restarts: int = 3,
         ready_timeout_seconds: float = READY_SECONDS,
+        step_timeout_seconds: float = 60.0,
         max_episode_steps: int | None = None,
     ) -> None:
         self._server = server
         self._budget = RestartBudget(max_restarts)
         self._ready_timeout = ready_timeout_seconds
+        self._step_timeout = step_timeout_seconds
         self._restarts = 0
         self._plan = pickle.dumps(EvaluatorPlan(source, policy_bytes, max_envs))
         self._name = spec.name
@@ -100,7 +104,8 @@ class RemoteEvaluator:
             was over before, they are of the episodes that had begun.
 
         Raises:
-            AsyncRLError: what the environment did, or `ActorKilled` where the process was killed too often.
+            AsyncRLError: what the environment did (`EnvironmentHung` where it stood still), or `ActorKilled` where the
+                process was killed too often.
         """
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
@@ -111,9 +116,9 @@ class RemoteEvaluator:
                 "episodes": episodes,
                 "seed": int(sequence.generate_state(1)[0]),
                 "max_steps": self._max_steps,
-                "max_seconds": self.max_seconds,
             }
-            return await self._despite_deaths(lambda: self._play(weights, request))
+            end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
+            return await self._despite_deaths(lambda: self._play(weights, request, end))
 
     async def start(self, weight_count: int) -> None:
         """Fork the process now and wait until it is ready, so that the first evaluation need not."""
@@ -129,15 +134,28 @@ class RemoteEvaluator:
             self._mailbox.close()
             self._mailbox = None
 
-    async def _play(self, weights: NDArray[np.float32], request: dict[str, Any]) -> Episodes:
+    async def _play(
+        self, weights: NDArray[np.float32], request: dict[str, Any], end: float | None
+    ) -> Episodes:
+        """One try; `end` on the monotonic clock is that of all tries together."""
         child = await self._running(weights.shape[0])
         assert self._mailbox is not None
         self._mailbox.publish(weights)
-        child.send(request)
-        answer = await self._answer(child.receive())
+        left = None if end is None else max(0.0, end - time.monotonic())
+        child.send({**request, "max_seconds": left})
+        answer = await self._answer(self._returns_of(child))
         self.cut_episodes = answer["cut"]
         self._warn_of_cut(len(answer["returns"]))
         return answer["returns"], answer["lengths"]
+
+    async def _returns_of(self, child: Child) -> dict[str, Any]:
+        """The answer to a request, between the signs of life that come at least once a second."""
+        try:
+            while (frame := await child.receive_within(self._step_timeout))["kind"] == "alive":
+                pass
+        except ChildSilent as silent:
+            raise evaluation_hung(self._name, silent.seconds, silent.stack) from None
+        return frame
 
     async def _despite_deaths(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until the process lives to the end of it, or was killed too often."""

@@ -182,7 +182,7 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
     # Ctrl-C is for the main process, which ends its actors in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if message["log"] is not None:
-        log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = open_log(message["log"])
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -195,6 +195,18 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
     from asyncrl.actors.worker import run_role
 
     return run_role(message["role"], packed, fds)
+
+
+def open_log(path: str) -> int:
+    """A descriptor of the log, for appending; of nothing where there is no log any more: a life is worth more than it.
+
+    The run's directory may have been removed or moved while the run goes on; what was removed is made again.
+    """
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _mirror(surroundings: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 Each actor has one supervising task, whose story is the life of the actor: fork, READY, work, end, and perhaps
 another life. One more task watches heartbeats. An actor that dies of a signal is started again on the same
 ring, as the next incarnation; one whose environment raises is not, because it would raise again, nor one that
-hangs before it was ever ready.
+hangs before it was ever ready. One that has overwritten its ring's header is ended, and started again once the
+learner's thread has emptied the ring (`ring_health.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pathlib import Path
 
 from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.child import Child, ChildDied
-from asyncrl.actors.deaths import actor_killed
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.lives import pause_after_death, quarantine, why_it_died
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
 from asyncrl.actors.probe import READY_SECONDS, probe
 from asyncrl.actors.restarts import RestartBudget
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, RingCorrupt
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.ring_health import ring_corrupt
 from asyncrl.shm.ring_layout import WAIT_NS
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -35,6 +37,7 @@ from asyncrl.shm.weights import WeightMailbox
 __all__ = ["ActorPool", "probe"]
 
 WATCH_SECONDS = 0.1
+QUARANTINE_SECONDS = 0.002
 
 
 class ActorPool:
@@ -122,8 +125,6 @@ class ActorPool:
         Raises:
             AsyncRLError: what the first that failed has shipped; the pool must then be closed.
         """
-        if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
         self._started = asyncio.get_running_loop().create_future()
         for actor in self._actors:
             self._spawn(self._supervise(actor), f"actor {actor.index}")
@@ -200,12 +201,19 @@ class ActorPool:
             try:
                 await self._live(actor)
             except ChildDied as died:
-                error = self._why(actor, died)
-                pause = self._pause(actor, died)
+                error = why_it_died(actor, died, self._log_of(actor))
+                pause = pause_after_death(actor, died)
             except AsyncRLError as raised:
                 error = raised
+                if isinstance(raised, RingCorrupt):
+                    actor.ring.distrust(str(raised.facts["header"]))
             if self._closing:
                 return
+            if actor.ring.fault:
+                assert self._started is not None
+                error = ring_corrupt(actor.ring.fault)
+                # Before all have started nobody takes rows in, and nobody could begin the ring again.
+                pause = quarantine(actor) if self._started.done() else None
             actor.last_error = str(error).splitlines()[0]
             if self._on_death is not None:
                 self._on_death(actor.index)
@@ -214,26 +222,9 @@ class ActorPool:
                 self._fail(error)
                 return
             await asyncio.sleep(pause)
+            while actor.ring.fault:  # until the learner's thread has begun the ring again
+                await asyncio.sleep(QUARANTINE_SECONDS)
             actor.restarts += 1
-
-    def _why(self, actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
-        """What ended a life; a crash is written to the actor's log too."""
-        log = self._log_of(actor)
-        if log is not None and died.crash:
-            with contextlib.suppress(OSError), log.open("a") as lines:
-                lines.write(died.crash)
-        if actor.hung is not None:
-            return actor.hung
-        who = f"Actor {actor.index}"
-        return actor_killed(who, died.exit, actor.restarts, crash=died.crash, log=log)
-
-    def _pause(self, actor: SupervisedActor, died: ChildDied) -> float | None:
-        """Seconds until its next life, or None where there will be none."""
-        if died.exit.server_lost:
-            return 0.0
-        if actor.hung is not None and not actor.ever_ready:
-            return None
-        return actor.budget.spend(useful=actor.useful)
 
     def _log_of(self, actor: SupervisedActor) -> Path | None:
         return None if self._log_dir is None else self._log_dir / f"{actor.index}.log"
@@ -286,6 +277,9 @@ class ActorPool:
             await asyncio.sleep(WATCH_SECONDS)
             awake_seconds = clock.advance()
             for actor in self._actors:
+                if not actor.ring.look_over() and actor.alive and actor.child is not None:
+                    actor.child.kill()
+                    continue
                 silent = actor.vitals.look(awake_seconds)
                 limit = self._step_timeout if actor.ready else self._ready_timeout
                 if silent > limit and actor.alive and actor.hung is None:

@@ -71,6 +71,6 @@ class SupervisedActor:
             return "stopped"
         if self.child is None:
             return "starting"
-        if self.child.exited is not None:
+        if self.child.exited is not None or self.ring.fault:
             return "restarting"
         return self.ring.statistics().state if self.ready else "starting"

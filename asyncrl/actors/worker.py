@@ -6,7 +6,7 @@ Three roles share it:
     probe       builds one environment, checks it, and says what it looks like
     evaluator   plays greedy episodes on request
 
-Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "returns", ...} and
+Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive"}, {"kind": "returns", ...} and
 {"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main
 process's end of the socket means that everything is over.
 """
@@ -41,6 +41,8 @@ _LISTEN_NS = 5_000_000
 _SLEEP_SECONDS = 0.1
 """Longest sleep for a grant: a wake-up can be lost, and a sleeper must show life."""
 _FIRST_WEIGHTS_SECONDS = 0.001
+_ALIVE_SECONDS = 1.0
+"""How often an evaluator says that it is still playing."""
 _FAILED, _REPORTED = 70, 3
 
 
@@ -153,11 +155,24 @@ def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) 
     send_frame(channel, {"kind": "spec", "spec": describe(source)})
 
 
+class _SignsOfLife:
+    """Says that an evaluation goes on, about once a second."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._next = time.monotonic() + _ALIVE_SECONDS
+
+    def give(self) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _ALIVE_SECONDS
+            send_frame(self._channel, {"kind": "alive"})
+
+
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
-    player = EpisodePlayer(plan.source, policy, plan.max_envs)
+    player = EpisodePlayer(plan.source, policy, plan.max_envs, _SignsOfLife(channel).give)
     weights, version = np.empty(policy.weight_count, np.float32), 0
     send_frame(channel, {"kind": "ready"})
     while (received := receive_frame(channel)) is not None:

@@ -1,17 +1,52 @@
-"""What the records of DDPG, TD3 and SAC share: options, the rule about bounds, and the actor's shape."""
+"""Record shared by all algorithms with an actor and critics on replay; the loss of a critic.
+
+The networks and optimisers are in `continuous_update.py`, which imports torch; this module does not.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.box import BoxLayout
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import supported_algorithms, unbounded
-from asyncrl.errors import SpacesDoNotFit
+from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import require_at_least, require_positive, require_widths
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CriticLoss(NamedTuple):
+    """Result of the critics' loss."""
+
+    loss: Tensor
+    """Scalar that is minimised."""
+
+    td: Tensor
+    """Temporal-difference errors `[C, B, 1]`; the mean of their absolute values over the critics is the priority."""
+
+
+class ActorLoss(NamedTuple):
+    """Result of the actor's loss."""
+
+    loss: Tensor
+    """Scalar that is minimised."""
+
+
+def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
+    """Sum over critics and batch of `weight * (q - y)^2 / 2`.
+
+    Args:
+        q: Q(s, a) `[C, B, 1]`.
+        y: targets `[B, 1]`.
+        weight: `[B, 1]`, importance weights divided by B.
+    """
+    assert q.dim() == 3 and q.shape[1:] == y.shape == weight.shape and y.shape[1] == 1
+    td = q - y
+    return CriticLoss(0.5 * (weight * td.square()).sum(), td.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,28 +98,14 @@ class ContinuousControl(OffPolicy):
 
         Bounds need not be symmetric: actions are learned in units of half the range around the middle of the box.
         """
-        action, endless = spec.action, unbounded(spec.action)
-        if isinstance(action, BoxAction) and endless is None:
-            return
-        if isinstance(action, BoxAction) and endless is not None:
-            bounds = f"[{action.low[endless]}, {action.high[endless]}]"
-            what = f"finite bounds, and value {endless} of {spec.name}'s actions lies in {bounds}"
-            fix = "choose one of these, or wrap the environment in one whose action_space has finite bounds"
-        else:
-            what = f"a Box action space, and {spec.name} has {action}"
-            fix = "choose one of these, or an environment with a Box action space"
-        raise SpacesDoNotFit(
-            f"{self.name} needs {what}",
-            facts={"action space": action, "algorithms that fit": supported_algorithms(spec)},
-            fix=fix,
-        )
+        check_action_space(self, spec)
 
     def layout(self, spec: EnvSpec) -> BoxLayout:
-        """The actor's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
+        """The actor's shape and weight order, shared by policy and learner. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
         inputs = math.prod(spec.observation_shape)
-        return BoxLayout(inputs, self.hidden_sizes, spec.action, gaussian=self._gaussian)
+        return BoxLayout(inputs, self.hidden_sizes, spec.action, self._gaussian, self.network)
 
     @property
     def uniform_steps(self) -> int:

@@ -1,10 +1,8 @@
-"""Deep deterministic policy gradient: the hyper-parameters.
+"""Deep deterministic policy gradient.
 
     Lillicrap et al. 2016   Continuous control with deep reinforcement learning
 
-It is TD3 with one critic, no delay and no noise on the target's action, and runs on its core (`td3_core.py`, which
-imports torch; this module does not). The paper's batch normalisation and weight decay are left out, as in the field's
-other implementations.
+The paper's batch normalisation and weight decay are left out, as in the field's other implementations.
 """
 
 from __future__ import annotations
@@ -12,11 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.algorithms.continuous import CriticLoss, squared_error
 from asyncrl.algorithms.deterministic import DeterministicActor
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.td3_core import TD3Core
+    from torch import Tensor
+
+    from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def critic_loss(q: Tensor, next_q: Tensor, batch: StagedBatch) -> CriticLoss:
+    """Squared error of the critic (Lillicrap et al. 2016, eq. 5): y = r + gamma Q'(s', mu'(s')).
+
+    Args:
+        q: Q(s, a) `[1, B, 1]`.
+        next_q: Q'(s', mu'(s')) `[1, B, 1]`.
+        batch: `discount` is gamma^n, or 0 after a termination.
+    """
+    assert q.shape == next_q.shape and q.shape[0] == 1
+    y = batch.reward + batch.discount * next_q[0]
+    return squared_error(q, y, batch.weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +43,9 @@ class DDPG(DeterministicActor):
     """
 
     name: ClassVar[str] = "ddpg"
-    num_critics: ClassVar[int] = 1
-    target_noise: ClassVar[float] = 0.0
-    target_noise_clip: ClassVar[float] = 0.0
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> TD3Core:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.td3_core import TD3Core
+        from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 
-        return TD3Core(self, spec, device, seed)
+        return DeterministicUpdate(self, spec, device, seed, critic_loss=critic_loss)

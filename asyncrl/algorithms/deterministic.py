@@ -1,16 +1,29 @@
-"""What DDPG and TD3 share beside `ContinuousControl`: an actor without a distribution, explored with noise."""
+"""Record shared by DDPG and TD3: a deterministic actor, explored with noise; and its loss."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.box import DeterministicPolicy
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
-from asyncrl.algorithms.continuous import ContinuousControl
+from asyncrl.algorithms.continuous import ActorLoss, ContinuousControl
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def actor_loss(q: Tensor) -> ActorLoss:
+    """Deterministic policy gradient: -mean Q(s, mu(s)) (Lillicrap et al. 2016, eq. 6).
+
+    Args:
+        q: Q(s, mu(s)) of the first critic `[1, B, 1]`.
+    """
+    assert q.dim() == 3 and q.shape[0] == 1
+    return ActorLoss(-q.mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +40,19 @@ class DeterministicActor(ContinuousControl):
     """Updates of the critics for each of the actor and of all targets, at least 1."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
 
     exploration_noise: Literal["gaussian", "ou"] = "gaussian"
-    """Noise on the actor's actions: each step on its own, or drifting (Ornstein-Uhlenbeck)."""
+    """Noise on the actor's actions: independent at each step, or correlated over steps (Ornstein-Uhlenbeck)."""
 
     exploration_scale: float = 0.1
     """Standard deviation of that noise, in units of half the action range, at least 0."""
 
     exploration_scale_last: float | None = None
-    """That of the last stream, those in between evenly spaced in logarithm, above 0; none treats all alike."""
+    """That of the last stream, above 0, with a geometric ladder in between; none gives all streams the same."""
 
     exploration_theta: float = 0.15
-    """Share of the Ornstein-Uhlenbeck noise that is forgotten at every step, above 0 and at most 1."""
+    """Decay of the Ornstein-Uhlenbeck noise per step (theta dt), above 0 and at most 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

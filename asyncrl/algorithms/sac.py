@@ -1,29 +1,58 @@
-"""Soft actor-critic with an automatic temperature: the hyper-parameters.
+"""Soft actor-critic with an automatic temperature.
 
-    Haarnoja et al. 2018a   Soft actor-critic: off-policy maximum entropy deep reinforcement learning
-    Haarnoja et al. 2018b   Soft actor-critic algorithms and applications (twin critics, temperature)
-
-The networks, the loss and the optimiser are in `sac_core.py`, which imports torch; this module does not. With an
-`n_step` above 1 the entropy of the steps in between is left out of the return; that of the last one is in its value.
+Haarnoja et al. 2018a   Soft actor-critic: off-policy maximum entropy deep reinforcement learning
+Haarnoja et al. 2018b   Soft actor-critic algorithms and applications (twin critics, temperature)
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.acting.box import SquashedGaussianPolicy
-from asyncrl.algorithms.continuous import ContinuousControl
+from asyncrl.algorithms.continuous import ActorLoss, CriticLoss, squared_error
+from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.sac_core import SACCore
+    from torch import Tensor
+
+    from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def critic_loss(
+    q: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor, batch: StagedBatch
+) -> CriticLoss:
+    """J(Q) of Haarnoja et al. 2018b, eq. 5, with the smallest of the target critics.
+
+    y = r + gamma (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' ~ pi(.|s')
+
+    Args:
+        q: Q_c(s, a) `[C, B, 1]`.
+        next_q: Q'_c(s', a') `[C, B, 1]`.
+        next_log_prob: log pi(a'|s') `[B, 1]`.
+        alpha: scalar.
+        batch: `discount` is gamma^n, or 0 after a termination.
+    """
+    assert q.shape == next_q.shape and next_log_prob.shape == batch.reward.shape
+    y = batch.reward + batch.discount * (next_q.amin(dim=0) - alpha * next_log_prob)
+    return squared_error(q, y, batch.weight)
+
+
+def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
+    """J(pi) of Haarnoja et al. 2018b, eq. 9: mean of alpha log pi(a|s) - min_c Q_c(s, a), a ~ pi(.|s).
+
+    Args:
+        q: Q_c(s, a) `[C, B, 1]`.
+        log_prob: log pi(a|s) `[B, 1]`.
+        alpha: scalar.
+    """
+    assert q.shape[1:] == log_prob.shape
+    return ActorLoss((alpha * log_prob - q.min(dim=0).values).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAC(ContinuousControl):
+class SAC(MaximumEntropy):
     """Hyper-parameters of soft actor-critic.
 
     Raises:
@@ -31,35 +60,14 @@ class SAC(ContinuousControl):
     """
 
     name: ClassVar[str] = "sac"
-    entropy_in_values: ClassVar[bool] = True
-    _gaussian: ClassVar[bool] = True
 
-    num_critics: int = 2
-    """Critics whose smallest target value is bootstrapped, at least 1."""
-
-    ent_coef: float | None = None
-    """Weight of the entropy, above 0; none adapts it until the entropy is `target_entropy`."""
-
-    ent_coef_initial: float = 1.0
-    """Where an adapted weight of the entropy begins, above 0."""
-
-    target_entropy: float | None = None
-    """Entropy, of actions in -1..1, that the weight is adapted to; none takes minus the number of their values."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("num_critics", self.num_critics, 1)
-        for name in ("ent_coef", "ent_coef_initial"):
-            require_positive(name, getattr(self, name))
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ValueError(f"target_entropy must be finite or none, got {self.target_entropy}")
-
-    def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
-        """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
-        return SquashedGaussianPolicy(spec, self.layout(spec), self.uniform_steps)
-
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SACCore:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.sac_core import SACCore
+        from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 
-        return SACCore(self, spec, device, seed)
+        return MaximumEntropyUpdate(
+            *(self, spec, device, seed),
+            critic_loss=critic_loss,
+            actor_loss=actor_loss,
+            kernels=device == "cpu",
+        )

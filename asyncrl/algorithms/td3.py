@@ -1,21 +1,52 @@
-"""Twin delayed deep deterministic policy gradient: the hyper-parameters.
+"""Twin delayed deep deterministic policy gradient.
 
-    Fujimoto et al. 2018    Addressing function approximation error in actor-critic methods
-
-The networks, the loss and the optimiser are in `td3_core.py`, which imports torch; this module does not.
+Fujimoto et al. 2018    Addressing function approximation error in actor-critic methods
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.algorithms.continuous import CriticLoss, squared_error
 from asyncrl.algorithms.deterministic import DeterministicActor
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.td3_core import TD3Core
+    from torch import Tensor
+
+    from asyncrl.algorithms.deterministic_update import DeterministicUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def critic_loss(q: Tensor, next_q: Tensor, batch: StagedBatch) -> CriticLoss:
+    """Squared error of all critics, with the smallest target (Fujimoto et al. 2018, eq. 10).
+
+    y = r + gamma min_c Q'_c(s', a')
+
+    Args:
+        q: Q_c(s, a) `[C, B, 1]`.
+        next_q: Q'_c(s', a') `[C, B, 1]`, a' as `smoothed_action` gives it.
+        batch: `discount` is gamma^n, or 0 after a termination.
+    """
+    assert q.shape == next_q.shape
+    y = batch.reward + batch.discount * next_q.amin(dim=0)
+    return squared_error(q, y, batch.weight)
+
+
+def smoothed_action(action: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
+    """Target policy smoothing: a' = mu'(s') + clip(scale * noise, -clip, clip), kept in -1..1 (eq. 14).
+
+    Args:
+        action: mu'(s') `[B, d]`, in units of half the action range.
+        noise: standard normal `[B, d]`.
+        scale: standard deviation.
+        clip: largest absolute change.
+    """
+    assert action.shape == noise.shape
+    return (action + (scale * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +62,13 @@ class TD3(DeterministicActor):
     policy_delay: int = 2
 
     num_critics: int = 2
-    """Critics whose smallest target value is bootstrapped, at least 1."""
+    """Number of critics, at least 1; the smallest of their target values is bootstrapped."""
 
     target_noise: float = 0.2
-    """Deviation of the noise on the target's action, in units of half the action range, at least 0."""
+    """Standard deviation of the noise on the target's action, in units of half the action range, at least 0."""
 
     target_noise_clip: float = 0.5
-    """Where that noise is cut off, in units of half the action range, at least 0."""
+    """Largest absolute value of that noise, in units of half the action range, at least 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,8 +76,14 @@ class TD3(DeterministicActor):
         for name in ("target_noise", "target_noise_clip"):
             require_at_least(name, getattr(self, name), 0)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> TD3Core:
+    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
-        from asyncrl.algorithms.td3_core import TD3Core
+        from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 
-        return TD3Core(self, spec, device, seed)
+        smoothing = partial(smoothed_action, scale=self.target_noise, clip=self.target_noise_clip)
+        return DeterministicUpdate(
+            *(self, spec, device, seed),
+            critic_loss=critic_loss,
+            smoothing=smoothing if self.target_noise > 0 else None,
+            num_critics=self.num_critics,
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import pickle
 import sys
 import warnings
@@ -27,17 +26,16 @@ from asyncrl.run.checkpoint import SavedPolicy, does_not_fit, read_policy
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_thread import TrainResult
 from asyncrl.run.trainer import Trainer
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import Snapshot
 
 
-def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:
+def train(
+    config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None, interrupts: Interrupts
+) -> int:
     """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
     _show_warnings_plainly()
-    with (
-        Interrupts() as interrupts,
-        Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer,
-    ):
+    with Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer:
         interrupts.run = trainer
         console = RunConsole()
 
@@ -63,9 +61,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())  # the interpreter would fail on the rest of the buffer at exit
-        os.close(nothing)
+        discard(sys.stdout)
 
 
 def describe_result(result: TrainResult) -> str:

@@ -114,7 +114,7 @@ def _add(
     """One pass over `then`: histogram and sums. Returns the largest difference."""
     most = np.int64(0)
     for i in range(then.shape[0]):
-        value = now - then[i]
+        value = max(np.int64(0), now - then[i])  # a row that an environment has overwritten may say anything
         most = max(most, value)
         sums[1] += value * each
         bucket = value

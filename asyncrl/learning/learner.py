@@ -238,7 +238,7 @@ class Learner:
         for ring, target in zip(rings, targets, strict=True):
             ring.wake_at(target)
         self._doorbell.arm()
-        arrived = any(ring.published() >= target for ring, target in zip(rings, targets, strict=True))
+        arrived = any(ring.reached(target) for ring, target in zip(rings, targets, strict=True))
         if arrived or self._stopping or self._held:
             self._doorbell.disarm()
             return

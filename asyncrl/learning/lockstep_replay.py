@@ -141,6 +141,7 @@ class LockstepReplayLoop(ReplayLoop):
 
     def tick(self) -> bool:
         """Take in a complete quantum or go on with its updates for `TICK_SECONDS`; False where it waits for rows."""
+        self._quarantine.look()
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()
         beta = self._beta()
@@ -167,7 +168,7 @@ class LockstepReplayLoop(ReplayLoop):
 
     def wake_positions(self) -> list[int]:
         """Per ring, the end of its quantum; a ring that has reached it can ring no more, unless all have by now."""
-        reached = [ring.published() >= self._boundary for ring in self.rings]
+        reached = [ring.reached(self._boundary) for ring in self.rings]
         if all(reached) and not self._copy_due():
             return [self._boundary] * len(reached)
         return [self._boundary + int(done) for done in reached]
@@ -176,8 +177,8 @@ class LockstepReplayLoop(ReplayLoop):
         """Receive the quantum that the actors have made, if it is complete."""
         if not self._copies.copy(self.inserted_steps):
             return False
-        if self._boundary == self._positions.min() or any(
-            ring.published() < self._boundary for ring in self.rings
+        if self._boundary == self._positions.min() or not all(
+            ring.reached(self._boundary) and not ring.fault for ring in self.rings
         ):
             return False
         self._ingest()

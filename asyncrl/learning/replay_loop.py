@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Batch, LearnerCore
 from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.publication import Publisher
+from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
@@ -106,6 +109,11 @@ class ReplayLoop:
         self._granted = np.zeros(len(self.rings), np.int64)
         self._positions = np.zeros(len(self.rings), np.int64)
         self._ever_sampleable = False
+        self._quarantine = Quarantine(
+            self.rings,
+            self._replay.give_up,
+            lambda index: self._replay.begin_again(index, int(self._granted[index])),
+        )
 
     @property
     def updates(self) -> int:
@@ -125,6 +133,7 @@ class ReplayLoop:
 
     def _ingest(self) -> None:
         """Take in what was published, and drop what is too stale."""
+        self._quarantine.look()
         inserted = self._replay.ingest()
         self.inserted_steps += inserted
         self._positions = self._replay.published_rows()
@@ -135,9 +144,15 @@ class ReplayLoop:
         self._ever_sampleable = self._ever_sampleable or self._replay.sampleable > 0
 
     def _grant(self, before: NDArray[np.int64]) -> None:
-        """Let actors write up to `_granted` where that has moved from `before`, and wake those that wait for it."""
+        """Let actors write up to `_granted` where that has moved from `before`, and wake those that wait for it.
+
+        A ring with a fault gets its grant when it is begun again.
+        """
         for index in np.flatnonzero(self._granted != before):
-            self._replay.grant(int(index), int(self._granted[index]))
+            if self.rings[index].fault:
+                continue
+            with contextlib.suppress(RingCorrupt):
+                self._replay.grant(int(index), int(self._granted[index]))
             if self.rings[index].take_waiting():
                 self._wake(int(index))
 

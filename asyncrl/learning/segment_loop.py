@@ -14,6 +14,7 @@ publishes and when it releases.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ from typing import Literal
 
 import numpy as np
 
+from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Segment, SegmentCore
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
+from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
@@ -110,6 +113,13 @@ class SegmentLoop:
         self._trained_steps = 0
         self._samples = 0
         self.inserted_steps = 0
+        self._distrusted = [0] * len(self.rings)
+        """Per ring, the row below which no segment is trained on any more."""
+        self._quarantine = Quarantine(
+            self.rings,
+            self._give_up,
+            lambda index: queue.begin_again(index, int(self._granted[index])),
+        )
 
     @property
     def updates(self) -> int:
@@ -123,6 +133,7 @@ class SegmentLoop:
 
     def tick(self) -> bool:
         """Note what arrived; begin an iteration or go on with it for `TICK_SECONDS`; False where it waits for rows."""
+        self._quarantine.look()
         ready = self._queue.ready
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also where a segment is all resets, and holds no step
@@ -187,7 +198,7 @@ class SegmentLoop:
         segments, wanted = self._taken.segments, self._options.segments_per_batch
         while len(segments) < wanted and self._queue.ready:
             (segment,) = self._queue.take(1)
-            if self._too_stale(segment):
+            if self._too_stale(segment) or segment.first < self._distrusted[segment.ring]:
                 self._taken.discarded_steps += segment.steps
                 self._release([segment])
             else:
@@ -196,6 +207,19 @@ class SegmentLoop:
             return None
         self._taken.segments = []
         return segments
+
+    def _give_up(self, index: int) -> None:
+        """Train on no segment of this ring that is not in a batch yet.
+
+        Where a batch is one segment of every ring, the one that is complete is used: a batch cannot do without.
+        """
+        if self._options.discipline != "relaxed":
+            return
+        self._distrusted[index] = self._queue.complete_rows(index)
+        distrusted = [segment for segment in self._taken.segments if segment.ring == index]
+        self._taken.segments = [segment for segment in self._taken.segments if segment.ring != index]
+        self._taken.discarded_steps += sum(segment.steps for segment in distrusted)
+        self._release(distrusted)
 
     def _too_stale(self, segment: Segment) -> bool:
         """Whether its oldest row is over the bound. No weights are published between this and its use."""
@@ -276,6 +300,9 @@ class SegmentLoop:
         if not self._balance.grant(self._queue.released, self._queue.published_rows(), self._granted):
             return
         for index in np.flatnonzero(self._granted != before):
-            self._queue.grant(int(index), int(self._granted[index]))
+            if self.rings[index].fault:
+                continue  # it gets its grant when it is begun again
+            with contextlib.suppress(RingCorrupt):
+                self._queue.grant(int(index), int(self._granted[index]))
             if self.rings[index].take_waiting():
                 self._wake(int(index))

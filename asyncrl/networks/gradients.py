@@ -39,3 +39,24 @@ def output_gradients(
     return result, tuple(
         torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
     )
+
+
+def vector_jacobian_product(
+    function: Callable[..., Any], output: Tensor, *args: Any
+) -> tuple[Any, Callable[..., Tensor]]:
+    """Call `function(output, *args)`; return its result, detached, and the way back through it.
+
+    The way back takes the loss's gradient at the result (at each of its tensors, if there are several), and returns the
+    loss's gradient at `output`.
+    """
+    with torch.enable_grad():
+        leaf = output.detach().requires_grad_()
+        result = function(leaf, *args)
+
+    def pull_back(*grads: Tensor) -> Tensor:
+        (grad,) = torch.autograd.grad(result, (leaf,), grads)
+        return grad
+
+    if isinstance(result, Tensor):
+        return result.detach(), pull_back
+    return tuple(tensor.detach() for tensor in result), pull_back

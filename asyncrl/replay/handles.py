@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import overload
+from numba.core.typing import signature
+from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import intrinsic
+from asyncrl.shm.views import lowered, view_at
 
 _raw_memcpy: Any = cgutils.raw_memcpy
 
@@ -41,55 +42,13 @@ def address_of(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """An integer as a pointer to bytes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.intp), generate
-
-
-@intrinsic
-def _memcpy(typing_context: Any, to: Any, of: Any, count: Any) -> Any:
-    """The compiler's memcpy: a move or two where `count` is a constant, else the C library's."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, source = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
-        _raw_memcpy(builder, target, source, args[2], ir.Constant(ir.IntType(64), 1))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
-
-
-@intrinsic
-def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at `address` without waiting for it; never faults."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [builder.inttoptr(args[0], cgutils.voidptr_t), word(0), word(2), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
 def _same_bits(function: Callable[..., Any], given: Any, returned: Any) -> None:
     """Let kernels call `function`, which Python has as a view, as the same bits under another type."""
 
-    @intrinsic
-    def cast(typing_context: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(returned))
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(returned))
 
-        return returned(given), generate
-
-    @overload(function)  # type: ignore[untyped-decorator]
-    def _compiled(value):  # type: ignore[no-untyped-def]
-        return lambda value: cast(value)
+    lowered(function, lambda value: signature(returned, given), generate)
 
 
 def bits_of(value):  # type: ignore[no-untyped-def]
@@ -108,15 +67,17 @@ _same_bits(float_of, types.int32, types.float32)
 
 def _typed(dtype: Any) -> Callable[[int, int], NDArray[Any]]:
     """The function that views memory as one-dimensional array of `dtype`, for Python and for kernels."""
+    result = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
 
     def view(address, count):  # type: ignore[no-untyped-def]
         size = int(count) * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_byte * size).from_address(int(address)), dtype)
 
-    @overload(view)  # type: ignore[untyped-decorator]
-    def _compiled(address, count):  # type: ignore[no-untyped-def]
-        return lambda address, count: carray(_pointer(address), (count,), dtype)
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = builder.inttoptr(args[0], cgutils.voidptr_t)
+        return view_at(context, builder, result, data, (args[1],))
 
+    lowered(view, lambda address, count: signature(result, types.intp, types.intp), generate)
     return view
 
 
@@ -131,28 +92,44 @@ def copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
     ctypes.memmove(int(to), int(of), int(count))
 
 
-@overload(copy_bytes)  # type: ignore[untyped-decorator]
-def _compiled_copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
-    def copy(to, of, count):  # type: ignore[no-untyped-def]
-        # Small rows are the common case and a call would cost more than the copy.
-        if count == 16:
-            _memcpy(to, of, 16)
-        elif count == 8:
-            _memcpy(to, of, 8)
-        elif count == 4:
-            _memcpy(to, of, 4)
-        elif count == 32:
-            _memcpy(to, of, 32)
-        else:
-            _memcpy(to, of, count)
+def _generate_copy(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """The compiler's memcpy: a move or two where the count is a constant, else the C library's."""
+    target, source = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
+    one, word = ir.Constant(ir.IntType(64), 1), ir.IntType(64)
+    done = builder.append_basic_block("copied")
+    other = builder.append_basic_block("copy.any")
+    # Small rows are the common case and a call would cost more than the copy.
+    choice = builder.switch(args[2], other)
+    for count in (4, 8, 16, 32):
+        block = builder.append_basic_block(f"copy.{count}")
+        choice.add_case(word(count), block)
+        builder.position_at_end(block)
+        _raw_memcpy(builder, target, source, word(count), one)
+        builder.branch(done)
+    builder.position_at_end(other)
+    _raw_memcpy(builder, target, source, args[2], one)
+    builder.branch(done)
+    builder.position_at_end(done)
+    return context.get_dummy_value()
 
-    return copy
+
+lowered(
+    copy_bytes,
+    lambda to, of, count: signature(types.void, types.intp, types.intp, types.intp),
+    _generate_copy,
+)
 
 
 def prefetch(address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at `address`; changes nothing but when the bytes arrive."""
+    """Ask for the cache line at `address`; changes nothing but when the bytes arrive. Never faults."""
 
 
-@overload(prefetch)  # type: ignore[untyped-decorator]
-def _compiled_prefetch(address):  # type: ignore[no-untyped-def]
-    return lambda address: _prefetch(address)
+def _generate_prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    word = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+    instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(instruction, [builder.inttoptr(args[0], cgutils.voidptr_t), word(0), word(2), word(1)])
+    return context.get_dummy_value()
+
+
+lowered(prefetch, lambda address: signature(types.void, types.intp), _generate_prefetch)

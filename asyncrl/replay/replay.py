@@ -19,6 +19,7 @@ from asyncrl.replay.handles import address_of
 from asyncrl.replay.sum_tree import SumTree, on_pages
 from asyncrl.replay.tables import BatchTable, ring_table, state_table
 from asyncrl.shm import RingReader
+from asyncrl.shm.ring import PUBLISHED
 
 _BATCHES_KNOWN = 8  # a learner has one or two; whoever makes a new one each time shall not fill the memory
 
@@ -117,16 +118,31 @@ class PrioritizedReplay:
     def ingest(self) -> int:
         """Take note of what was published since the last call; returns its env-steps, RESET rows excluded.
 
-        Row i becomes sampleable once row i + n_step is published, with the largest of the recent priorities.
-
-        Raises:
-            RingCorrupt: a ring's `published` left what was granted.
+        Row i becomes sampleable once row i + n_step is published, with the largest of the recent priorities. A ring
+        whose `published` left what was granted, or moved back, gets a `fault` and is left alone; see `give_up`.
         """
         inserted: int = rows.ingest(*self._tree, self._numbers)
-        if inserted < 0:
-            ring = self.rings[-1 - inserted]
-            raise AssertionError(f"published moved back to {ring.published()} in ring {-1 - inserted}")
+        if self._table[:, table.DISTRUSTED].any():
+            for i in np.flatnonzero(self._table[:, table.DISTRUSTED]):
+                ring, seen = self.rings[i], int(self._table[i, table.SEEN])
+                if not ring.fault:
+                    ring.distrust(
+                        f"published is {int(ring.header[PUBLISHED])}, and {seen} rows were published"
+                    )
         return inserted
+
+    def give_up(self, ring: int) -> int:
+        """Give up all rows of a ring that cannot be trusted, and leave it alone until `begin_again`.
+
+        Returns:
+            Env-steps that could be sampled until now.
+        """
+        return rows.give_up(*self._tree, ring)
+
+    def begin_again(self, ring: int, granted: int) -> None:
+        """Begin an abandoned ring again after the rows that were ingested of it; see `RingReader.begin_again`."""
+        self.rings[ring].begin_again(int(self._table[ring, table.SEEN]), granted)
+        self._table[ring, table.DISTRUSTED] = 0
 
     def sample(self, batch: Batch, beta: float) -> None:
         """Fill every field of `batch` but `staleness`, without copying anything twice.
@@ -198,6 +214,7 @@ class PrioritizedReplay:
 
         Raises:
             ValueError: the position moves back, or would overwrite rows that were not ingested.
+            RingCorrupt: the ring cannot be trusted.
         """
         reader = self.rings[ring]
         most = int(self._table[ring, table.SEEN]) + reader.num_slots

@@ -25,6 +25,7 @@ from asyncrl.replay.tables import (
     CLOSED,
     DECIDED,
     DISCARDED,
+    DISTRUSTED,
     ENV_BITS,
     FIRST,
     FLAGS,
@@ -182,12 +183,18 @@ def ingest(
     state: NDArray[np.int64],
     numbers: NDArray[np.float64],
 ) -> int:
-    """Look at all rings once; returns newly published env-steps, or -1 - r where ring r is corrupt."""
+    """Look at all trusted rings once; returns newly published env-steps.
+
+    A ring whose positions cannot be true is marked DISTRUSTED and left alone from then on.
+    """
     inserted = 0
     for ring in range(rings.shape[0]):
+        if rings[ring, DISTRUSTED] != 0:
+            continue
         published = poll(rings, ring, state[NUM_SLOTS])
         if published < 0:
-            return -1 - ring
+            rings[ring, DISTRUSTED] = 1
+            continue
         if published == rings[ring, SEEN]:
             continue
         inserted += count_steps(rings, state, ring, rings[ring, SEEN], published)
@@ -214,6 +221,22 @@ def retire(
         before = state[SAMPLEABLE]
         close_rows(leaves, nodes, first, rings, state, ring, position + state[STACK] - 1)
         state[RETIRED] += before - state[SAMPLEABLE]
+
+
+@kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
+def give_up(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    ring: int,
+) -> int:
+    """Close all rows that the ring has and ingest none, until it is trusted again; returns env-steps given up."""
+    before = state[SAMPLEABLE]
+    rings[ring, DISTRUSTED] = 1
+    close_rows(leaves, nodes, first, rings, state, ring, rings[ring, SEEN])
+    return before - state[SAMPLEABLE]  # type: ignore[no-any-return]
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.shm import RingReader
 
@@ -82,15 +83,14 @@ class SegmentQueue:
         """Take note of the segments completed since the last call; returns their env-steps, RESET rows excluded.
 
         Between two calls nobody can tell which of two rings was first: the first new segment of every ring then goes
-        before the second of any, in ring order.
-
-        Raises:
-            RingCorrupt: a ring's `published` left what was granted.
+        before the second of any, in ring order. A ring whose `published` left what was granted, or moved back, gets a
+        `fault`, and is left alone until `begin_again`.
         """
         steps = 0
         new: list[tuple[int, int]] = []
         for r, ring in enumerate(self.rings):
-            self._seen[r] = ring.published()
+            if not self._look(r, ring):
+                continue
             nth = 0
             while self._complete[r] + self.length <= self._seen[r]:
                 steps += self._complete_one(r)
@@ -99,6 +99,27 @@ class SegmentQueue:
         self._arrivals.extend(r for _, r in sorted(new))
         self._inserted_steps += steps
         return steps
+
+    def _look(self, r: int, ring: RingReader) -> bool:
+        """Read how far the ring is; whether that can be true."""
+        try:
+            seen = ring.published()
+        except RingCorrupt:
+            return False
+        if seen < self._seen[r]:
+            ring.distrust(f"published is {seen}, and {int(self._seen[r])} rows were published")
+            return False
+        self._seen[r] = seen
+        return True
+
+    def begin_again(self, ring: int, granted: int) -> None:
+        """Begin an abandoned ring again after its last complete segment; see `RingReader.begin_again`."""
+        self._seen[ring] = self._complete[ring]
+        self.rings[ring].begin_again(int(self._complete[ring]), granted)
+
+    def complete_rows(self, ring: int) -> int:
+        """Rows of the ring in complete segments."""
+        return int(self._complete[ring])
 
     def _complete_one(self, ring: int) -> int:
         """Count the next segment of `ring` as complete; returns its env-steps."""

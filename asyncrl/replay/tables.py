@@ -27,7 +27,21 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
 
 # Columns of `rings`.
-HEADER, OBS, ACTION, REWARD, FLAGS, VERSION, UPDATES, INCARNATION, SEEN, DECIDED, CLOSED, EXTRA = range(12)
+(
+    HEADER,
+    OBS,
+    ACTION,
+    REWARD,
+    FLAGS,
+    VERSION,
+    UPDATES,
+    INCARNATION,
+    SEEN,
+    DECIDED,
+    CLOSED,
+    DISTRUSTED,
+    EXTRA,
+) = range(13)
 
 # Words of `numbers`, float64.
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
@@ -98,7 +112,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
             [
                 *(address_of(a) for a in (ring.header, ring.obs, ring.action, ring.reward, ring.flags)),
                 *(address_of(a) for a in (ring.version, ring.policy_updates, ring.incarnation)),
-                *(0, 0, 0),
+                *(0, 0, 0, 0),
                 *(address_of(a) for a in ring.extras.values()),
             ]
             for ring in rings

@@ -32,7 +32,9 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.run.config import TrainerConfig, usable_cores
-from asyncrl.run.evaluate import CopiesBySeconds, CopiesBySteps, EvaluationPlan, EvaluationSchedule
+from asyncrl.run.disk_space import warn_of_little_space
+from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
+from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
@@ -112,7 +114,7 @@ async def build(
     Args:
         setup: what to build from.
         reporting: shows the actors while they start, and every evaluation.
-        stack: owns what is built.
+        stack: owns the parts.
         on_failure: called with the error of an actor that cannot go on.
         on_death: called when an actor has died, before it is started again.
 
@@ -159,6 +161,9 @@ async def build(
         core = tasks.create_task(
             thread.call(lambda: _make_core(algorithm, spec, device, core_seed)), name="make-network"
         )
+    if setup.directory.path is not None:
+        state = await thread.call(core.result().state_dict)
+        warn_of_little_space(setup.directory.path, config.checkpoints_kept, state, policy.weight_count)
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
     learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
@@ -187,6 +192,7 @@ def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
         seed=seed,
         max_restarts=config.max_restarts,
         ready_timeout_seconds=config.ready_timeout_seconds,
+        step_timeout_seconds=config.step_timeout_seconds,
         max_episode_steps=config.eval_max_episode_steps,
     )
 
@@ -205,7 +211,12 @@ def _schedule(
         if config.eval_interval_seconds is None
         else CopiesBySeconds(config.eval_interval_seconds, learner, clock)
     )
-    plan = EvaluationPlan(config.eval_episodes, config.target_return, config.target_eval_episodes)
+    plan = EvaluationPlan(
+        config.eval_episodes,
+        config.target_return,
+        config.target_eval_episodes,
+        only_stop=config.only_evaluation_stops,
+    )
     return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
 
 

@@ -1,20 +1,4 @@
-"""Checkpoints of a learner: one file that is either whole and right, or refused.
-
-Layout, little-endian:
-
-    offset   bytes  what
-         0       8  magic, "ASYNCRL" and a zero byte
-         8      32  SHA-256 of everything after it
-        40       4  format version
-        44       4  length h of the header
-        48       8  length p of the payload
-        56       h  header: `CheckpointMeta` as JSON (UTF-8)
-      56+h       p  payload: the state as `torch.save` writes it, read with `weights_only=True`
-
-The digest is ours because the payload has none that is checked: `torch.load` returned silently wrong
-numbers for 300 of 300 single flipped bits. A file appears under its name only by rename, after its bytes
-and before its directory entry are synced, so that a kill at any moment leaves the old file or the new one;
-written in place, 136 of 150 files were unreadable after a kill.
+"""Checkpoints of a learner: one file that is either whole and right, or refused; `checkpoint_format.py` has its layout.
 
 A file is read as if an enemy had written it (a digest keeps nobody from writing another): the sizes are compared
 with the file's before anything of that size is read, the header has a schema, the payload may hold nothing compressed
@@ -23,12 +7,10 @@ and no objects, and whatever fails is ASYNC019 in a few words.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import stat
-import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,20 +22,17 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.errors import CheckpointError, error_text, printable
+from asyncrl.run.checkpoint_format import FORMAT_VERSION, MAGIC, PREFIX, digest_of, encode, is_whole
 from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.version import __version__
 
 __all__ = ["CheckpointMeta", "SavedPolicy", "does_not_fit", "load", "read_policy", "save", "sync_directory"]
 
-MAGIC = b"ASYNCRL\0"
-FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 16 << 20
 """Longest header: the bounds of a box of a hundred thousand actions fit."""
 MAX_STATE_NODES = 100_000
 """Most dicts, lists, tensors and numbers in a state; a pickle can say so many in a few bytes."""
 
-_PREFIX = struct.Struct("<8s32sIIQ")
-_DIGEST_END = 40
 # Key of a dict that is an array in disguise: `weights_only` lets tensors through but no NumPy array.
 _ARRAY = "asyncrl:ndarray"
 
@@ -83,7 +62,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
     payload = io.BytesIO()
     torch.save(_tensors(state), payload)
     header = json.dumps(meta_to_json(meta)).encode()
-    _write_atomically(path, _encode(header, payload.getvalue()))
+    _write_atomically(path, encode(header, payload.getvalue()))
 
 
 def load(
@@ -127,14 +106,6 @@ def does_not_fit(path: Path, what: str) -> CheckpointError:
     return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
-def _encode(header: bytes, payload: bytes) -> list[bytes]:
-    rest = _PREFIX.pack(MAGIC, b"", FORMAT_VERSION, len(header), len(payload))[_DIGEST_END:]
-    digest = hashlib.sha256(rest)
-    digest.update(header)
-    digest.update(payload)
-    return [MAGIC, digest.digest(), rest, header, payload]
-
-
 def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
     """The header and the payload, after every check that the bytes alone allow, the cheapest first."""
     try:
@@ -152,9 +123,9 @@ def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryvie
     if not stat.S_ISREG(status.st_mode):
         raise _refused(path, "the checkpoint cannot be read: it is not a file", "open", "check the path")
     size = status.st_size
-    if size < _PREFIX.size:
-        raise _damaged(path, "length", f"{size} bytes are there, a header alone has {_PREFIX.size}")
-    magic, digest, version, header_length, payload_length = _PREFIX.unpack(file.read(_PREFIX.size))
+    if size < PREFIX.size:
+        raise _damaged(path, "length", f"{size} bytes are there, a header alone has {PREFIX.size}")
+    magic, digest, version, header_length, payload_length = PREFIX.unpack(file.read(PREFIX.size))
     if magic != MAGIC:
         raise _damaged(path, "magic", f"it begins with {bytes(magic)!r}, a checkpoint with {MAGIC!r}")
     if version != FORMAT_VERSION:
@@ -164,25 +135,16 @@ def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryvie
             "format version",
             "load it with the asyncrl that wrote it",
         )
-    expected = _PREFIX.size + header_length + payload_length
+    expected = PREFIX.size + header_length + payload_length
     if size != expected:
         raise _damaged(path, "length", f"{size} bytes are there, {expected} were written")
     if header_length > MAX_HEADER_BYTES:
         raise _damaged(path, "length", f"the header has {header_length} bytes, at most {MAX_HEADER_BYTES}")
-    if _digest_of(file) != digest:
+    if digest_of(file) != digest:
         raise _damaged(path, "SHA-256", "the bytes are not those that were written")
-    file.seek(_PREFIX.size)
+    file.seek(PREFIX.size)
     meta = _read_header(path, file.read(header_length))
     return meta, memoryview(file.read(payload_length))
-
-
-def _digest_of(file: IO[bytes]) -> bytes:
-    """SHA-256 of everything after the digest, a megabyte at a time."""
-    file.seek(_DIGEST_END)
-    digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-    return digest.digest()
 
 
 def _read_header(path: Path, header: bytes) -> CheckpointMeta:
@@ -227,14 +189,15 @@ def _short(error: Exception) -> str:
 
 
 def _before(path: Path) -> str:
-    """What to do instead of loading `path`: the newest other numbered checkpoint beside it, by name."""
+    """What to do instead of loading `path`: the newest other numbered checkpoint beside it that is whole, by name."""
     try:
         others = [p for p in path.parent.iterdir() if p.name.isdecimal() and not p.samefile(path)]
     except OSError:
         others = []
-    if not others:
-        return "choose another checkpoint of the run"
-    return f"use the one before it, {max(others, key=lambda p: int(p.name))}"
+    for other in sorted(others, key=lambda p: int(p.name), reverse=True):
+        if is_whole(other):
+            return f"use the one before it, {other}"
+    return "choose another checkpoint of the run"
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:

@@ -94,6 +94,9 @@ class TrainerConfig:
     checkpoint_interval_seconds: float = 60.0
     """Seconds between checkpoints of the learner; they need a run directory."""
 
+    checkpoints_kept: int = 3
+    """Newest checkpoints that stay in the run directory, beside the best one."""
+
     http: int | Literal["auto", "off"] = "auto"
     """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""
 
@@ -120,6 +123,7 @@ class TrainerConfig:
             "eval_interval_steps",
             "report_interval_steps",
             "eval_max_episode_steps",
+            "checkpoints_kept",
         ):
             require_at_least(name, getattr(self, name), 1)
         for name in ("max_seconds", "burst_seconds", "step_timeout_seconds", "ready_timeout_seconds"):
@@ -132,6 +136,12 @@ class TrainerConfig:
             )
         if isinstance(self.http, int) and not 1 <= self.http <= 65535:
             raise ValueError(f"http must be auto, off or a port from 1 to 65535, got {self.http}")
+
+    @property
+    def only_evaluation_stops(self) -> bool:
+        """Whether `target_return` is the only rule that can end the run."""
+        others = (self.total_steps, self.max_seconds, self.target_training_return)
+        return self.target_return is not None and all(rule is None for rule in others)
 
     @property
     def actors(self) -> int:

@@ -98,6 +98,11 @@ def dump_config(config: TrainerConfig, algorithm: Any) -> str:
     return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
 
 
+def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:
+    """Every option of both records, in the tables of `config.toml`."""
+    return {TRAINER: dataclasses.asdict(config), config.algo: dataclasses.asdict(algorithm)}
+
+
 def _table(path: str, record: Any) -> str:
     lines = [f"[{path}]"]
     for name, option in option_help(type(record)).items():

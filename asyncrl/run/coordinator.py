@@ -18,7 +18,6 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,8 @@ from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config
-from asyncrl.run.ending import Ending, Outcome
+from asyncrl.run.config_file import dump_config, options_by_table
+from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_directory import RunDirectory, describe_run, refuse_unwritable
 from asyncrl.server import RunServer, write_http_file
@@ -62,7 +61,7 @@ class Coordinator:
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
         url: address of the live page, None where none is served.
-        outcome: what the run leaves, even a failed one; None before its end, or where it has no weights.
+        outcome: the result, also of a failed run; None before its end, or where it has no weights.
     """
 
     def __init__(
@@ -82,7 +81,9 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(Path(config.run_dir) if config.run_dir else None)
+        self._directory = RunDirectory(
+            Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
+        )
         self._reporting = Reporting(config, self._clock, on_snapshot)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
@@ -191,7 +192,7 @@ class Coordinator:
         token = secrets.token_urlsafe(24)
         server = RunServer(
             snapshot=self._reporting.current,
-            config=lambda: _options(self.config, self.algorithm),
+            config=lambda: options_by_table(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
@@ -224,7 +225,7 @@ class Coordinator:
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises what a task or an actor raised."""
+        """Learn until the run ends; returns why. Raises the error of a task or an actor."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:
@@ -250,7 +251,9 @@ class Coordinator:
         # Every actor is ready and waits for the first weights, which the learner publishes before anything else.
         self._clock.start()
         await parts.learner.run()
-        parts.schedule.training_ended()
+        if not self._ended.done():  # the steps are used up, and copies may wait for the evaluator
+            await save_before_evaluating(parts.saver)
+        parts.schedule.training_ended(evaluation_seconds(self._clock))
 
     async def _watch(self) -> None:
         """Collect finished episodes; check `target_training_return` and `max_seconds`."""
@@ -295,11 +298,3 @@ class Coordinator:
             return await ending.end(reason, error)
         except Exception as failed:
             return None, error or failed  # what ended the run is not to be masked
-
-
-def _options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
-    """Every option by table, as `/config` shows it."""
-    return {
-        "trainer": dataclasses.asdict(config),
-        algorithm.name: dataclasses.asdict(algorithm),  # type: ignore[call-overload]
-    }

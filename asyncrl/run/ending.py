@@ -157,15 +157,12 @@ class Ending:
 
     async def _save(self, weights: NDArray[np.float32]) -> None:
         assert self.saver is not None
-        try:
-            await _limited(self.saver.save_latest(weights))
-        except Exception as error:
-            _warn_of_file("the last checkpoint", error)
+        await save_before_evaluating(self.saver, weights)
 
     async def _evaluate(self) -> tuple[EvaluationResult | None, str | None]:
         """The final evaluation, or None and why there is none."""
         assert self.schedule is not None and self.evaluator is not None
-        seconds = max(EVALUATION_SECONDS, EVALUATION_SHARE * self.clock.train_seconds)
+        seconds = evaluation_seconds(self.clock)
         self.evaluator.max_seconds = seconds
         self.on_evaluation()
         playing = asyncio.create_task(self.schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
@@ -193,6 +190,24 @@ class Ending:
             self.directory.write_json("summary.json", summary)
         except Exception as error:
             _warn_of_file("summary.json", error)
+
+
+def evaluation_seconds(clock: TrainClock) -> float:
+    """How long an evaluation may take once training has ended."""
+    return max(EVALUATION_SECONDS, EVALUATION_SHARE * clock.train_seconds)
+
+
+async def save_before_evaluating(saver: CheckpointSaver, weights: NDArray[np.float32] | None = None) -> None:
+    """Write a checkpoint with `weights`, or the learner's present ones, before anything that may fail or take long.
+
+    Raises `TrainingDiverged` where those are NaN or infinite; whatever else fails is a warning.
+    """
+    try:
+        await _limited(saver.save_latest(weights))
+    except TrainingDiverged:
+        raise
+    except Exception as error:
+        _warn_of_file("the last checkpoint", error)
 
 
 async def _limited(answer: Awaitable[T]) -> T:

@@ -10,6 +10,14 @@ training is then held, its clock with it, and the *same* weights play `target_ev
 mean decides, and only it is recorded. So `train_seconds` holds no evaluation that training waited for, and the weights
 a run returns are the first, in the order of training, that passed.
 
+An evaluation that fails (the environment raises on a greedy path, the evaluator is killed too often) ends nothing: that
+is told once (ASYNC041), its copy has no result, and the next copy is evaluated as usual. One case is left: where
+`target_return` is the only rule that can end the run, `FAILURES_IN_A_ROW` failures are taken to mean that no evaluation
+will ever succeed, and the last of them ends the run, with its weights saved.
+
+Training that has used up its steps still has the copies that wait evaluated, for one of them may reach the target.
+Training has nothing to wait for then, so each is given a limit of time, and the first that passes it is the last.
+
 Episodes are drawn by the kind and the number of the evaluation: evaluation k of a run plays the same episodes in every
 run of its seed, however many confirmations came before it.
 """
@@ -17,8 +25,7 @@ run of its seed, however many confirmations came before it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
+import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,12 +33,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import EvaluationIncomplete, describe_error
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
+from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, copy_of
 from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
+FAILURES_IN_A_ROW = 5
+"""Evaluations that fail one after the other before a run that only an evaluation can end is given up."""
 
 
 class Evaluator(Protocol):
@@ -44,27 +54,6 @@ class Evaluator(Protocol):
         ...
 
 
-class Trainee(Protocol):
-    """What evaluation needs of the learner."""
-
-    @property
-    def updates(self) -> int: ...  # noqa: D102
-    @property
-    def inserted_steps(self) -> int: ...  # noqa: D102
-
-    async def current_weights(self) -> tuple[NDArray[np.float32], int]:
-        """A copy of the acting weights and their version."""
-        ...
-
-    async def hold(self) -> None:
-        """Stand still."""
-        ...
-
-    def resume(self) -> None:
-        """Go on."""
-        ...
-
-
 @dataclass(frozen=True)
 class EvaluationPlan:
     """How long to evaluate, and what ends the run.
@@ -73,122 +62,13 @@ class EvaluationPlan:
         episodes: of a regular evaluation.
         target_return: mean return that ends the run, or None.
         target_episodes: episodes that confirm it.
+        only_stop: no other rule can end the run.
     """
 
     episodes: int
     target_return: float | None
     target_episodes: int
-
-
-@dataclass(frozen=True)
-class TimedCopy:
-    """Weights to evaluate, and the training clock when they were copied."""
-
-    copy: WeightSnapshot
-    train_seconds: float
-
-
-class Copies(Protocol):
-    """Where the schedule finds the next weights to evaluate; event-loop thread only."""
-
-    async def next(self) -> TimedCopy | None:
-        """The next copy, or None where training has ended and all copies were taken."""
-        ...
-
-    def end(self) -> None:
-        """Training has ended: no copy is added any more."""
-        ...
-
-
-class CopiesBySteps:
-    """Copies that the learner makes at fixed environment steps, in their order.
-
-    Args:
-        snapshots: where the learner puts them; this object sets `snapshots.arrived`.
-        clock: the training clock, read when a copy arrives.
-        taken: called when a copy was taken out, because the learner may be waiting for room.
-    """
-
-    def __init__(self, snapshots: WeightSnapshots, clock: TrainClock, taken: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._snapshots = snapshots
-        self._clock = clock
-        self._taken = taken
-        self._arrivals: deque[float] = deque()
-        self._changed = asyncio.Event()
-        self._ended = False
-        snapshots.arrived = self._arrived
-
-    async def next(self) -> TimedCopy | None:
-        """The oldest copy that was not evaluated yet."""
-        while not self._arrivals:
-            if self._ended:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        copy = self._snapshots.take()
-        assert copy is not None, "every arrival is of one copy"
-        self._taken()
-        return TimedCopy(copy, self._arrivals.popleft())
-
-    def end(self) -> None:
-        """Training has ended; what waits is still to be evaluated."""
-        self._ended = True
-        self._changed.set()
-
-    def _arrived(self) -> None:
-        """Called on the learner's thread."""
-        self._loop.call_soon_threadsafe(self._note_arrival)
-
-    def _note_arrival(self) -> None:
-        self._arrivals.append(self._clock.train_seconds)
-        self._changed.set()
-
-
-class CopiesBySeconds:
-    """The newest weights, whenever an interval of training time has passed and they have changed.
-
-    Args:
-        interval_seconds: least training time between two copies.
-        trainee: whose weights.
-        clock: the training clock.
-    """
-
-    def __init__(self, interval_seconds: float, trainee: Trainee, clock: TrainClock) -> None:
-        self._interval = interval_seconds
-        self._trainee = trainee
-        self._clock = clock
-        self._updates_then = 0
-        self._ended = asyncio.Event()
-
-    async def next(self) -> TimedCopy | None:
-        """The weights of now, once they are due."""
-        due = self._clock.train_seconds + self._interval
-        while not self._ended.is_set() and (
-            self._trainee.updates <= self._updates_then or self._clock.train_seconds < due
-        ):
-            await self._sleep(min(0.02, max(0.001, due - self._clock.train_seconds)))
-        if self._ended.is_set():
-            return None
-        copy = await copy_of(self._trainee)
-        self._updates_then = copy.updates
-        return TimedCopy(copy, self._clock.train_seconds)
-
-    def end(self) -> None:
-        """Training has ended; nothing more is evaluated."""
-        self._ended.set()
-
-    async def _sleep(self, seconds: float) -> None:
-        # Not `wait_for`, which drops a cancellation that comes together with the event before Python 3.12.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
-
-
-async def copy_of(trainee: Trainee) -> WeightSnapshot:
-    """The present weights, with the counters of the moment after they were copied."""
-    weights, version = await trainee.current_weights()
-    return WeightSnapshot(weights, version, trainee.updates, trainee.inserted_steps)
+    only_stop: bool = False
 
 
 class EvaluationSchedule:
@@ -227,7 +107,11 @@ class EvaluationSchedule:
         self._on_best = on_best
         self._on_evaluation = on_evaluation
         self._rounds = 0
+        self._failures = 0
+        self._warned = False
         self._training_ended = False
+        self._limit_seconds: float | None = None
+        self._playing: asyncio.Timeout | None = None
         self.evaluations: tuple[EvaluationResult, ...] = ()
         self.best: EvaluationResult | None = None
         self.holds_training = False
@@ -238,26 +122,37 @@ class EvaluationSchedule:
         return self.evaluations[-1] if self.evaluations else None
 
     async def run(self) -> NDArray[np.float32] | None:
-        """Evaluate every copy; return the weights that reached the target, or None when all were evaluated."""
+        """Evaluate every copy; return the weights that reached the target, or None when all were evaluated.
+
+        Raises what an evaluation has raised where no other rule can end the run and evaluations keep failing.
+        """
         while (timed := await self._copies.next()) is not None:
-            result = await self._play(timed, self._plan.episodes, (REGULAR, self._rounds))
-            reached = False
-            if self._reaches_target(result):
-                result = await self._confirm(timed)
-                reached = self._reaches_target(result)
-                if not reached:
-                    self._let_train()
-            await self._record(result, timed.copy.weights)
+            try:
+                reached = await self._evaluate(timed)
+            except TimeoutError:
+                self._warn(f"one took longer than {self._limit_seconds:.0f} s after the end of training")
+                return None
+            except Exception as error:
+                self._let_train()
+                self._note_failure(error)
+                reached = False
             if reached:
                 return timed.copy.weights
             self._rounds += 1
         return None
 
-    def training_ended(self) -> None:
-        """The learner has used up its steps: stop the clock, evaluate what waits, then let `run` return."""
+    def training_ended(self, limit_seconds: float | None = None) -> None:
+        """The learner has used up its steps: stop the clock, evaluate what waits, then let `run` return.
+
+        Args:
+            limit_seconds: how long each evaluation may take from now on, the present one included; None is no limit.
+        """
         self._training_ended = True
         self.holds_training = True
         self._clock.pause()
+        self._limit_seconds = limit_seconds
+        if self._playing is not None and limit_seconds is not None:
+            self._playing.reschedule(asyncio.get_running_loop().time() + limit_seconds)
         self._copies.end()
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
@@ -267,8 +162,50 @@ class EvaluationSchedule:
         await self._record(result, timed.copy.weights)
         return result
 
+    async def _evaluate(self, timed: TimedCopy) -> bool:
+        """Evaluate one copy and record it; whether it has reached the target."""
+        result = await self._play_within_limit(timed, self._plan.episodes, (REGULAR, self._rounds))
+        reached = False
+        if self._reaches_target(result):
+            result = await self._confirm(timed)
+            reached = self._reaches_target(result)
+            if not reached:
+                self._let_train()
+        self._failures = 0
+        await self._record(result, timed.copy.weights)
+        return reached
+
+    def _note_failure(self, error: Exception) -> None:
+        """Tell of the first; raise the last of too many where nothing else can end the run."""
+        self._failures += 1
+        if self._plan.only_stop and self._failures >= FAILURES_IN_A_ROW:
+            raise error
+        self._warn(describe_error(error))
+
+    def _warn(self, why: str) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        text = (
+            "[ASYNC041] an evaluation failed, so that its weights have no result; training and later evaluations go "
+            f"on: {why}"
+        )
+        warnings.warn(EvaluationIncomplete(text), stacklevel=2)
+
     def _reaches_target(self, result: EvaluationResult) -> bool:
         return self._plan.target_return is not None and result.return_mean >= self._plan.target_return
+
+    async def _play_within_limit(
+        self, timed: TimedCopy, episodes: int, key: tuple[int, ...]
+    ) -> EvaluationResult:
+        """`_play`, within the limit that training's end has set or sets meanwhile. Raises `TimeoutError` past it."""
+        async with asyncio.timeout(self._limit_seconds) as self._playing:
+            try:
+                return await self._play(timed, episodes, key)
+            except TimeoutError as error:  # of the evaluator's own: not the limit
+                raise RuntimeError("the evaluator timed out") from error
+            finally:
+                self._playing = None
 
     async def _play(self, timed: TimedCopy, episodes: int, key: tuple[int, ...]) -> EvaluationResult:
         copy = timed.copy
@@ -290,10 +227,10 @@ class EvaluationSchedule:
         if not self._training_ended:
             await self._trainee.hold()
             self._clock.pause()
-        return await self._play(timed, self._plan.target_episodes, (CONFIRMATION, self._rounds))
+        return await self._play_within_limit(timed, self._plan.target_episodes, (CONFIRMATION, self._rounds))
 
     def _let_train(self) -> None:
-        if not self._training_ended:
+        if not self._training_ended and self.holds_training:
             self.holds_training = False
             self._clock.resume()
             self._trainee.resume()

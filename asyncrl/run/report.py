@@ -15,7 +15,7 @@ from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import NOTHING, LearnerReport
 from asyncrl.run.config import TrainerConfig
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.show.rates import RateMeter
+from asyncrl.show.rates import Counters, RateMeter
 
 EPISODE_WINDOW = 100
 """Training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
@@ -69,10 +69,8 @@ class SnapshotBuilder:
         self._config = config
         self.replay_capacity = replay_capacity
         self._clock = clock
-        now = time.monotonic()
-        self._last = _Counters(now, 0, 0.0)
-        self._rates = RateMeter()
-        self._rates.observe(now, 0, 0, 0)
+        self._meter = RateMeter()
+        self._meter.observe(time.monotonic(), Counters())
         self._actors_waited = 0.0
         self.actor_wait_seconds = 0.0
         self.episodes = EpisodeWindow()
@@ -99,13 +97,11 @@ class SnapshotBuilder:
         error: str | None = None,
     ) -> Snapshot:
         """A snapshot of this moment; rates are over the time since the last call."""
-        now, config, clock = time.monotonic(), self._config, self._clock
+        config, clock = self._config, self._clock
         env_steps = sum(actor.env_steps for actor in actors)
         balance = learner.balance if learner else None
-        received, sampled = (balance.received_steps, balance.sampled) if balance else (0, 0)
-        rates = self._rates.observe(now, env_steps, received, sampled)
-        last, self._last = self._last, _Counters.of(now, learner)
-        seconds = max(now - last.seconds, 1e-9)
+        counters = _counters(env_steps, learner)
+        rates = self._meter.observe(time.monotonic(), counters)
         train_metrics = dict(learner.train_metrics) if learner else {}
         return Snapshot(
             algo=config.algo,
@@ -120,15 +116,15 @@ class SnapshotBuilder:
             training_target=config.target_training_return,
             max_seconds=config.max_seconds,
             env_steps=env_steps,
-            updates=self._last.updates,
+            updates=counters.updates,
             episodes=self.episodes.count,
             policy_version=learner.policy_version if learner else 0,
-            env_steps_per_second=max(0.0, rates.production_per_second),
-            received_steps_per_second=max(0.0, rates.receipt_per_second),
-            consumed_samples_per_second=max(0.0, rates.consumption_per_second),
-            consumption_per_production=max(0.0, rates.consumption_per_production),
-            updates_per_second=max(0, self._last.updates - last.updates) / seconds,
-            learner_wait_fraction=min(1.0, max(0.0, self._last.wait_seconds - last.wait_seconds) / seconds),
+            env_steps_per_second=rates.production_per_second,
+            received_steps_per_second=rates.receipt_per_second,
+            consumed_samples_per_second=rates.consumption_per_second,
+            consumption_per_production=rates.consumption_per_production,
+            updates_per_second=rates.updates_per_second,
+            learner_wait_fraction=rates.learner_wait_fraction,
             actor_wait_fraction=_mean([actor.wait_fraction for actor in actors]),
             return_mean=self.episodes.return_mean,
             length_mean=self.episodes.length_mean,
@@ -156,17 +152,16 @@ class SnapshotBuilder:
         )
 
 
-@dataclass(frozen=True)
-class _Counters:
-    """Counters of one moment, for the rates until the next one: monotonic seconds, updates, learner's waiting time."""
-
-    seconds: float
-    updates: int
-    wait_seconds: float
-
-    @classmethod
-    def of(cls, seconds: float, learner: LearnerReport | None) -> _Counters:
-        return cls(seconds, learner.updates, learner.wait_seconds) if learner else cls(seconds, 0, 0.0)
+def _counters(env_steps: int, learner: LearnerReport | None) -> Counters:
+    if learner is None:
+        return Counters(produced=env_steps)
+    return Counters(
+        produced=env_steps,
+        received=learner.balance.received_steps,
+        consumed=learner.balance.sampled,
+        updates=learner.updates,
+        learner_wait_seconds=learner.wait_seconds,
+    )
 
 
 def _distributions(learner: LearnerReport | None) -> dict[str, Any]:

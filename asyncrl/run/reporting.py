@@ -1,4 +1,4 @@
-"""Reports of a run: when they are due, and who gets them.
+"""Reports of a run: when they are due, and where they go.
 
 A report is due by seconds, by environment steps and after every evaluation, whichever comes first. It becomes a
 `Snapshot` (`report.py`), which goes to the files of the run directory and to the listener.

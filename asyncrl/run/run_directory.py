@@ -34,13 +34,15 @@ class RunDirectory:
 
     Args:
         path: the directory, created where it does not exist; or None to write nothing.
+        checkpoints_kept: numbered checkpoints that stay.
 
     Raises:
         ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, checkpoints_kept: int = 3) -> None:
         self.path = path
+        self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
         if path is None:
             return
@@ -71,7 +73,9 @@ class RunDirectory:
     @property
     def checkpoints(self) -> CheckpointFolder | None:
         """The folder of checkpoints, or None."""
-        return CheckpointFolder(self.path / "checkpoints") if self.path is not None else None
+        if self.path is None:
+            return None
+        return CheckpointFolder(self.path / "checkpoints", self._checkpoints_kept)
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
         """Write `name` whole. Raises OSError where it cannot be written; the old file then stays."""

@@ -1,7 +1,7 @@
 """A run in a thread of its own, and the result it leaves.
 
-The thread ("asyncrl-coordinator") has the run's event loop, whoever starts it. So a blocking notebook cell does not
-freeze training, a caller's loop is never blocked, and there is one way to run instead of three.
+The thread ("asyncrl-coordinator") always has the run's event loop: a blocking notebook cell does not freeze training, a
+caller's loop is never blocked, and scripts, asyncio and Jupyter use the same code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RunThread:
 
     Attributes:
         done: the result of the run, or the error that ended it.
-        result: what the run left, also a failed one; None before its end, or where it has no weights.
+        result: the result, also of a failed run; None before its end, or where it has no weights.
         snapshot: the newest snapshot, None before the first.
         listeners: called with every snapshot, on this thread.
     """

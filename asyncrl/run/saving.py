@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import FilesNotWritten, ResourceError, error_text
+from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, error_text
 from asyncrl.interfaces import Algorithm, EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
@@ -104,18 +104,20 @@ class CheckpointSaver:
         if self._directory.path is None:
             return ""
         async with self._turn:
-            if weights is None:
-                weights, _ = await self._learner.current_weights()
-            state = {"core": await self._learner.state_dict(), "weights": weights}
-            meta = self._meta(best)
-            if best is not None:
-                self._unsaved_best = (state, meta)
             try:
+                if weights is None:
+                    weights, _ = await self._learner.current_weights()
+                state = {"core": await self._learner.state_dict(), "weights": weights}
+                meta = self._meta(best)
+                if best is not None:
+                    self._unsaved_best = (state, meta)
                 if self._unsaved_best is not None:
                     path = await self._write(*self._unsaved_best, best=True)
                     self._unsaved_best = None
                 if best is None:
                     path = await self._write(state, meta, best=False)
+            except TrainingDiverged:
+                raise
             except Exception as error:  # of a full disk or of a bug: neither may end training
                 self._warn(error)
                 return ""

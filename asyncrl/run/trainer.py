@@ -35,6 +35,10 @@ class Trainer:
         server: a fork server that is already starting, or None to start one with the run.
         options: fields of `TrainerConfig`.
 
+    Attributes:
+        config: every option of the run except its algorithm's.
+        algorithm: the algorithm's record.
+
     Raises:
         TypeError: an option that does not exist.
         ValueError: a value outside its range.
@@ -53,8 +57,9 @@ class Trainer:
         if isinstance(algorithm, str):
             algorithm, options = with_preset(algorithm, source.name, options)
         check_options(options)
-        config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
-        self._setup(config, algorithm, RunThread(algorithm, source, server, None))
+        self.config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
+        self.algorithm = algorithm
+        self._run = RunThread(algorithm, source, server, None)
 
     @classmethod
     def from_config(
@@ -77,13 +82,9 @@ class Trainer:
         """
         trainer = cls.__new__(cls)
         source = EnvSource.from_user(config.env if env is None else env)
-        trainer._setup(config, algorithm, RunThread(algorithm, source, server, started))
+        trainer.config, trainer.algorithm = config, algorithm
+        trainer._run = RunThread(algorithm, source, server, started)
         return trainer
-
-    def _setup(self, config: TrainerConfig, algorithm: Algorithm, run: RunThread) -> None:
-        self._config = config
-        self._algorithm = algorithm
-        self._run = run
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Trainer:
         card = live_card()
         if card is None:
             return await self.wait()
-        shower = asyncio.create_task(self._show(card), name="asyncrl-live-card")
+        shower = asyncio.create_task(_show(self, card), name="asyncrl-live-card")
         try:
             return await self.wait()
         finally:
@@ -155,9 +156,9 @@ class Trainer:
         """Start the run and return at once. Raises RuntimeError if it was started before."""
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        config = dataclasses.replace(self._config, **rules)
+        config = dataclasses.replace(self.config, **rules)
         self._run.start(config)
-        self._config = config
+        self.config = config
 
     async def wait(self) -> TrainResult:
         """Wait for the result of a started run. Raises the error that ended it."""
@@ -200,16 +201,6 @@ class Trainer:
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> TrainerConfig:
-        """Every option of the run but its algorithm's."""
-        return self._config
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm's record."""
-        return self._algorithm
-
-    @property
     def url(self) -> str | None:
         """Address of the live page, None before it is served or where `http="off"`."""
         return self._run.coordinator.url if self._run.coordinator is not None else None
@@ -241,10 +232,6 @@ class Trainer:
         if self._run.snapshot is not None and self._run.snapshot is not shown:
             yield self._run.snapshot
 
-    async def _show(self, card: LiveCard) -> None:
-        async for snapshot in self.stream():
-            card.show(snapshot)
-
 
 def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Any) -> TrainResult:
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`. Options as for `Trainer`."""
@@ -272,6 +259,11 @@ def check_options(options: dict[str, Any]) -> None:
             miss = near_miss(name, known)
             hint = f"; did you mean {miss}?" if miss else ""
             raise TypeError(f"Trainer has no option {name!r}{hint}")
+
+
+async def _show(trainer: Trainer, card: LiveCard) -> None:
+    async for snapshot in trainer.stream():
+        card.show(snapshot)
 
 
 def _loop_is_running() -> bool:

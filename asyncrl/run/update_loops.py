@@ -1,8 +1,10 @@
 """The update loops an algorithm can name: how each sizes its rings, and how it is built over them.
 
-update_loop   rows are                                 class
-replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
-segments      taken as segments, in order of arrival   `SegmentLoop`
+    update_loop   rows are                                 class
+    replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
+    segments      taken as segments, in order of arrival   `SegmentLoop`
+
+The algorithm's record holds the name (`Algorithm.update_loop`), and its options are those that the loop reads.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,6 @@ from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
@@ -52,18 +53,6 @@ class Channels:
     wake: Callable[[int], None]
     snapshots: WeightSnapshots
     dump_dir: Path | None = None
-
-
-class LoopBuilder(Protocol):
-    """Sizes the rings of one run and builds its update loop over them."""
-
-    def ring_layout(self) -> RingLayout:
-        """Layout of one actor's ring. Raises `ReplayTooLarge` (ASYNC010)."""
-        ...
-
-    def build(self, core: Any, channels: Channels) -> UpdateLoop:
-        """The update loop, with its balance and staleness meter. Raises ValueError for a pace that would deadlock."""
-        ...
 
 
 class ReplayBuilder:
@@ -190,7 +179,7 @@ class SegmentBuilder:
     def _balance(self, num_slots: int) -> SegmentBalance:
         algorithm = self._algorithm
         samples_per_insert = algorithm.samples_per_insert
-        assert samples_per_insert is not None, "a segment algorithm says how often it uses a fresh step"
+        assert samples_per_insert is not None, "a segment algorithm has samples_per_insert"
         kept, past_per_batch = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
         return SegmentBalance(
@@ -218,13 +207,15 @@ def sampling_rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
 
-BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], LoopBuilder]] = {
+BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], ReplayBuilder | SegmentBuilder]] = {
     "replay": ReplayBuilder,
     "segments": SegmentBuilder,
 }
 """Builder of each loop by the name that `Algorithm.update_loop` gives it."""
 
 
-def loop_builder(algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec) -> LoopBuilder:
+def loop_builder(
+    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec
+) -> ReplayBuilder | SegmentBuilder:
     """Builder of the update loop that `algorithm` names."""
     return BUILDERS[algorithm.update_loop](algorithm, config, spec)

@@ -63,7 +63,7 @@ class Gate:
     token there.
 
     Args:
-        host: what the server binds.
+        host: the address that the server binds.
         token: the run's token, not empty.
     """
 

@@ -84,7 +84,7 @@ class Progress:
     def __init__(self, total: int, stream: TextIO | None, notice: str = "once per installation") -> None:
         self._total, self._done = total, 0
         self._stream, self._notice = stream, notice
-        self._counts = stream is not None and stream.isatty()
+        self._counts = stream is not None and not stream.closed and stream.isatty()
         self._write(f"\rcompiling kernels, {notice}: 0/{total}" if self._counts else self._whole())
 
     def _whole(self) -> str:

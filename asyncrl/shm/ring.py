@@ -15,19 +15,21 @@ side moves `granted` (release) after it has retired what will be overwritten. `r
 words and arrays lie, `ring_protocol.py` in which order they are touched.
 
 An actor that is killed anywhere leaves either a published row, complete, or an unpublished one that its
-successor writes again; the successor goes on at `published`.
+successor writes again; the successor goes on at `published`. What follows where an environment has overwritten
+the words themselves stands in `ring_health.py`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
 from asyncrl.shm.doorbell import DoorbellWriter
+from asyncrl.shm.ring_end import RingEnd
+from asyncrl.shm.ring_health import begin_again, fault_of, ring_corrupt
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
     EPISODE_LOG,
@@ -78,56 +80,7 @@ __all__ = [
 ]
 
 
-class _RingEnd:
-    """The arrays that both ends see, as views into the segment.
-
-    Attributes:
-        segment: where they lie.
-        layout: what was agreed on.
-        obs: `[E, S, *obs_shape]` in the environment's dtype.
-        action: `[E, S, *act_shape]`.
-        reward: `[E, S]` float32.
-        flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET`.
-        version: `[S]` int64, policy version that acted.
-        policy_updates: `[S]` int64, updates that the learner had made when it published that version.
-        incarnation: `[S]` int32, life of the actor that wrote the row.
-        extras: name to `[E, S, ...]`, one per extra field.
-    """
-
-    def __init__(self, segment: Segment, layout: RingLayout) -> None:
-        if segment.arrays != layout.arrays():
-            raise ValueError("segment must be laid out by layout.arrays(), got another layout")
-        self.segment = segment
-        self.layout = layout
-        self.num_envs = layout.num_envs
-        self.num_slots = layout.num_slots
-        self.header: NDArray[np.int64] = segment["header"]
-        used = (slice(None), slice(layout.num_slots))  # not the padding
-        self.obs: NDArray[Any] = segment["obs"][used]
-        self.action: NDArray[Any] = segment["action"][used]
-        self.reward: NDArray[np.float32] = segment["reward"][used]
-        self.flags: NDArray[np.uint8] = segment["flags"][used]
-        self.version: NDArray[np.int64] = segment["version"]
-        self.policy_updates: NDArray[np.int64] = segment["policy_updates"]
-        self.incarnation: NDArray[np.int32] = segment["incarnation"]
-        self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name][used] for f in layout.extra_fields}
-        self.episode_return: NDArray[np.float64] = segment["episode_return"]
-        self.episode_length: NDArray[np.int64] = segment["episode_length"]
-
-    @property
-    def granted(self) -> int:
-        """Position up to which the actor may write (acquire)."""
-        return load_word(self.header, GRANTED)
-
-    def close(self) -> None:
-        """Let go of all views and close the segment; idempotent. This end must not be used afterwards."""
-        for name in [name for name, value in vars(self).items() if isinstance(value, np.ndarray)]:
-            delattr(self, name)
-        self.extras.clear()
-        self.segment.close()
-
-
-class RingWriter(_RingEnd):
+class RingWriter(RingEnd):
     """The actor's end; one per ring at any time, used by one thread.
 
     Per row t = `published` the actor fills action, reward, flags, version, policy_updates, incarnation and extras of
@@ -159,7 +112,10 @@ class RingWriter(_RingEnd):
 
         Raises:
             ValueError: `rows` is below 1 or passes the grant; nothing is published.
+            RingCorrupt: somebody else has moved `published`; nothing is published.
         """
+        if (found := int(self.header[PUBLISHED])) != self.published:
+            raise ring_corrupt(f"published is {found}, and {self.published} rows were published")
         if outcome := publish_rows(self.header, self._armed, rows, steps):
             if outcome == 2:
                 raise ValueError(f"rows must be between 1 and the {self.writable()} granted, got {rows}")
@@ -201,31 +157,68 @@ class RingWriter(_RingEnd):
         self.header[EXPLORATION] = round(rate * 1e6)
 
 
-class RingReader(_RingEnd):
+class RingReader(RingEnd):
     """The learner side's end: its arrays are for reading; one thread (the learner's) grants.
 
-    `grant`, `take_waiting` and `wake_at` belong to that thread, everything else may be called by any.
+    `grant`, `take_waiting`, `wake_at` and `begin_again` belong to that thread, everything else may be called by any.
+
+    Attributes:
+        fault: what of the header cannot be true, or "". A ring with a fault is neither read nor granted.
+        abandoned: nobody writes to a ring with a fault any more; set by whoever has ended its actor.
     """
+
+    def __init__(self, segment: Segment, layout: RingLayout) -> None:
+        super().__init__(segment, layout)
+        self.fault = ""
+        self.abandoned = False
+        # Written before and after the word itself, which must lie between the two.
+        self._granted_before = self._granted_to = self.granted
+        self._episodes_read = 0
+
+    def distrust(self, fault: str) -> None:
+        """Say what of the header cannot be true; the first to say so counts."""
+        self.fault = self.fault or fault
+
+    def look_over(self) -> bool:
+        """Check every word of the header; whether the ring is trusted."""
+        if not self.fault:
+            before, granted, after = self._granted_before, self.granted, self._granted_to
+            self.distrust(fault_of(self.header, granted, (before, after), self.num_envs, self.num_slots))
+        return not self.fault
+
+    def begin_again(self, published: int, granted: int) -> None:
+        """Trust an abandoned ring again, as if its actor had died after `published` rows.
+
+        `published` is where the next life goes on, and what is below it is not to be read any more; `granted` is its
+        limit.
+        """
+        if not (self.fault and self.abandoned):
+            raise ValueError(f"ring must be abandoned, got fault={self.fault!r}, abandoned={self.abandoned}")
+        self._granted_before = self._granted_to = granted
+        begin_again(self.header, published, granted, self._episodes_read, self.num_envs)
+        self.abandoned = False
+        self.fault = ""
 
     def published(self) -> int:
         """Rows published so far (acquire): every row in `[retired, published)` is complete and may be read.
 
         Raises:
-            RingCorrupt: the position lies outside of what was granted; this ring cannot be trusted any more.
+            RingCorrupt: the ring cannot be trusted: its position lies outside of what was granted, or see `fault`.
         """
         position = published_or_corrupt(self.header, self.num_slots)
         if position < 0:
-            raise RingCorrupt(
-                "An experience ring was overwritten from outside.",
-                facts={
-                    "published": int(self.header[PUBLISHED]),
-                    "granted": int(self.header[GRANTED]),
-                    "num_slots": self.num_slots,
-                    "rule": "granted - num_slots <= published <= granted",
-                },
-                fix="look for native code in the environment that writes outside of its own arrays",
-            )
+            published, granted = int(self.header[PUBLISHED]), int(self.header[GRANTED])
+            self.distrust(f"published is {published}, granted {granted}, of {self.num_slots} slots")
+        if self.fault:
+            raise ring_corrupt(self.fault)
         return position
+
+    def reached(self, position: int) -> bool:
+        """Whether looking at the ring is worth while: `published >= position`, or a fault calls for `begin_again`."""
+        try:
+            return self.abandoned if self.fault else self.published() >= position
+        except RingCorrupt:
+            return True  # found just now
 
     @property
     def retired(self) -> int:
@@ -239,13 +232,17 @@ class RingReader(_RingEnd):
 
         Raises:
             ValueError: `position` would move backwards, or would overwrite rows that were never published.
+            RingCorrupt: the ring cannot be trusted.
         """
-        granted = self.granted
-        if position < granted:
-            raise ValueError(f"position must not move back from {granted}, got {position}")
+        if (granted := self.granted) != self._granted_to:
+            self.distrust(f"granted is {granted}, and {self._granted_to} rows were granted")
+        if position < self._granted_to:
+            raise ValueError(f"position must not move back from {self._granted_to}, got {position}")
         if position > (most := self.published() + self.num_slots):
             raise ValueError(f"position must be at most published + num_slots = {most}, got {position}")
+        self._granted_to = position
         store_word(self.header, GRANTED, position)
+        self._granted_before = position
 
     def take_waiting(self) -> bool:
         """Whether the actor sleeps for want of a grant, and the caller must wake it now; True once per sleep.
@@ -265,6 +262,11 @@ class RingReader(_RingEnd):
         read, are left out.
         """
         episodes = load_word(self.header, EPISODES)
+        if not count <= episodes <= self.granted * self.num_envs:
+            self.distrust(f"{episodes} episodes are counted, and {count} were before")
+        if self.fault:
+            return count, np.empty(0), np.empty(0, np.int64)
+        self._episodes_read = episodes
         indices = np.arange(max(count, episodes - EPISODE_LOG), episodes)
         slots = indices & (EPISODE_LOG - 1)
         returns, lengths = self.episode_return[slots], self.episode_length[slots]
@@ -273,20 +275,21 @@ class RingReader(_RingEnd):
         return episodes, returns[intact], lengths[intact]
 
     def statistics(self) -> RingStatistics:
-        """The ring at this moment."""
-        published, h = self.published(), self.header
-        granted = self.granted
+        """The ring at this moment; of a ring with a fault what its header says, forced into range."""
+        h, granted = self.header, self.granted
         retired = max(0, granted - self.num_slots)
+        published = min(max(load_word(h, PUBLISHED), retired), max(granted, retired))
+        state = int(h[STATE])
         return RingStatistics(
             published=published,
             granted=granted,
             retired=retired,
-            fill=max(0, published - retired) / self.num_slots,
+            fill=(published - retired) / self.num_slots,
             env_steps=int(h[STEPS]),
             episodes=int(h[EPISODES]),
             heartbeat_ns=int(h[HEARTBEAT_NS]),
             wait_seconds=int(h[WAIT_NS]) / 1e9,
-            state=STATES[int(h[STATE])],
+            state=STATES[state] if 0 <= state < len(STATES) else STATES[STARTING],
             incarnation=int(h[INCARNATION]),
             exploration_rate=int(h[EXPLORATION]) / 1e6,
         )

@@ -1,54 +1,75 @@
-"""Matrices within flat vectors, for kernels.
+"""Python functions that kernels may call too, lowered without a function of their own, and views of memory among them.
 
-`values[a:b].reshape(shape)` says the same, but numba compiles the text of the error that a wrong shape would raise
-into every kernel that says it: three seconds of twenty that all kernels took to compile.
+`numba.extending.overload` would compile a function for each of them and for each caller. A kernel whose only arrays are
+views needs no reference counts either, which numba leaves out where nothing that is compiled returns an array.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
 from numba.core import cgutils
-from numba.extending import overload
+from numba.core.typing import signature
+from numba.extending import lower_builtin, type_callable
 from numba.np import arrayobj
 from numpy.typing import NDArray
-
-from asyncrl.shm.atomics import intrinsic
 
 _make_array: Any = arrayobj.make_array
 _populate_array: Any = arrayobj.populate_array
 
 
+def lowered(
+    function: Callable[..., Any], typer: Callable[..., Any], generate: Callable[[Any, Any, Any, Any], Any]
+) -> None:
+    """Let kernels call `function`.
+
+    Args:
+        function: what Python calls.
+        typer: numba signature of a call, from the types of its arguments.
+        generate: writes the LLVM instructions, from context, builder, signature and values.
+    """
+    type_callable(function)(lambda context: typer)
+    lower_builtin(function, types.VarArg(types.Any))(generate)
+
+
+def view_at(context: Any, builder: Any, array_type: Any, data: Any, shape: tuple[Any, ...]) -> Any:
+    """LLVM value of a C-contiguous array of `shape` over the memory at `data`, which it does not own."""
+    array = _make_array(array_type)(context, builder)
+    width = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype)))
+    strides = [width]
+    for length in shape[:0:-1]:
+        strides.insert(0, builder.mul(strides[0], length))
+    _populate_array(
+        array,
+        data=builder.bitcast(data, context.get_data_type(array_type.dtype).as_pointer()),
+        shape=cgutils.pack_array(builder, shape),
+        strides=cgutils.pack_array(builder, strides),
+        itemsize=width,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
 def matrix(values: NDArray[Any], start: int, rows: int, columns: int) -> NDArray[Any]:
-    """`values[start : start + rows * columns]` as a view `[rows, columns]`. In kernels nothing checks the bounds."""
+    """`values[start : start + rows * columns]` as a view `[rows, columns]`. In kernels nothing checks the bounds.
+
+    `reshape` in a kernel says the same, with the text of an error for a wrong shape, which takes seconds to compile.
+    """
     return values[start : start + rows * columns].reshape(rows, columns)
 
 
-@intrinsic
-def _matrix(typing_context: Any, values: Any, start: Any, rows: Any, columns: Any) -> Any:
-    """The same in a kernel."""
+def _type_matrix(values: Any, start: Any, rows: Any, columns: Any) -> Any:
     if not (isinstance(values, types.Array) and values.ndim == 1 and values.layout == "C"):
         raise TypeError(f"matrix needs a contiguous vector, got {values}")
-    result = types.Array(values.dtype, 2, "C")
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        of = _make_array(signature.args[0])(context, builder, args[0])
-        array = _make_array(signature.return_type)(context, builder)
-        width = of.itemsize
-        _populate_array(
-            array,
-            data=builder.gep(of.data, [args[1]]),
-            shape=cgutils.pack_array(builder, [args[2], args[3]]),
-            strides=cgutils.pack_array(builder, [builder.mul(args[3], width), width]),
-            itemsize=width,
-            meminfo=None,
-        )
-        return array._getvalue()
-
-    return result(values, types.intp, types.intp, types.intp), generate
+    return signature(types.Array(values.dtype, 2, "C"), values, types.intp, types.intp, types.intp)
 
 
-@overload(matrix)  # type: ignore[untyped-decorator]
-def _compiled_matrix(values, start, rows, columns):  # type: ignore[no-untyped-def]
-    return lambda values, start, rows, columns: _matrix(values, start, rows, columns)
+def _generate_matrix(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    values, start, rows, columns = args
+    data = builder.gep(_make_array(sig.args[0])(context, builder, values).data, [start])
+    return view_at(context, builder, sig.return_type, data, (rows, columns))
+
+
+lowered(matrix, _type_matrix, _generate_matrix)

@@ -108,7 +108,8 @@ class RunConsole:
         except (OSError, ValueError):
             # The reader went away (BrokenPipeError), or the stream was closed (ValueError).
             self.broken = True
-            _discard_standard_output(self._stream)
+            if sys.__stdout__ is not None and self._stream is sys.__stdout__:
+                discard(sys.__stdout__)
 
     def _next(self) -> Snapshot | None:
         """Wait for the next snapshot to draw; None when the view is closing and all is drawn."""
@@ -144,10 +145,8 @@ def _open_screen(stream: TextIO | None, live: bool | None) -> Live | None:
     return Live(console=console, auto_refresh=False)
 
 
-def _discard_standard_output(stream: TextIO) -> None:
-    """Point a broken standard output at the null device; the interpreter would fail on it at exit."""
-    if stream is not sys.__stdout__:
-        return
+def discard(stream: TextIO) -> None:
+    """Point the broken standard output `stream` at the null device; the interpreter would fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())

@@ -1,4 +1,4 @@
-"""Production, receipt and consumption per second: differences of three counters over the time between two reports.
+"""Rates of a run: differences of its counters over the time between two reports.
 
     I   environment steps that the actors took (RESET rows are not steps)
     R   steps that the learner received: replay ingested them, or a segment with them was taken
@@ -19,53 +19,66 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Counters:
+    """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited."""
+
+    produced: int = 0
+    received: int = 0
+    consumed: int = 0
+    updates: int = 0
+    learner_wait_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Rates:
-    """Rates over one interval; all 0 before the first.
+    """Rates over one interval; all 0 before the first, and none below 0.
 
     Attributes:
         production_per_second: P, environment steps.
         receipt_per_second: steps received.
         consumption_per_second: C, training samples.
         consumption_per_production: C / P in samples per step, 0 where nothing was produced.
+        updates_per_second: gradient steps.
+        learner_wait_fraction: fraction of the interval in which the learner waited.
     """
 
     production_per_second: float = 0.0
     receipt_per_second: float = 0.0
     consumption_per_second: float = 0.0
     consumption_per_production: float = 0.0
+    updates_per_second: float = 0.0
+    learner_wait_fraction: float = 0.0
 
 
 class RateMeter:
-    """Turns the three counters into rates from call to call; one caller."""
+    """Turns counters into rates from call to call; one caller."""
 
     def __init__(self) -> None:
-        self._last: tuple[float, int, int, int] | None = None
+        self._last: tuple[float, Counters] | None = None
         self._rates = Rates()
 
-    def observe(self, now_seconds: float, produced: int, received: int, consumed: int) -> Rates:
+    def observe(self, now_seconds: float, now: Counters) -> Rates:
         """Rates since the last call; zeros at the first. A call at the same instant repeats the last result.
 
-        Args:
-            now_seconds: a monotonic clock.
-            produced: I, counted from any fixed moment, like the next two.
-            received: R.
-            consumed: s.
-
         Raises:
-            ValueError: the clock went back.
+            ValueError: `now_seconds`, of a monotonic clock, went back.
         """
         if self._last is not None:
-            then, i, r, s = self._last
-            seconds = now_seconds - then
+            then_seconds, then = self._last
+            seconds = now_seconds - then_seconds
             if seconds < 0:
-                raise ValueError(f"now_seconds must not go back from {then}, got {now_seconds}")
+                raise ValueError(f"now_seconds must not go back from {then_seconds}, got {now_seconds}")
             if seconds == 0:
                 return self._rates
+            produced, consumed = max(0, now.produced - then.produced), max(0, now.consumed - then.consumed)
+            waited = max(0.0, now.learner_wait_seconds - then.learner_wait_seconds)
             self._rates = Rates(
-                production_per_second=(produced - i) / seconds,
-                receipt_per_second=(received - r) / seconds,
-                consumption_per_second=(consumed - s) / seconds,
-                consumption_per_production=(consumed - s) / (produced - i) if produced != i else 0.0,
+                production_per_second=produced / seconds,
+                receipt_per_second=max(0, now.received - then.received) / seconds,
+                consumption_per_second=consumed / seconds,
+                consumption_per_production=consumed / produced if produced else 0.0,
+                updates_per_second=max(0, now.updates - then.updates) / seconds,
+                learner_wait_fraction=min(1.0, waited / seconds),
             )
-        self._last = (now_seconds, produced, received, consumed)
+        self._last = (now_seconds, now)
         return self._rates

@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from actors_rig import until
 from gymnasium.vector import SyncVectorEnv
 
+from asyncrl.actors.child import Child
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource, describe
-from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised
+from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised, EvaluationIncomplete
 
 
 class Lottery(fakes.SimpleEnv):
@@ -169,6 +171,69 @@ def test_killed_evaluator_is_replaced_and_plays_the_same_episodes_again(server: 
 
     remotely(server, Lottery, whole)
     remotely(server, Lottery, story)
+
+
+class TellsTime(fakes.SimpleEnv):
+    """Never ends, and shows in its rewards how long it was played."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        time.sleep(0.001)
+        return (obs, 0.001, *rest)
+
+
+def test_the_limit_of_time_is_of_all_tries_together(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        await evaluator.start(3)
+        limits: list[float] = []
+        send = Child.send
+
+        def note(self: Child, message: dict[str, Any]) -> None:
+            limits.append(message["max_seconds"])
+            send(self, message)
+            if len(limits) == 1:
+                os.kill(self.pid, signal.SIGSTOP)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.warns(EvaluationIncomplete):
+            patch.setattr(Child, "send", note)
+            evaluator.max_seconds = 2.0
+            task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
+            await until(lambda: limits, "the first try")
+            first = evaluator.pid
+            started = time.monotonic()
+            await until(lambda: time.monotonic() - started > 0.5, "half a second of the first try")
+            os.kill(first, signal.SIGKILL)
+            await task
+        assert limits[0] == pytest.approx(2.0, abs=0.2)
+        assert limits[1] < 1.5
+
+    remotely(server, TellsTime, story)
+
+
+@pytest.mark.parametrize("env", [fakes.Hangs, fakes.HangsInC])
+def test_environment_that_hangs_in_an_evaluation_is_shown_and_killed(server: ForkServer, env: Any) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        with pytest.raises(EnvironmentHung, match=r"ASYNC015\].*did not return for .* in an evaluation"):
+            await evaluator.evaluate(weights(0), 1)
+        assert evaluator.pid == 0
+
+    remotely(server, env, story, step_timeout_seconds=0.3)
+
+
+class SlowSteps(fakes.FixedLength):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.4)
+        return super().step(action)
+
+
+def test_an_evaluation_that_is_only_long_is_waited_for(server: ForkServer) -> None:
+    """Three steps of 0.4 s each with signs of life in between, where nothing may be silent for longer than 1.5 s."""
+
+    async def story(evaluator: RemoteEvaluator) -> None:
+        returns, _ = await evaluator.evaluate(weights(0), 2)
+        assert returns.tolist() == [3.0, 3.0]
+
+    remotely(server, SlowSteps, story, step_timeout_seconds=1.5)
 
 
 def test_evaluator_that_is_killed_too_often_is_reported_and_the_next_request_forks_another(

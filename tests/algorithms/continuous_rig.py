@@ -174,7 +174,8 @@ class TD3Twin(Twin):
         config, batch = self.config, self.tensors(filled)
         assert self.target_policy is not None
         with torch.no_grad():
-            moved = (noise * config.target_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
+            scale, clip = getattr(config, "target_noise", 0.0), getattr(config, "target_noise_clip", 0.0)
+            moved = (noise * scale).clamp(-clip, clip)
             next_action = (self.target_policy(batch["next_obs"]).tanh() + moved).clamp(-1, 1)
             next_q = self.judge(self.target_critics, batch["next_obs"], next_action).min(dim=0).values
             y = batch["reward"] + batch["discount"] * next_q

@@ -47,5 +47,5 @@ def staged(action: Any, reward: Any, discount: Any, weight: Any, low: float = -1
     fields = {"reward": column(*reward), "discount": column(*discount), "weight": column(*weight)}
     limits = torch.tensor([low, high], dtype=torch.float64)
     return SimpleNamespace(
-        action=torch.tensor(action).unsqueeze(1), limits=limits, low=limits[0], high=limits[1], **fields
+        action=torch.as_tensor(action).unsqueeze(1), limits=limits, low=limits[0], high=limits[1], **fields
     )

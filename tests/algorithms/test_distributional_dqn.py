@@ -1,57 +1,31 @@
-"""C51, QR-DQN, Rainbow and noisy layers: the core against autograd, a known distribution and the policy."""
+"""C51, QR-DQN, Rainbow and noisy layers: the update against autograd, a known distribution and the policy."""
 
 import dataclasses
 import itertools
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from q_rig import SMALL, SPEC, filled_batch, make, written
 
+from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
-from asyncrl.algorithms.distributional_presets import C51_PRESETS, QRDQN_PRESETS, RAINBOW_PRESETS
-from asyncrl.algorithms.dqn_core import DQNCore
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.q_learning import by_action
+from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
-from asyncrl.losses.distributional import cross_entropy, divergence, project, quantile_loss
 from asyncrl.networks.matmul_precision import MatmulPrecision
-from asyncrl.networks.noisy import NoiseSource, NoisyMLP, initial_sigma, noise_count
 from asyncrl.run.config import TrainerConfig
 
-SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
-SMALL: dict[str, dict[str, Any]] = {
-    "dqn": {},
-    "c51": {"num_atoms": 7, "v_min": -4.0, "v_max": 5.0},
-    "qrdqn": {"num_quantiles": 6},
-}
 
-
-def filled_batch(size: int = 20, seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    batch = Batch.allocate(size, SPEC)
-    batch.obs[:], batch.next_obs[:] = rng.normal(size=(2, *batch.obs.shape))
-    batch.action[:] = rng.integers(0, 3, size)
-    batch.reward[:] = rng.normal(0, 2, size)
-    batch.discount[:] = np.where(rng.random(size) < 0.3, 0.0, 0.9)
-    batch.weight[:] = rng.random(size)
-    return batch
-
-
-def make(name: str, **options: Any) -> Any:
-    return ALGORITHMS[name](**{"hidden_sizes": (9, 8), **SMALL[name], **options})
-
-
-def written(core: DQNCore) -> np.ndarray:
-    out = np.empty(core.weight_count, np.float32)
-    core.write_weights(out)
-    return out
-
-
-def head_outputs(core: DQNCore, obs: np.ndarray) -> np.ndarray:
+def head_outputs(core: QLearningUpdate, obs: np.ndarray) -> np.ndarray:
     """Outputs `[R, sizes[-1]]` of the online network's means, from its named tensors."""
     named = core.state_dict()["online"]
     layers, x = core.layout.hidden, torch.from_numpy(obs)
@@ -77,7 +51,7 @@ def chain_batch() -> Batch:
     return batch
 
 
-def learned(core: DQNCore) -> DQNCore:
+def learned(core: QLearningUpdate) -> QLearningUpdate:
     batch = chain_batch()
     for _ in range(1500):
         core.update(batch)
@@ -132,87 +106,78 @@ def test_qrdqn_learns_the_quantiles_of_returns(is_dueling: bool) -> None:
 
 
 class Reference:
-    """The same update with autograd and torch's own Adam and clipping, on copies of the core's flat vectors."""
+    """The same update with autograd all the way and torch's own Adam and clipping, on copies of the flat vectors."""
 
-    def __init__(self, core: DQNCore) -> None:
-        self.core, self.config, self.layout = core, core.config, core.layout
+    def __init__(self, core: QLearningUpdate) -> None:
+        self.core, self.config, self.sizes = core, core.config, core.layout.sizes
         self.online = core._online.flat.clone().requires_grad_()
         self.target = core._target.flat.clone()
         self.adam = torch.optim.Adam([self.online], lr=self.config.learning_rate, eps=self.config.adam_eps)
-        self.noise = None
-        if self.layout.noisy:
-            self.noise = NoiseSource(2, self.layout.blocks, torch.device("cpu"), 0)
-            self.noise.load(core.state_dict()["noise"])
+        self.noise = torch.Generator()
+        if core._noise is not None:
+            self.noise.set_state(core.state_dict()["noise"])
 
-    def outputs(self, flat: torch.Tensor, x: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        """`[R, A, N]`, layer by layer as the paper has it: y = mu x + b + (sigma * f(e') f(e)^T) x + sigma_b f(e')."""
-        blocks, start, drawn = self.layout.blocks, 0, 0
-        sigma_start = sum(r * c for r, c in blocks)
-        for layer, (rows, columns) in enumerate(blocks):
-            last = layer == len(blocks) - 1
-            w = flat[start : start + rows * columns].view(rows, columns)
-            start += rows * columns
-            w = w if last else w.t()
-            if factors is not None and layer > 0:
-                s = flat[sigma_start : sigma_start + rows * columns].view(rows, columns)
-                sigma_start += rows * columns
-                left, right = factors[drawn : drawn + rows], factors[drawn + rows : drawn + rows + columns]
-                drawn += rows + columns
-                f_in, f_out = (right, left) if last else (left, right)
-                assert f_in[-1] == 1, "the bias has no noise of an input"
-                w = w + (s if last else s.t()) * torch.outer(f_out, f_in)
-            x = x @ w[:, :-1].t() + w[:, -1]
-            x = x if last else F.relu(x)
-        atoms = x.unflatten(1, (-1, self.layout.atoms))
-        if not self.config.dueling:
-            return atoms
-        return atoms[:, :1] + atoms[:, 1:] - atoms[:, 1:].mean(1, keepdim=True)
+    def outputs(self, flat: torch.Tensor, x: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
+        """By action, layer by layer as the paper has it: y = (mu + sigma f(e') f(e)^T) x + mu_b + sigma_b f(e')."""
+        start, sigma_start, drawn, last = 0, parameter_count(self.sizes), 0, len(self.sizes) - 2
+        for layer, (a, b) in enumerate(itertools.pairwise(self.sizes)):
 
-    def means(self, atoms: torch.Tensor) -> torch.Tensor:
-        support = self.config.support()
-        return atoms.mean(2) if support is None else torch.softmax(atoms, 2) @ torch.from_numpy(support)
+            def layer_of(
+                at: int, a: int = a, b: int = b, layer: int = layer
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                w = flat[at : at + a * b]
+                return w.view(b, a) if layer == last else w.view(a, b).t(), flat[at + a * b : at + a * b + b]
 
-    def update(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        config, rows = self.config, torch.arange(batch.size)
+            weight, bias = layer_of(start)
+            start += (a + 1) * b
+            if self.config.noisy and layer > 0:
+                sigma, sigma_bias = layer_of(sigma_start)
+                sigma_start += (a + 1) * b
+                e_in, e_out = normal[drawn : drawn + a], normal[drawn + a : drawn + a + b]
+                e_in, e_out = (e.sign() * e.abs().sqrt() for e in (e_in, e_out))
+                drawn += a + b
+                weight, bias = weight + sigma * torch.outer(e_out, e_in), bias + sigma_bias * e_out
+            x = F.linear(x, weight, bias)
+            x = x if layer == last else F.relu(x)
+        return by_action(x, self.config.atoms(), self.config.dueling)
+
+    def update(self, batch: Batch) -> torch.Tensor:
+        config, core, size = self.config, self.core, batch.size
         obs, next_obs, action = map(torch.from_numpy, (batch.obs, batch.next_obs, batch.action))
-        reward, discount, weight = (
-            torch.from_numpy(x).unsqueeze(1) for x in (batch.reward, batch.discount, batch.weight)
+        names = ("reward", "discount", "weight")
+        staged = SimpleNamespace(
+            **{name: torch.from_numpy(getattr(batch, name)).unsqueeze(1) for name in names}
         )
-        own, other = (None, None) if self.noise is None else self.noise.draw().clone()
+        staged.weight, staged.action = staged.weight / size, action.unsqueeze(1)
+        own = other = torch.zeros(0)
+        if config.noisy:
+            count = sum(a + b for a, b in itertools.pairwise(self.sizes[1:]))
+            own, other = torch.empty(2, count).normal_(generator=self.noise)
         with torch.no_grad():
-            next_atoms = self.outputs(self.target, next_obs, other)
-            chooser = self.outputs(self.online, next_obs, own) if config.double else next_atoms
-            following = next_atoms[rows, self.means(chooser).argmax(1)]
-        chosen = self.outputs(self.online, obs, own)[rows, action]
-        if isinstance(config, C51):
-            support = torch.from_numpy(config.support())
-            m = project(torch.softmax(following, 1), reward, discount, support)
-            log_prob = torch.log_softmax(chosen, 1)
-            loss, priority = cross_entropy(log_prob, m), divergence(log_prob, m)
-        else:
-            target = reward + discount * following
-            loss = quantile_loss(chosen, target, config.huber_delta)
-            priority = (chosen.mean(1) - target.mean(1)).abs().unsqueeze(1)
-            if config.name == "dqn":
-                loss = 2 * loss
+            following = self.outputs(self.target, next_obs, other)
+            chooser = self.outputs(self.online, next_obs, own) if config.double else following
+            best = core._values(chooser).argmax(1, keepdim=True)
+        result = core._loss(self.outputs(self.online, obs, own), following, best, staged)
         self.adam.zero_grad()
-        (weight * loss).mean().backward()
+        result.loss.backward()
         self._mask()
         if config.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([self.online], config.max_grad_norm)
         self.adam.step()
         self.target.lerp_(self.online.detach(), config.tau)
-        return priority.detach()[:, 0], loss.detach()
+        return result.priorities.abs()[:, 0]
 
     def _mask(self) -> None:
         """Weights between the streams of a dueling head do not exist."""
-        if self.core._mask is None:
+        if not self.config.dueling:
             return
-        assert self.online.grad is not None
-        grad, size = self.online.grad, self.core._mask.numel()
-        end = sum(r * c for r, c in self.layout.blocks)
+        grad, end, (a, b) = self.online.grad, parameter_count(self.sizes), self.sizes[-2:]
+        atoms = self.config.atoms() or 1
+        assert grad is not None
         for stop in {end, len(grad)}:
-            grad[stop - size : stop] *= self.core._mask.flatten()
+            head = grad[stop - (a + 1) * b : stop - b].view(b, a)
+            head[:atoms, a // 2 :] = 0
+            head[atoms:, : a // 2] = 0
 
 
 @pytest.mark.parametrize(
@@ -220,15 +185,15 @@ class Reference:
     list(itertools.product(SMALL, (False, True), (False, True), (False, True))),
 )
 def test_updates_are_those_of_autograd(name: str, double: bool, is_dueling: bool, noisy: bool) -> None:
-    options = {"max_grad_norm": 0.5, "adam_eps": 1e-4, "tau": 0.1, "huber_delta": 0.7}
-    if name == "c51":
-        del options["huber_delta"]
+    options: dict[str, Any] = {"max_grad_norm": 0.5, "adam_eps": 1e-4, "tau": 0.1}
+    if name != "c51":
+        options |= {"huber_delta": 0.7, "bound_targets": False}
     config = make(name, double=double, dueling=is_dueling, noisy=noisy, **options)
     core = config.make_core(SPEC, "cpu", 3)
     reference = Reference(core)
     for seed in range(8):
         batch = filled_batch(seed=seed)
-        expected, _ = reference.update(batch)
+        expected = reference.update(batch)
         priorities = core.update(batch).priorities
         torch.testing.assert_close(torch.from_numpy(priorities), expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(core._online.flat.clone(), reference.online.detach(), rtol=1e-3, atol=2e-5)
@@ -248,41 +213,6 @@ def test_one_quantile_is_half_of_dqn() -> None:
 
 
 # --- noisy layers ---
-
-BLOCKS = ((5, 9), (10, 8), (6, 9))
-
-
-def test_noise_is_factorised_and_spares_the_first_layer() -> None:
-    count = sum(r * c for r, c in BLOCKS)
-    flat = torch.cat((torch.randn(count), initial_sigma(BLOCKS, 0.5)))
-    net, source = NoisyMLP(BLOCKS, flat), NoiseSource(2, BLOCKS, torch.device("cpu"), 7)
-    factors = source.draw()
-    assert factors.shape == (2, noise_count(BLOCKS)) == (2, 10 + 8 + 6 + 9)
-    assert not torch.equal(factors[0], factors[1]), "online and target network have noise of their own"
-    net.draw(factors[0])
-    assert torch.equal(net.drawn.hidden[0], net.mean.hidden[0])
-    e_in, e_out = factors[0][:9], factors[0][10:18]
-    sigma = 0.5 / 9**0.5
-    torch.testing.assert_close(
-        net.drawn.hidden[1][:-1], net.mean.hidden[1][:-1] + sigma * torch.outer(e_in, e_out)
-    )
-    torch.testing.assert_close(net.drawn.hidden[1][-1], net.mean.hidden[1][-1] + sigma * e_out)
-    e_out, e_in = factors[0][18:24], factors[0][24:32]
-    sigma = 0.5 / 8**0.5
-    torch.testing.assert_close(
-        net.drawn.head[:, :-1], net.mean.head[:, :-1] + sigma * torch.outer(e_out, e_in)
-    )
-    torch.testing.assert_close(net.drawn.head[:, -1], net.mean.head[:, -1] + sigma * e_out)
-    before = net.drawn.flat.clone()
-    net.draw(source.draw()[0])
-    assert not torch.equal(before, net.drawn.flat), "every draw is another"
-
-
-def test_factors_are_signed_roots_of_normal_numbers() -> None:
-    source = NoiseSource(1, ((2, 2), (50_000, 1), (1, 2)), torch.device("cpu"), 0)
-    factors = source.draw()[0, :49_999]
-    normal = factors.sign() * factors.square()
-    assert abs(normal.mean().item()) < 0.02 and abs(normal.std().item() - 1) < 0.02
 
 
 @pytest.mark.parametrize("name", ["dqn", "c51", "qrdqn"])
@@ -425,29 +355,27 @@ def test_rainbow_is_c51_with_everything() -> None:
     assert C51(**shared).layout(SPEC) == made.layout(SPEC)
 
 
-@pytest.mark.parametrize(
-    ("record", "presets"), [(C51, C51_PRESETS), (QRDQN, QRDQN_PRESETS), (Rainbow, RAINBOW_PRESETS)]
-)
-def test_presets_are_valid(record: Any, presets: Any) -> None:
+@pytest.mark.parametrize("record", [C51, QRDQN, Rainbow])
+def test_presets_are_valid(record: Any) -> None:
+    presets = load_presets(record.name)
     assert {"CartPole-v1", "LunarLander-v3"} <= set(presets)
     for env, preset in presets.items():
-        made = record.preset(env)
-        assert all(getattr(made, name) == value for name, value in preset.algorithm.items())
-        assert record.preset_options(env) == preset.trainer
-        TrainerConfig(env=env, algo=record.name, **preset.trainer)
+        assert record.preset(env) == record(**preset.algorithm) != record()
+        assert record.preset_options(env) == preset.run
+        TrainerConfig(env=env, algo=record.name, **preset.run)
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mean return of atoms from -200 to 200 is off by 0.4, and actors choose by the exact one."""
-    core = make(name, matmul_precision="medium").make_core(SPEC, "cpu", 0)
-    inside: list[bool] = []
+    size = 128
+    core = make(name, matmul_precision="medium", hidden_sizes=(size, size)).make_core(SPEC, "cpu", 0)
+    inside, seen, loss = [False], [], core._loss
     monkeypatch.setattr(MatmulPrecision, "__enter__", lambda _: inside.append(True))
     monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: inside.append(False))
-    gradient, seen = core._head.gradient, []
-    monkeypatch.setattr(core._head, "gradient", lambda *args: (seen.append(inside[-1]), gradient(*args))[1])
-    core.update(filled_batch())
-    assert inside == [True, False, True, False] and seen == [False]
+    core._kernel, core._loss = None, lambda *args: (seen.append(inside[-1]), loss(*args))[1]
+    core.update(filled_batch(size))
+    assert True in inside and seen == [False]
 
 
 @pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow"])

@@ -8,8 +8,8 @@ from continuous_rig import SIZE, SPEC, SPECS, TD3Twin, filled_batch, permuted, w
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.ddpg import DDPG
+from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 from asyncrl.algorithms.td3 import TD3
-from asyncrl.algorithms.td3_core import TD3Core, TD3Work
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
@@ -21,14 +21,14 @@ EPS = 1e-4
 both = pytest.mark.parametrize("record", [TD3, DDPG])
 
 
-def core_of(record: type = TD3, spec: Any = SPEC, seed: int = 3, **options: Any) -> TD3Core:
-    core: TD3Core = record(**{**SMALL, **SPEEDY, **options}).make_core(spec, "cpu", seed)
+def core_of(record: type = TD3, spec: Any = SPEC, seed: int = 3, **options: Any) -> DeterministicUpdate:
+    core: DeterministicUpdate = record(**{**SMALL, **SPEEDY, **options}).make_core(spec, "cpu", seed)
     return core
 
 
-def noise_of(core: TD3Core) -> torch.Tensor:
-    assert isinstance(core._work, TD3Work)
-    return core._work.noise.clone()
+def noise_of(core: DeterministicUpdate) -> torch.Tensor:
+    assert core._buffers is not None
+    return core._buffers.noise.clone()
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -48,8 +48,7 @@ def noise_of(core: TD3Core) -> torch.Tensor:
 def test_updates_are_those_of_autograd(record: type, options: dict[str, Any], kernels: bool) -> None:
     core = core_of(record, adam_eps=EPS, **options)
     if not kernels:
-        with torch.inference_mode():
-            core._work = TD3Work(SIZE, core, kernels=False)
+        core.kernels, core._gradient_mode = False, torch.no_grad
     twin = TD3Twin(core)
     for update in range(1, 13):
         batch = filled_batch(seed=update)

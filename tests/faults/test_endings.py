@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -105,6 +106,80 @@ def test_a_final_evaluation_that_fails_costs_only_itself(
     assert saved.weights.tolist() == result.policy.weights.tolist()
 
 
+def test_weights_are_saved_before_what_waits_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator hangs while training uses up its steps: copies wait, and the final evaluation hangs as well."""
+    from asyncrl.run import ending
+
+    saved: list[bool] = []
+    latest = tmp_path / "checkpoints" / "latest"
+
+    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:  # it is given up
+            saved.append(latest.exists())
+
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
+    monkeypatch.setattr(ending, "EVALUATION_SECONDS", 0.0)
+    monkeypatch.setattr(ending, "EVALUATION_SHARE", 0.0)
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.01)
+    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 200}
+    trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
+
+    async def main() -> Any:
+        trainer.start(total_steps=1_000)
+        return await asyncio.wait_for(trainer.wait(), SECONDS)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = asyncio.run(main())
+    assert [str(w.message)[:10] for w in caught] == ["[ASYNC041]"] * 2
+    assert "after the end of training" in str(caught[0].message)
+    assert saved == [True, True], "the checkpoint stands before an evaluation is given up"
+    assert result.stop_reason == "total_steps"
+    assert read_policy(latest).meta.updates == result.summary["updates"] > 0
+
+
+def test_training_goes_on_where_every_evaluation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+        raise errors.EnvironmentRaised("greedy actions fell off the table")
+
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
+    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 100}
+    trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = trainer.learn(total_steps=1_000, target_return=1e9)
+    assert [str(w.message)[:10] for w in caught] == ["[ASYNC041]"] * 2, (
+        "of the first one, and of the final one"
+    )
+    assert (result.stop_reason, result.summary["state"]) == ("total_steps", "finished")
+    assert result.summary["env_steps"] >= 1_000
+
+
+def test_a_run_that_only_an_evaluation_can_end_ends_where_all_of_them_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(self: Any, weights: Any, episodes: int, key: Any = ()) -> Any:
+        raise errors.EnvironmentRaised("greedy actions fell off the table")
+
+    monkeypatch.setattr(evaluator.RemoteEvaluator, "evaluate", evaluate)
+    options = {**SMALL, "eval_interval_seconds": None, "eval_interval_steps": 100}
+    trainer = Trainer("CartPole-v1", small(), run_dir=tmp_path, **options)
+    with (
+        pytest.warns(errors.EvaluationIncomplete),
+        pytest.raises(errors.EnvironmentRaised, match="fell off the table"),
+    ):
+        trainer.learn(target_return=1e9)
+    summary = summary_of(tmp_path)
+    assert summary["state"] == "failed" and summary["updates"] > 0
+    assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates == summary["updates"]
+
+
 def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "EPISODE_STEPS", 70, raising=False)
     trainer = Trainer(SimpleEnv, small(), **SMALL)
@@ -120,6 +195,54 @@ def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pyte
     assert result.stop_reason == "max_seconds"
     assert (result.evaluation.length_mean, result.evaluation.return_mean) == (70, 70)
     assert result.summary["eval"]["cut_episodes"] == 3
+
+
+class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose process is killed once when `go` is there."""
+
+    def __init__(self, go: Path) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.go = go
+
+    def step(self, action: Any) -> Any:
+        if self.go.exists():
+            self.go.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("obstacle", [False, True])
+@pytest.mark.filterwarnings("ignore:.ASYNC040")
+def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
+    tmp_path: Path, obstacle: bool
+) -> None:
+    run, go = tmp_path / "run", tmp_path / "go"
+    trainer = Trainer(lambda: DiesOnce(go), small(), run_dir=run, **SMALL)
+
+    def until(condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, what
+            assert not trainer.done, what
+            time.sleep(0.005)
+
+    def snapshot() -> Any:
+        return trainer.snapshot()
+
+    with trainer:
+        trainer.start()
+        until(lambda: snapshot() is not None and snapshot().updates > 0, "updates")
+        run.rename(tmp_path / "elsewhere")
+        if obstacle:
+            run.write_text("a file in its place")
+        go.touch()
+        until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
+        steps = snapshot().env_steps
+        until(lambda: snapshot().env_steps > steps + 200, "steps of it")
+        trainer.stop()
+        result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
+    assert (result.stop_reason, result.summary["actor_restarts"]) == ("stopped", 1)
+    assert (run / "actors" / "0.log").exists() is not obstacle
 
 
 FULL_DISK = """
@@ -274,6 +397,46 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_that_an_import_has_swallowed_is_raised_again_when_there_is_a_run() -> None:
+    with Interrupts() as interrupts:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        assert interrupts.count == 1
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.run = Stopped()
+
+
+def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
+    """By the command, although the import swallows it."""
+    swallows = """
+        import builtins, os, runpy, signal, sys, time
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                        time.sleep(10)
+                    except BaseException:
+                        pass
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--steps", "1m", "--http", "off"]
+        runpy.run_module("asyncrl", run_name="__main__")
+    """
+    program = child("-c", textwrap.dedent(swallows), cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        _, err = program.communicate(timeout=SECONDS)
+        assert program.returncode == 130, err
+        assert err.rstrip().endswith("interrupted")
+        assert "Traceback" not in err
+    finally:
+        program.kill()
+        program.communicate()
 
 
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------

@@ -10,11 +10,13 @@ import json
 import os
 import pickle
 import random
+import shutil
 import struct
 import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from asyncrl.learning.divergence import Divergence
 from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.disk_space import state_bytes, warn_of_little_space
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
@@ -219,6 +222,52 @@ def test_a_damaged_checkpoint_offers_the_one_before_it(tmp_path: Path) -> None:
     damaged = (tmp_path / "200").read_bytes()[:-1]
     (tmp_path / "200").write_bytes(damaged)
     assert refused(tmp_path / "latest").fix == f"use the one before it, {tmp_path / '100'}"
+
+
+def test_only_a_checkpoint_that_is_whole_is_offered(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for steps in (100, 200, 300):
+        folder.save({"weights": np.zeros(3, np.float32)}, meta(env_steps=steps))
+    for name in ("300", "200"):
+        data = bytearray((tmp_path / name).read_bytes())
+        data[-1] ^= 1
+        (tmp_path / name).write_bytes(data)
+    assert refused(tmp_path / "latest").fix == f"use the one before it, {tmp_path / '100'}"
+    (tmp_path / "100").write_bytes(b"")
+    assert refused(tmp_path / "latest").fix == "choose another checkpoint of the run"
+
+
+def test_as_many_checkpoints_are_kept_as_the_run_is_told(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, checkpoints_kept=2)
+    folder = directory.checkpoints
+    assert folder is not None
+    for steps in (100, 200, 300):
+        folder.save({"weights": np.zeros(3, np.float32)}, meta(env_steps=steps), best=steps == 100)
+    assert folder.steps() == [200, 300]
+    assert load(tmp_path / "checkpoints" / "best")[1].env_steps == 100
+    directory.close()
+    with pytest.raises(ValueError, match="checkpoints_kept must be at least 1, got 0"):
+        TrainerConfig(env="CartPole-v1", algo="dqn", checkpoints_kept=0)
+
+
+def test_too_little_space_for_the_checkpoints_is_said_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = ALGORITHM.make_core(SPEC, "cpu", 0)
+    state = core.state_dict()
+    save(tmp_path / "file", {"core": state, "weights": np.zeros(WEIGHT_COUNT, np.float32)}, meta())
+    written = (tmp_path / "file").stat().st_size
+    estimated = state_bytes(state) + 4 * WEIGHT_COUNT + 16_384
+    assert written <= estimated <= written + 16_384
+
+    def free(number: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=number))
+
+    free(5 * estimated)
+    warn_of_little_space(tmp_path, 3, state, WEIGHT_COUNT)
+    free(5 * estimated - 1)
+    with pytest.warns(errors.LittleDiskSpace, match=r"ASYNC044.*5 files.*lower checkpoints_kept"):
+        warn_of_little_space(tmp_path, 3, state, WEIGHT_COUNT)
 
 
 class UnusedServer:

@@ -14,6 +14,7 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET, Batch
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.tables import ID_BITS
+from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
 
 
@@ -436,10 +437,38 @@ def test_rings_must_be_alike() -> None:
         PrioritizedReplay([a.replay.rings[0], b.replay.rings[0]], n_step=1, gamma=0.9, rng=rng)
 
 
-def test_a_corrupt_ring_is_reported() -> None:
-    with rig(0, slots=16) as r:
-        r.actors[0].write(5)
+@pytest.mark.parametrize("published", [1000, 3, -1])
+def test_a_ring_that_cannot_be_trusted_is_left_alone_and_the_others_are_not(published: int) -> None:
+    with rig(0, rings=2, slots=16) as r:
+        for actor in r.actors:
+            actor.write(5)
         r.ingest()
-        r.replay.rings[0].header[PUBLISHED] = 1000
+        liar, sound = r.replay.rings
+        of_sound = r.replay.sampleable // 2
+        r.actors[1].write(4)
+        liar.header[PUBLISHED] = published
+        assert r.replay.ingest() > 0, "of the other ring"
+        assert f"published is {published}" in liar.fault
+        assert not sound.fault
+        before = r.replay.sampleable
+        given_up = r.replay.give_up(0)
+        assert given_up == before - r.replay.sampleable > 0
+        batch = r.batch(64)
+        r.replay.sample(batch, 0.4)
+        assert {ring for ring, _, _ in r.keys(batch.ids)} == {1}
+        assert r.replay.ingest() == 0 and r.replay.sampleable >= of_sound
         with pytest.raises(RingCorrupt):
-            r.replay.ingest()
+            r.replay.grant(0, 17)
+
+        liar.abandoned = True
+        r.replay.begin_again(0, 16)
+        writer = RingWriter(liar.segment, liar.layout)
+        assert (writer.published, writer.granted) == (5, 16)
+        r.actors[0].writer = writer
+        r.actors[0].restart()
+        r.actors[0].write(6)
+        before = r.replay.sampleable
+        assert r.replay.ingest() > 0
+        assert r.replay.sampleable > before
+        r.replay.sample(batch, 0.4)
+        assert min(position for ring, position, _ in r.keys(batch.ids) if ring == 0) >= 5

@@ -397,12 +397,35 @@ def test_wrong_calls_change_nothing():
         assert r.queue.take(0) == []
 
 
-def test_a_corrupt_ring_is_reported():
-    with rig(slots=16) as r:
+@pytest.mark.parametrize("published", [1000, 3, -1])
+def test_a_ring_that_cannot_be_trusted_is_left_alone_and_the_others_are_not(published):
+    with rig(rings=2, slots=16) as r:
+        length = r.queue.length
         r.grant_all()
-        r.queue.rings[0].header[PUBLISHED] = 1000
+        for actor in r.actors:
+            actor.write(length + 1)
+        r.queue.poll()
+        assert r.queue.ready == 2
+        r.actors[1].write(length)
+        liar, sound = r.queue.rings
+        liar.header[PUBLISHED] = published
+        r.queue.poll()
+        assert liar.fault and not sound.fault
+        assert r.queue.ready == 3
         with pytest.raises(RingCorrupt):
-            r.queue.poll()
+            r.queue.grant(0, 16)
+        liar.abandoned = True
+        assert r.queue.complete_rows(0) == length
+        r.queue.begin_again(0, 16)
+        writer = RingWriter(liar.segment, liar.layout)
+        assert (writer.published, writer.granted) == (length, 16), (
+            "the row after the segment is written again"
+        )
+        r.actors[0].writer = writer
+        r.actors[0].restart()
+        r.actors[0].write(length)
+        r.queue.poll()
+        assert [segment.ring for segment in r.queue.take(4)] == [0, 1, 1, 0]
 
 
 def test_wrong_arguments_are_named():

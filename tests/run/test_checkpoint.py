@@ -17,7 +17,7 @@ import torch
 
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.run import checkpoint
+from asyncrl.run import checkpoint_format
 from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 
@@ -122,7 +122,7 @@ def test_another_environment_or_algorithm_is_named(tmp_path: Path) -> None:
 def test_another_format_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "latest"
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "FORMAT_VERSION", 2)
+        patched.setattr(checkpoint_format, "FORMAT_VERSION", 2)
         save(path, small_state(), META)
     error = refusal(path)
     assert error.what.startswith("the checkpoint has format version 2, this asyncrl ")
@@ -209,7 +209,9 @@ def write(step):
     meta = checkpoint.CheckpointMeta(env="e", algo="a", spec=spec, env_steps=step)
     checkpoint.save(path, {"weights": np.full(200_000, step, np.float32)}, meta)
 
+began = time.perf_counter()
 write(0)
+one_save = time.perf_counter() - began
 rng, last, unreadable, moved = random.Random(0), 0, 0, 0
 for _ in range(rounds):
     child = os.fork()
@@ -219,7 +221,7 @@ for _ in range(rounds):
                 write(step)
         finally:
             os._exit(1)
-    time.sleep(rng.uniform(0.001, 0.02))
+    time.sleep(one_save * rng.uniform(0.1, 3.0))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     try:

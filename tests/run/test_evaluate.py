@@ -6,17 +6,18 @@ import threading
 import numpy as np
 import pytest
 
+from asyncrl.errors import EnvironmentRaised, EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 from asyncrl.run.evaluate import (
     CONFIRMATION,
+    FAILURES_IN_A_ROW,
     FINAL,
     REGULAR,
-    CopiesBySeconds,
-    CopiesBySteps,
     EvaluationPlan,
     EvaluationSchedule,
 )
+from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 
 INTERVAL = 100
 
@@ -36,7 +37,9 @@ class Script:
         self.during(len(self.asked))
         self.trainee.clock_now[0] += 1.0
         self.trainee.updates += 1
-        return np.full(episodes, self.means.pop(0)), np.full(episodes, 7)
+        if isinstance(mean := self.means.pop(0), Exception):
+            raise mean
+        return np.full(episodes, mean), np.full(episodes, 7)
 
 
 class Learner:
@@ -75,7 +78,7 @@ class Learner:
 class Rig:
     """A schedule with a hand on everything around it; copies by steps unless `seconds` is given."""
 
-    def __init__(self, means, target=10.0, seconds=None, capacity=8):
+    def __init__(self, means, target=10.0, seconds=None, capacity=8, only_stop=False):
         self.learner = Learner()
         self.clock = TrainClock(lambda: self.learner.clock_now[0])
         self.clock.start()
@@ -86,7 +89,7 @@ class Rig:
         else:
             copies = CopiesBySeconds(seconds, self.learner, self.clock)
         self.best, self.seen, self.states = [], [], []
-        plan = EvaluationPlan(episodes=3, target_return=target, target_episodes=20)
+        plan = EvaluationPlan(episodes=3, target_return=target, target_episodes=20, only_stop=only_stop)
         self.schedule = EvaluationSchedule(
             plan, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
         )
@@ -318,6 +321,81 @@ def test_training_goes_on_before_an_unconfirmed_result_is_saved():
         await until(lambda: rig.seen)
         assert states == [(False, True, False)]
         await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+# --- evaluations that fail --------------------------------------------------------------------------------
+
+
+def fell():
+    return EnvironmentRaised("greedy actions fell off the table")
+
+
+def test_an_evaluation_that_fails_is_told_once_and_the_next_is_made():
+    async def scenario():
+        rig = Rig([1.0, fell(), fell(), 2.0])
+        rig.put(100, 200, 300, 400)
+        task = rig.run()
+        with pytest.warns(EvaluationIncomplete, match=r"ASYNC041.*fell off the table") as caught:
+            await until(lambda: len(rig.seen) == 2 or task.done())
+        assert len(caught) == 1
+        assert [steps for steps, *_ in rig.seen] == [100, 400]
+        assert [key for _, _, key, _ in rig.evaluator.asked] == [(REGULAR, n) for n in range(4)]
+        rig.schedule.training_ended()
+        assert await task is None
+
+    asyncio.run(scenario())
+
+
+def test_training_goes_on_after_a_confirmation_that_fails():
+    async def scenario():
+        rig = Rig([11.0, fell(), 1.0])
+        rig.put(100, 200)
+        task = rig.run()
+        with pytest.warns(EvaluationIncomplete):
+            await until(lambda: rig.seen or task.done())
+        assert rig.learner.holds == 1 and not rig.learner.held
+        assert rig.clock.running and not rig.schedule.holds_training
+        assert [mean for *_, mean in rig.seen] == [1.0], "an unconfirmed hint is no result"
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("only_stop", [True, False])
+def test_a_run_that_only_an_evaluation_can_end_is_given_up_when_all_of_them_fail(only_stop):
+    async def scenario():
+        failures = [fell() for _ in range(FAILURES_IN_A_ROW - 1)]
+        rig = Rig([*failures, 1.0, *failures, fell()], only_stop=only_stop, capacity=99)
+        rig.put(*range(100, 100 * (2 * FAILURES_IN_A_ROW + 1), 100))
+        task = rig.run()
+        with pytest.warns(EvaluationIncomplete) as caught:
+            await until(lambda: not rig.evaluator.means)
+            rig.schedule.training_ended()
+            if only_stop:
+                with pytest.raises(EnvironmentRaised):
+                    await task
+            else:
+                assert await task is None
+        assert len(caught) == 1
+        assert len(rig.seen) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_after_the_end_of_training_has_a_limit_of_time():
+    async def scenario():
+        rig = Rig([1.0])  # the second evaluation never ends
+        rig.put(100, 200, 300)
+        task = rig.run()
+        await until(lambda: len(rig.evaluator.asked) == 2)
+        assert not task.done()
+        with pytest.warns(EvaluationIncomplete, match=r"ASYNC041.*longer than 0 s after the end of training"):
+            rig.schedule.training_ended(0.01)
+            assert await asyncio.wait_for(task, 10) is None
+        assert [steps for steps, *_ in rig.seen] == [100]
+        assert len(rig.evaluator.asked) == 2, "the third is not begun"
 
     asyncio.run(scenario())
 

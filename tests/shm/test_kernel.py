@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from asyncrl.shm import kernel_cache
 from asyncrl.shm.atomics import load_acquire
 from asyncrl.shm.kernel import inlined, kernel
 from asyncrl.shm.kernel_cache import source_stamp
+from asyncrl.shm.prepare import Progress
 
 
 @inlined
@@ -93,3 +98,161 @@ def test_an_edit_of_any_file_of_a_kernel_makes_its_stamp_another(tmp_path, edite
         stamps.append(source_stamp(package / "a.py", package))
     assert [name for name, _ in stamps[0]] == ["a.py", "b.py", "c.py", "d.py"]
     assert stamps[0] == stamps[1] != stamps[2]
+
+
+# ---- where the cache is --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(monkeypatch, tmp_path):
+    """The four places a cache may be at, empty; a test says which of them are writable by `places.only`."""
+    sources, numba, user, system = (tmp_path / name for name in ("sources", "numba", "user", "system"))
+    for folder in (sources, numba, user, system):
+        folder.mkdir()
+    monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", str(numba))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user))
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(system))
+    writable = kernel_cache.is_writable
+
+    def only(*names):
+        allowed = [tmp_path / name for name in names]
+        monkeypatch.setattr(
+            kernel_cache,
+            "is_writable",
+            lambda folder: any(folder.is_relative_to(place) for place in allowed) and writable(folder),
+        )
+        kernel_cache.cache_folder.cache_clear()
+        return kernel_cache.cache_folder(sources)
+
+    yield only
+    kernel_cache.cache_folder.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "writable, chosen",
+    [
+        (("sources", "numba", "user", "system"), "numba"),
+        (("sources", "user", "system"), "sources/__pycache__"),
+        (("user", "system"), "user/asyncrl/kernels"),
+        (("system",), "system"),
+    ],
+)
+def test_the_cache_is_in_the_first_place_that_can_be_written(places, tmp_path, writable, chosen):
+    folder = places(*writable)
+    assert folder.is_relative_to(tmp_path / chosen) and folder.is_dir()
+
+
+def test_kernels_are_not_taken_from_a_temporary_folder_of_others(places, tmp_path):
+    kernel_cache.temporary_folder().mkdir(mode=0o777)
+    kernel_cache.temporary_folder().chmod(0o777)
+    assert places("system") is None
+
+
+def test_a_kernel_runs_where_nothing_can_be_stored(places):
+    assert places() is None
+    assert kernel("int64(int64)")(lambda x: x + 1)(1) == 2
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+MODULE = """
+import sys
+from asyncrl.shm.kernel import kernel
+from asyncrl.shm.prepare import prepare_run
+
+@kernel("int64(int64)")
+def one(x):
+    return x + 1
+
+@kernel("int64(int64)")
+def two(x):
+    return one(x) + 1
+
+@kernel("int64(int64)", cold=True)
+def rare(x):
+    return two(x) + 1
+
+if __name__ == "__main__":
+    prepare_run(("asyncrl",))
+    print(two(1), *(int(sum(f._cache_misses.values())) for f in (one, two, rare)), rare.is_ready)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program with kernels of its own; starts it with a cache of its own."""
+    path = tmp_path / "program.py"
+    path.write_text(MODULE)
+
+    def started():
+        environment = os.environ | {
+            "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        return subprocess.Popen(
+            [sys.executable, path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    return started
+
+
+def test_only_the_first_run_compiles_and_says_so(program, tmp_path):
+    first = program().communicate(timeout=120)
+    assert first == ("3 1 1 0 False\n", "compiling 2 kernels, once per installation\n")
+    assert program().communicate(timeout=120) == ("3 0 0 0 False\n", "")
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_processes_that_start_together_compile_each_kernel_once(program):
+    answers = [process.communicate(timeout=120)[0].split() for process in [program() for _ in range(3)]]
+    assert [answer[0] for answer in answers] == ["3"] * 3
+    assert [sum(int(answer[i]) for answer in answers) for i in (1, 2)] == [1, 1]
+
+
+def test_an_edited_source_is_compiled_anew(program, tmp_path):
+    program().communicate(timeout=120)
+    path = tmp_path / "program.py"
+    path.write_text(MODULE.replace("return one(x) + 1", "return one(x) + 5"))
+    assert program().communicate(timeout=120)[0].startswith("7 1 1")
+
+
+def test_an_entry_that_cannot_be_read_is_compiled_anew(program, tmp_path):
+    program().communicate(timeout=120)
+    for path in tmp_path.rglob("*.nbc"):
+        path.write_bytes(b"torn")
+    assert program().communicate(timeout=120)[0] == "3 1 1 0 False\n"
+    assert program().communicate(timeout=120)[0] == "3 0 0 0 False\n"
+
+
+# ---- the line that says so -----------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_rewrites_one_line_on_a_terminal():
+    terminal = Terminal()
+    progress = Progress(2, terminal)
+    progress.advance()
+    progress.advance()
+    assert (
+        terminal.getvalue()
+        == "".join(f"\rcompiling kernels, once per installation: {done}/2" for done in range(3)) + "\n"
+    )
+
+
+def test_progress_is_one_line_elsewhere():
+    pipe = io.StringIO()
+    progress = Progress(2, pipe)
+    progress.advance()
+    progress.advance()
+    assert pipe.getvalue() == "compiling 2 kernels, once per installation\n"
+
+
+def test_progress_on_a_closed_stream_is_silent():
+    closed = io.StringIO()
+    closed.close()
+    Progress(2, closed).advance()
+    Progress(2, None).advance()

@@ -15,11 +15,16 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import Doorbell, DoorbellWriter, RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm import ring_protocol as module
 from asyncrl.shm.ring_layout import (
+    CURRENT_ENV,
     EPISODE_LOG,
+    EPISODES,
     GRANTED,
     HEADER_WORDS,
     PUBLISHED,
     RUNNING,
+    STATE,
+    STEPS,
+    WAIT_NS,
     WAITING,
     WAKE_AT,
     RingStatistics,
@@ -151,10 +156,79 @@ def test_positions_that_cannot_be_are_reported(ring, published, granted):
     _, reader = ring
     reader.header[GRANTED] = granted
     reader.header[PUBLISHED] = published
-    for look in (reader.published, reader.statistics):
+    for _ in range(2):
         with pytest.raises(RingCorrupt, match=r"ASYNC023.*overwritten from outside") as caught:
-            look()
-        assert caught.value.facts["published"] == published
+            reader.published()
+        assert f"published is {published}, granted {granted}" in caught.value.facts["header"]
+    statistics = reader.statistics()
+    assert statistics.retired <= statistics.published <= statistics.granted
+    assert 0 <= statistics.fill <= 1
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (STATE, 77),
+        (STATE, -1),
+        (STEPS, -1),
+        (STEPS, 1 << 40),
+        (EPISODES, 1 << 62),
+        (CURRENT_ENV, LAYOUT.num_envs),
+        (WAIT_NS, -5),
+        (GRANTED, 9),
+        (GRANTED, 7),
+        (PUBLISHED, 9),
+        (WAITING, 2),
+    ],
+)
+def test_every_word_that_cannot_be_true_is_a_fault(ring, word, value):
+    writer, reader = ring
+    reader.grant(8)
+    writer.publish(3)
+    assert reader.look_over() and reader.fault == ""
+    reader.header[word] = value
+    assert not reader.look_over()
+    assert str(value) in reader.fault
+    reader.statistics()
+
+
+def test_a_fault_keeps_a_ring_from_being_read_or_granted_until_it_is_begun_again(ring):
+    writer, reader = ring
+    reader.grant(8)
+    writer.publish(3)
+    assert reader.reached(3) and not reader.reached(4)
+    writer.record_episode(1.0, 2)
+    assert reader.episodes_since(0)[0] == 1
+    writer.header[:] = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, writer.header.shape[0])
+    with pytest.raises(RingCorrupt, match="rows were published"):
+        writer.publish()
+    assert reader.reached(100), "a fault that is found now is worth a look"
+    assert reader.fault and not reader.reached(0)
+    with pytest.raises(RingCorrupt):
+        reader.published()
+    with pytest.raises(RingCorrupt):
+        reader.grant(9)
+    count, returns, lengths = reader.episodes_since(1)
+    assert (count, returns.size, lengths.size) == (1, 0, 0)
+    with pytest.raises(ValueError, match="ring must be abandoned"):
+        reader.begin_again(3, 8)
+    reader.abandoned = True
+    assert reader.reached(0), "it is to be begun again"
+    reader.begin_again(3, 8)
+    assert reader.look_over() and not reader.abandoned
+    successor = RingWriter(writer.segment, LAYOUT)
+    assert (successor.published, successor.writable()) == (3, 5)
+    assert reader.statistics().state == "starting"
+    assert reader.episodes_since(1)[0] == 1
+    successor.publish(2)
+    reader.grant(9)
+    assert reader.published() == 5
+
+
+def test_an_episode_count_that_moved_back_is_a_fault(ring):
+    _, reader = ring
+    assert reader.episodes_since(5)[0] == 5
+    assert "0 episodes are counted, and 5 were before" in reader.fault
 
 
 def test_random_operations_agree_with_a_twin_that_keeps_every_row():
@@ -266,6 +340,7 @@ def test_statistics_show_what_the_actor_said(ring):
 
 def test_episodes_are_read_once_and_in_order(ring):
     writer, reader = ring
+    reader.grant(8)
     count, returns, lengths = reader.episodes_since(0)
     assert (count, returns.size, lengths.size) == (0, 0, 0)
     writer.record_episode(1.5, 10)
@@ -279,6 +354,7 @@ def test_episodes_are_read_once_and_in_order(ring):
 
 def test_a_reader_that_comes_late_gets_the_newest_episodes(ring):
     writer, reader = ring
+    reader.header[GRANTED] = EPISODE_LOG
     for i in range(EPISODE_LOG + 100):
         writer.record_episode(i, i)
     count, returns, lengths = reader.episodes_since(50)

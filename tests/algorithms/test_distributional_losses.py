@@ -1,28 +1,16 @@
+"""Losses of C51 and QR-DQN against hand-worked numbers and the papers' formulas, one atom at a time."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
+from q_rig import column, staged
 
-from asyncrl.losses.distributional import (
-    at_action,
-    cross_entropy,
-    cross_entropy_gradient,
-    divergence,
-    dueling_at_action,
-    dueling_atoms,
-    expected_value,
-    midpoints,
-    of_action,
-    project,
-    quantile_gradient,
-    quantile_loss,
-)
-from asyncrl.losses.td import dueling
-
-
-def column(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+from asyncrl.algorithms.c51 import c51_loss, expected_value, project
+from asyncrl.algorithms.q_learning import of_action
+from asyncrl.algorithms.qrdqn import midpoints, quantile_loss
+from asyncrl.networks.gradients import output_gradients
 
 
 def numbers(*rows: list[float]) -> torch.Tensor:
@@ -126,27 +114,32 @@ def test_projection_of_what_is_not_a_number_shows_and_does_not_crash() -> None:
 # --- cross entropy ---
 
 
-def test_cross_entropy_and_divergence_by_hand() -> None:
-    log_prob = numbers([0.5, 0.25, 0.25], [0.5, 0.25, 0.25]).log()
-    target = numbers([0.5, 0.5, 0.0], [0.5, 0.25, 0.25])
-    # 0.5 log 2 + 0.5 log 4, of which log 2 is the entropy of m; 0.5 log 2 + 0.5 log 4, all of it entropy
-    torch.testing.assert_close(cross_entropy(log_prob, target), column(1.5 * math.log(2), 1.5 * math.log(2)))
-    torch.testing.assert_close(divergence(log_prob, target), column(0.5 * math.log(2), 0.0))
+def test_c51_loss_by_hand() -> None:
+    p, other = [0.5, 0.25, 0.25], [0.1, 0.1, 0.8]
+    logits = numbers(other, p, p, other).log().view(2, 2, 3) + 7
+    following = numbers([1e-9, 0.5, 0.5], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], p).log().view(2, 2, 3)
+    support = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    # discount 1, reward -1: 1 -> 0 and 2 -> 1; discount 1, reward 0: nothing moves
+    batch = staged([1, 0], [-1.0, 0.0], [1.0, 1.0], [2.0, 3.0])
+    result = c51_loss(logits, following, torch.tensor([[0], [1]]), batch, support)
+    # m = (1/2, 1/2, 0): 0.5 log(0.5 / 0.5) + 0.5 log(0.5 / 0.25); m = p: nothing
+    expected = column(0.5 * math.log(2), 0.0)
+    torch.testing.assert_close(result.priorities, expected, rtol=0, atol=1e-7)
+    assert result.loss.item() == pytest.approx(math.log(2))
 
 
-def test_divergence_is_never_below_zero() -> None:
-    log_prob = torch.log_softmax(torch.randn(2000, 51), 1)
-    assert (divergence(log_prob, log_prob.exp()) >= 0).all()
-
-
-def test_cross_entropy_gradient_is_that_of_autograd() -> None:
-    logits = torch.randn(30, 4, 7, dtype=torch.float64, requires_grad=True)
-    action, weight = torch.randint(0, 4, (30, 1)), torch.rand(30, 1, dtype=torch.float64)
-    target = torch.softmax(torch.randn(30, 7, dtype=torch.float64), 1)
-    log_prob = torch.log_softmax(of_action(logits, action), 1)
-    (weight * cross_entropy(log_prob, target)).sum().backward()
-    ours = at_action(cross_entropy_gradient(log_prob.detach(), target, weight), action, 4)
-    torch.testing.assert_close(ours, logits.grad)
+def test_divergence_has_the_gradient_of_the_cross_entropy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, following = torch.randn(2, 30, 4, 7, dtype=torch.float64, generator=generator)
+    action, best = torch.randint(0, 4, (2, 30, 1), generator=generator)
+    batch = staged(action[:, 0], [0.3] * 30, [0.9] * 30, torch.rand(30, generator=generator))
+    support = torch.linspace(-2, 3, 7, dtype=torch.float64)
+    result, (gradient,) = output_gradients(c51_loss, (logits,), following, best, batch, support)
+    m = project(of_action(following, best).softmax(1), batch.reward, batch.discount, support)
+    leaf = logits.clone().requires_grad_()
+    (-batch.weight * m * of_action(leaf, batch.action).log_softmax(1)).sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad)
+    assert (result.priorities >= 0).all()
 
 
 def test_expected_value_by_hand() -> None:
@@ -158,7 +151,17 @@ def test_expected_value_by_hand() -> None:
 
 
 def test_midpoints_by_hand() -> None:
-    assert midpoints(4, torch.zeros(1)).tolist() == [0.125, 0.375, 0.625, 0.875]
+    assert midpoints(torch.zeros(1, 4)).tolist() == [0.125, 0.375, 0.625, 0.875]
+
+
+def one_action(theta, target, kappa, weight=None):  # type: ignore[no-untyped-def]
+    """Loss of quantiles `theta` `[B, N]` of the only action for targets `[B, N]`."""
+    size = len(theta)
+    batch = staged([0] * size, [0.0] * size, [1.0] * size, [1.0] * size if weight is None else weight)
+    best = torch.zeros(size, 1, dtype=torch.int64)
+    return output_gradients(
+        quantile_loss, (theta.unsqueeze(1),), target.unsqueeze(1), best, batch, kappa, bound_targets=False
+    )
 
 
 def test_quantile_loss_by_hand() -> None:
@@ -166,11 +169,20 @@ def test_quantile_loss_by_hand() -> None:
     # u: 0.5, 3 at theta 0; -1.5, 1 at theta 2
     plain = 0.25 * (0.5 + 3.0) / 2 + (0.25 * 1.5 + 0.75 * 1.0) / 2
     huber = 0.25 * (0.125 + 2.5) / 2 + (0.25 * 1.0 + 0.75 * 0.5) / 2
-    assert quantile_loss(theta, target, None).item() == quantile_loss(theta, target, 0.0).item() == plain
-    assert quantile_loss(theta, target, 1.0).item() == huber
+    assert one_action(theta, target, None)[0].loss.item() == plain
+    assert one_action(theta, target, 0.0)[0].loss.item() == plain
+    result, (gradient,) = one_action(theta, target, 1.0, weight=[2.0])
+    assert result.loss.item() == 2 * huber and result.priorities.item() == 1.0 - 1.75
     # downhill for theta 0 is up (0.25 * (0.5 + 1) / 2), and for theta 2 too (0.75 * 1 - 0.25 * 1) / 2
-    gradient = quantile_gradient(theta, target, column(2.0), 1.0)
-    torch.testing.assert_close(gradient, numbers([-0.375, -0.5]))
+    torch.testing.assert_close(gradient[0], numbers([-0.375, -0.5]))
+
+
+def test_target_quantiles_are_those_of_the_next_action_clipped() -> None:
+    theta, following = torch.zeros(1, 2, 2).double(), numbers([1.0, 2.0], [-9.0, 8.0]).unsqueeze(0)
+    batch = staged([0], [0.5], [0.5], [1.0], low=-1.0, high=4.0)
+    for bound, expected in ((False, 0.5 + 0.5 * -0.5), (True, 0.5 + 0.5 * 1.5)):
+        result = quantile_loss(theta, following, torch.tensor([[1]]), batch, 1.0, bound)
+        assert result.priorities.item() == -expected
 
 
 def slow_quantile_loss(theta, target, kappa):  # type: ignore[no-untyped-def]
@@ -188,56 +200,24 @@ def slow_quantile_loss(theta, target, kappa):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
 def test_quantile_loss_is_the_papers_formula(kappa: float) -> None:
     rng = np.random.default_rng(5)
-    theta, target = rng.normal(0, 2, (20, 6)), rng.normal(0, 2, (20, 9))
-    expected = [slow_quantile_loss(a, b, kappa) for a, b in zip(theta, target, strict=True)]
-    ours = quantile_loss(torch.tensor(theta), torch.tensor(target), kappa)
-    torch.testing.assert_close(ours, column(*expected))
+    theta, target = rng.normal(0, 2, (2, 20, 6))
+    weight = rng.random(20)
+    pairs = zip(theta, target, weight, strict=True)
+    expected = sum(w * slow_quantile_loss(a, b, kappa) for a, b, w in pairs)
+    ours = one_action(torch.tensor(theta), torch.tensor(target), kappa, weight)[0].loss
+    assert ours.item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kappa", [None, 0.5, 1.0])
-def test_quantile_gradient_is_that_of_autograd(kappa: float | None) -> None:
-    quantiles = torch.randn(30, 4, 7, dtype=torch.float64, requires_grad=True)
-    action, weight = torch.randint(0, 4, (30, 1)), torch.rand(30, 1, dtype=torch.float64)
-    target = torch.randn(30, 5, dtype=torch.float64) * 2
-    theta = of_action(quantiles, action)
-    (weight * quantile_loss(theta, target, kappa)).sum().backward()
-    kept = target.clone()
-    ours = at_action(quantile_gradient(theta.detach(), target, weight, kappa), action, 4)
-    torch.testing.assert_close(ours, quantiles.grad)
-    assert torch.equal(target, kept)
-
-
-def test_quantile_regression_finds_the_quantiles_of_a_distribution() -> None:
-    generator = torch.Generator().manual_seed(1)
-    theta, weight = torch.zeros(1, 5), torch.ones(1, 1)
-    for step in range(3000):
-        sample = torch.empty(1, 64).exponential_(generator=generator)
-        theta -= 0.5 / (1 + step / 100) * quantile_gradient(theta, sample, weight, None)
-    expected = -torch.log1p(-midpoints(5, theta))
+def test_quantile_regression_finds_the_quantiles() -> None:
+    """Samples of an exponential distribution, whose quantiles are -log(1 - tau)."""
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.zeros(1, 5, dtype=torch.float64)
+    for step in range(2000):
+        sample = torch.empty(100, 5, dtype=torch.float64).exponential_(generator=generator)
+        _, (gradient,) = one_action(theta.expand(100, -1), sample, None, [0.01] * 100)
+        theta -= 0.5 / (1 + step / 50) * gradient.sum(0)
+    expected = -torch.log1p(-midpoints(theta))
     torch.testing.assert_close(theta[0], expected, rtol=0, atol=0.06)
-
-
-# --- dueling over atoms ---
-
-
-def test_dueling_of_one_atom_is_dueling() -> None:
-    value, advantage = torch.randn(5, 1), torch.randn(5, 3)
-    expected = dueling(value, advantage)
-    torch.testing.assert_close(dueling_atoms(value, advantage.unsqueeze(2))[:, :, 0], expected)
-
-
-def test_dueling_works_atom_by_atom() -> None:
-    value, advantage = torch.randn(5, 4), torch.randn(5, 3, 4)
-    result = dueling_atoms(value, advantage)
-    for n in range(4):
-        torch.testing.assert_close(result[:, :, n], dueling(value[:, n : n + 1], advantage[:, :, n]))
-
-
-def test_dueling_gradient_is_that_of_autograd() -> None:
-    out = torch.randn(5, 1 + 3, 4, dtype=torch.float64, requires_grad=True)
-    grad, action = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5, 1))
-    dueling_atoms(out[:, 0], out[:, 1:]).backward(at_action(grad, action, 3))
-    torch.testing.assert_close(dueling_at_action(grad, action, 3), out.grad)
 
 
 def test_axes_are_checked() -> None:
@@ -245,12 +225,9 @@ def test_axes_are_checked() -> None:
     for call in (
         lambda: project(prob, flat, one, torch.zeros(5)),
         lambda: project(prob, one, one, torch.zeros(4)),
-        lambda: cross_entropy(prob, prob[:, :4]),
-        lambda: cross_entropy_gradient(prob, prob, flat),
-        lambda: quantile_loss(prob, flat, None),
-        lambda: quantile_gradient(prob, prob, flat, 1.0),
-        lambda: dueling_atoms(one, torch.zeros(3, 2, 5)),
+        lambda: expected_value(prob, torch.zeros(4)),
         lambda: of_action(torch.zeros(3, 2, 5), flat.long()),
+        lambda: quantile_loss(prob, prob, one.long(), staged([0] * 3, flat, flat, flat), 1.0, False),
     ):
         with pytest.raises(AssertionError):
             call()

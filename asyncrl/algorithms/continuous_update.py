@@ -1,0 +1,326 @@
+"""Update shared by all algorithms with an actor and critics: networks, targets, optimisers, metrics and state.
+
+Actor, temperature and critics lie one after the other in one flat vector, so that Adam is one call where nothing asks
+for two. All gradients of an update are taken from the same weights, those before it; the papers' code updates the
+critics first and shows the actor the new ones. The difference is one step of Adam, and one pass of the critics then
+does for both.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.acting.box import scaling
+from asyncrl.acting.modules import NetworkFactory
+from asyncrl.algorithms.continuous import ContinuousControl, CriticLoss
+from asyncrl.algorithms.saved_state import require_like
+from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.algorithms.value_bounds import ValueBounds
+from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
+from asyncrl.networks.architecture import Architecture, Network
+from asyncrl.networks.matmul_precision import MatmulPrecision
+from asyncrl.networks.optimizer import FlatAdam
+from asyncrl.networks.parameters import HostCopy
+
+_ALIGNED = 16
+"""Float32 values in a cache line; critics begin at a multiple."""
+
+
+class Buffers:
+    """Inputs of an update for one batch size; an algorithm adds its passes.
+
+    Attributes:
+        size: B.
+        batch: the batch on the device.
+        obs, next_obs: `[B, inputs]`, views of it.
+        x: `[3 B, inputs + d]`, inputs of the critics: (obs, action), (obs, own action), (next_obs, own action).
+        own_action, next_action: `[B, d]`, views of the last columns of `x`.
+    """
+
+    def __init__(self, size: int, update: ContinuousUpdate[Any]) -> None:
+        self.size, spec, device = size, update.spec, update.device
+        action = update.layout.action
+        scale = update.config.reward_scale
+        self.batch = StagedBatch(size, spec, device, scaling(action), scale, update.bounds)
+        self.obs, self.next_obs = self.batch.rows.split(size)
+        inputs = update.layout.inputs
+        self.x = torch.zeros(3 * size, inputs + update.layout.action_values, device=device)
+        taken, self.own_action, self.next_action = self.x[:, inputs:].split(size)
+        self._copies = [
+            (self.x[:size, :inputs], self.obs),
+            (self.x[size:, :inputs], self.batch.rows),
+            (taken, self.batch.action),
+        ]
+
+    def stage(self, batch: Batch) -> None:
+        """Copy the batch in; nothing of it is kept."""
+        self.batch.stage(batch)
+        for into, source in self._copies:
+            into.copy_(source)
+
+
+BuffersT = TypeVar("BuffersT", bound=Buffers)
+
+
+class Learned(NamedTuple):
+    """What an update has computed beside the gradient.
+
+    Attributes:
+        critic: loss and errors of the critics.
+        q: values of the batch's actions, for the metrics.
+        actor_loss: scalar, None where the actor was not updated.
+    """
+
+    critic: CriticLoss
+    q: Tensor
+    actor_loss: Tensor | None = None
+
+
+class ContinuousUpdate(ABC, Generic[BuffersT]):
+    """Networks of one learner of continuous actions. Implements `asyncrl.interfaces.LearnerCore`.
+
+    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
+    `device` without reading a value back, and the only wait is for the new priorities: means over critics of
+    |TD error|. Importance weights count for the critics; the actor learns from what was drawn.
+
+    Args:
+        config: hyper-parameters.
+        spec: the environment.
+        device: `"cpu"` or `"cuda"`.
+        seed: of the initial weights, which are the same on every device, and of the noise, which is not.
+        num_critics: C.
+        critic_outputs: outputs of a critic.
+        has_targets: whether target critics follow the critics.
+        has_target_policy: whether a target policy follows the policy, too.
+        networks: factories of the policy and of a critic, None for the perceptrons of the record's widths.
+
+    Attributes:
+        config, spec, device: as given.
+        layout: shape of the acting network.
+        weight_count: how many float32 values `write_weights` fills.
+        precision: context for wide products.
+        policy, critics: the networks, on one flat vector.
+        policy_gradient, critics_gradient: their flat gradients.
+        target_policy: follows `policy`; None without.
+        target_critics: follow `critics`; these themselves without targets.
+        log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
+        movable: `[d]`, 1, or 0 for values of an empty range. They are staged as 0; own actions are multiplied by it.
+        bounds: of action values, or None where an entropy bonus has none.
+        generator: of the noise; a CUDA graph that holds an update must have it registered.
+    """
+
+    _gradient_mode: type[torch.no_grad] | type[torch.inference_mode] = torch.no_grad
+    """Context of an update. Tensors of inference mode cannot enter autograd, but where kernels take the place of
+    autograd, an update of 64x64 over 128 items is a tenth faster in it."""
+
+    def __init__(
+        self,
+        config: ContinuousControl,
+        spec: EnvSpec,
+        device: str,
+        seed: int,
+        *,
+        num_critics: int,
+        critic_outputs: int = 1,
+        has_targets: bool = True,
+        has_target_policy: bool = False,
+        networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None,
+    ) -> None:
+        self.config, self.spec, self.device = config, spec, torch.device(device)
+        self.layout = layout = config.layout(spec)
+        self.weight_count = layout.weight_count
+        self.precision = MatmulPrecision(config.matmul_precision, self.device)
+        self.bounds = None if config.entropy_in_values else ValueBounds()
+        half_range = torch.from_numpy(scaling(layout.action)[1])
+        self.movable = (half_range > 0).to(self.device, torch.float32)
+        policy_network, critic_network = networks or (config.network, config.network)
+        hidden = config.critic_hidden_sizes or config.hidden_sizes
+        sizes = (layout.inputs + layout.action_values, *hidden, critic_outputs)
+        with torch.no_grad():
+            self._make_networks(
+                Architecture(layout.sizes, network=policy_network, seed=seed),
+                Architecture(sizes, num_critics, network=critic_network, seed=seed),
+                torch.Generator().manual_seed(seed),
+            )
+            self._make_targets(has_targets, has_target_policy)
+        self._optimizers = self._make_optimizers()
+        where = "cuda" if self.device.type == "cuda" else "cpu"
+        (own,) = np.random.SeedSequence(seed).spawn(1)
+        self.generator = torch.Generator(where).manual_seed(int(own.generate_state(1)[0]))
+        self._updates, self._acting = 0, False
+        self._actor_loss: Tensor | float = math.nan
+        self._learned: Learned | None = None
+        self._buffers: BuffersT | None = None
+
+    def _make_networks(self, policy: Architecture, critics: Architecture, generator: torch.Generator) -> None:
+        end = policy.size
+        start = -(-(end + 1) // _ALIGNED) * _ALIGNED
+        flat = torch.zeros(start + critics.size)
+        flat[:end], flat[start:] = policy.initial(generator), critics.initial(generator)
+        self._flat = flat.to(self.device, copy=True)
+        self._gradient = torch.zeros_like(self._flat)
+        self.policy, self.critics = policy.on(self._flat[:end]), critics.on(self._flat[start:])
+        self.policy_gradient, self.critics_gradient = self._gradient[:end], self._gradient[start:]
+        self.log_alpha, self.log_alpha_gradient = self._flat[end], self._gradient[end]
+        self._parts = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
+        self._to_host = HostCopy(self.policy.flat)
+
+    def _make_targets(self, has_targets: bool, has_target_policy: bool) -> None:
+        count = self.critics.flat.numel()
+        self._followed = self._flat if has_target_policy else self._flat[self._parts["critics"]]
+        self._target = self._followed.clone() if has_targets else None
+        self.target_policy: Network | None = None
+        self.target_critics = self.critics
+        if self._target is not None:
+            self.target_critics = self.critics.on(self._target[-count:])
+        if self._target is not None and has_target_policy:
+            self.target_policy = self.policy.on(self._target[self._parts["policy"]])
+
+    def _make_optimizers(self) -> dict[str, FlatAdam]:
+        """One for everything, or, where rates, delays or maximum gradient norms differ, one for each part."""
+        config = self.config
+        same_rate = config.actor_learning_rate in (None, config.learning_rate)
+        together = same_rate and config.policy_delay == 1 and config.max_grad_norm is None
+        parts = {"all": slice(None)} if together else self._parts
+        eps, norm = config.adam_eps, config.max_grad_norm
+        return {
+            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm)
+            for name, at in parts.items()
+        }
+
+    @abstractmethod
+    def _make_buffers(self, size: int) -> BuffersT:
+        """Buffers and passes of an update of B transitions."""
+
+    @abstractmethod
+    def _learn(self, buffers: BuffersT, acting: bool) -> Learned:
+        """Fill the gradient; the actor's only where `acting`. The same operations for every batch."""
+
+    @abstractmethod
+    def _moves_target(self, acting: bool) -> bool:
+        """Whether the targets follow at this update."""
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """One gradient step of the critics, and at every `policy_delay`-th of the actor.
+
+        Nothing of `batch` is kept. Whether a loss is finite is not checked here; it shows in the priorities and in
+        `metrics`.
+        """
+        buffers = self._buffers
+        if buffers is None or buffers.size != batch.size:
+            buffers = self._buffers = self._make_buffers(batch.size)
+        with self._gradient_mode():
+            learned = self._learned = self._update(buffers, batch)
+            self._updates += 1
+            if not self.config.prioritized:
+                return UpdateResult(None)
+            return UpdateResult(buffers.batch.on_host(learned.critic.td.abs().mean(dim=0)))
+
+    def _update(self, buffers: BuffersT, batch: Batch) -> Learned:
+        acting = self._acting = (self._updates + 1) % self.config.policy_delay == 0
+        buffers.stage(batch)
+        learned = self._learn(buffers, acting)
+        if learned.actor_loss is not None:
+            self._actor_loss = learned.actor_loss.detach()
+        self._step(acting)
+        if self._target is not None and self._moves_target(acting):
+            self._target.lerp_(self._followed, self.config.tau)
+        return learned
+
+    def _step(self, acting: bool) -> None:
+        config, updates = self.config, self._updates
+        for name, adam in self._optimizers.items():
+            if name in ("all", "critics"):
+                adam.step(config.learning_rate_at(updates))
+            elif acting:
+                adam.step(config.actor_learning_rate_at(updates))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Fill `noise` with standard normal values."""
+        return noise.normal_(generator=self.generator)
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        """Copy the actor into `out` `[weight_count]`, in the order of the acting network."""
+        self._to_host(out)
+
+    @torch.no_grad()
+    def metrics(self) -> Mapping[str, float]:
+        """Losses, learning rate, action values and gradient norm (before clipping) of the last update.
+
+        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, over all critics. The actor's
+        loss is that of its last update, and its gradient counts in the norm only where it moved. Waits for the device.
+        Before the first update there is only the learning rate.
+        """
+        values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
+        learned = self._learned
+        if learned is None:
+            return values
+        if not math.isnan(actor_loss := float(self._actor_loss)):
+            values["train/actor_loss"] = actor_loss
+        return values | {
+            "train/loss": float(learned.critic.loss.detach()),
+            "train/q_mean": float(learned.q.mean()),
+            "train/q_max": float(learned.q.abs().max()),
+            "train/grad_norm": self._grad_norm(),
+            **({} if self.bounds is None else self.bounds.metrics()),
+        }
+
+    def _grad_norm(self) -> float:
+        """Norm of all gradients of the last update, before clipping."""
+        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
+        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
+        return math.hypot(*(float(norm) for norm in norms if norm is not None))
+
+    def _networks(self) -> dict[str, Network]:
+        """What is saved, by name."""
+        networks = {"policy": self.policy, "critics": self.critics}
+        if self.target_policy is not None:
+            networks["target_policy"] = self.target_policy
+        if self._target is not None:
+            networks["target_critics"] = self.target_critics
+        return networks
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Networks by name, temperature, optimisers, the noise's generator and the counter, as copies on the host."""
+        bounds = {} if self.bounds is None else {"value_bounds": torch.from_numpy(self.bounds.values.copy())}
+        return {
+            **{name: network.named() for name, network in self._networks().items()},
+            **bounds,
+            "log_alpha": self.log_alpha.cpu().clone(),
+            "optimizer": {name: adam.state_dict() for name, adam in self._optimizers.items()},
+            "generator": self.generator.get_state(),
+            "updates": self._updates,
+            "actor_loss": float(self._actor_loss),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, to the same numbers on the same kind of device.
+
+        On another kind of device the noise goes on from this learner's own seed: generators of CPU and GPU differ.
+
+        Raises:
+            ValueError: a part is missing or has another shape; nothing has been written then.
+        """
+        own = self.state_dict()
+        require_like(state, {**own, "generator": None}, "state")
+        for name, network in self._networks().items():
+            network.load(state[name])
+        if self.bounds is not None:
+            self.bounds.values[:] = state["value_bounds"].numpy()
+        self.log_alpha.copy_(state["log_alpha"])
+        for name, adam in self._optimizers.items():
+            adam.load_state_dict(state["optimizer"][name])
+        if state["generator"].shape == own["generator"].shape:
+            self.generator.set_state(state["generator"])
+        self._updates = int(state["updates"])
+        self._actor_loss = float(state["actor_loss"])

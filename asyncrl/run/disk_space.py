@@ -1,0 +1,49 @@
+"""Whether a run's checkpoints fit on its disk, by arithmetic before the first step."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import LittleDiskSpace
+
+_HEADER_BYTES = 16_384
+"""What a file has beside its arrays, amply: the header, and the names in the payload."""
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of all arrays and tensors in nested dicts, lists and tuples."""
+    if isinstance(state, Mapping):
+        return sum(state_bytes(item) for item in state.values())
+    if isinstance(state, list | tuple):
+        return sum(state_bytes(item) for item in state)
+    return int(getattr(state, "nbytes", 8))
+
+
+def warn_of_little_space(directory: Path, kept: int, state: Mapping[str, Any], weight_count: int) -> None:
+    """ASYNC044 where the disk of `directory` has no room for all checkpoints that a run holds at one time.
+
+    These are `kept` by their step, the best one where it is older than these, and the one that is being written.
+
+    Args:
+        directory: the run's.
+        kept: option `checkpoints_kept`.
+        state: what the learner's state is before its first update, which has the size of every later one.
+        weight_count: of the acting policy, whose weights stand in the file by themselves.
+    """
+    each = state_bytes(state) + 4 * weight_count + _HEADER_BYTES
+    needed = (kept + 2) * each
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:
+        return  # writing will tell
+    if needed > free:
+        text = (
+            f"[ASYNC044] the checkpoints need {needed / 1e6:,.1f} MB ({kept + 2} files of {each / 1e6:,.1f} MB), and "
+            f"the disk of {directory} has {free / 1e6:,.1f} MB free; make space, lower checkpoints_kept, or give "
+            "another run_dir; training begins, and a checkpoint that does not fit is told when it is written"
+        )
+        warnings.warn(LittleDiskSpace(text), stacklevel=2)

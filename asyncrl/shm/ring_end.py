@@ -1,0 +1,61 @@
+"""What both ends of an experience ring share: the arrays, as views into one segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.shm.ring_layout import GRANTED, RingLayout
+from asyncrl.shm.ring_protocol import load_word
+from asyncrl.shm.segment import Segment
+
+
+class RingEnd:
+    """The arrays that both ends see, as views into the segment.
+
+    Attributes:
+        segment: where they lie.
+        layout: what was agreed on.
+        obs: `[E, S, *obs_shape]` in the environment's dtype.
+        action: `[E, S, *act_shape]`.
+        reward: `[E, S]` float32.
+        flags: `[E, S]` uint8, `TERMINATED | TRUNCATED | RESET`.
+        version: `[S]` int64, policy version that acted.
+        policy_updates: `[S]` int64, updates that the learner had made when it published that version.
+        incarnation: `[S]` int32, life of the actor that wrote the row.
+        extras: name to `[E, S, ...]`, one per extra field.
+    """
+
+    def __init__(self, segment: Segment, layout: RingLayout) -> None:
+        if segment.arrays != layout.arrays():
+            raise ValueError("segment must be laid out by layout.arrays(), got another layout")
+        self.segment = segment
+        self.layout = layout
+        self.num_envs = layout.num_envs
+        self.num_slots = layout.num_slots
+        self.header: NDArray[np.int64] = segment["header"]
+        used = (slice(None), slice(layout.num_slots))  # not the padding
+        self.obs: NDArray[Any] = segment["obs"][used]
+        self.action: NDArray[Any] = segment["action"][used]
+        self.reward: NDArray[np.float32] = segment["reward"][used]
+        self.flags: NDArray[np.uint8] = segment["flags"][used]
+        self.version: NDArray[np.int64] = segment["version"]
+        self.policy_updates: NDArray[np.int64] = segment["policy_updates"]
+        self.incarnation: NDArray[np.int32] = segment["incarnation"]
+        self.extras: dict[str, NDArray[Any]] = {f.name: segment[f.name][used] for f in layout.extra_fields}
+        self.episode_return: NDArray[np.float64] = segment["episode_return"]
+        self.episode_length: NDArray[np.int64] = segment["episode_length"]
+
+    @property
+    def granted(self) -> int:
+        """Position up to which the actor may write (acquire)."""
+        return load_word(self.header, GRANTED)
+
+    def close(self) -> None:
+        """Let go of all views and close the segment; idempotent. This end must not be used afterwards."""
+        for name in [name for name, value in vars(self).items() if isinstance(value, np.ndarray)]:
+            delattr(self, name)
+        self.extras.clear()
+        self.segment.close()

@@ -1,0 +1,107 @@
+"""Whether the header of a ring can be true, and how a ring that was overwritten comes back into use.
+
+An environment with native code may write anywhere in its process, and so into the words that its actor shares with the
+learner side. Then the ring is quarantined and nothing else is touched:
+
+    trusted ── a word cannot be true ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
+              seen by the actor,                by the supervisor,                by the learner's thread, which
+              supervisor or learner             event loop                        gave up all rows of the ring
+
+While a ring has a fault the learner's thread neither reads nor grants it. It begins the ring again at the position up
+to which it had taken rows in, with every word set anew, so that the next life of the actor finds a ring like that of a
+life that was killed. Words that lie are found; observations and rewards that lie are not, which is why all rows of the
+ring are given up.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import RingCorrupt
+from asyncrl.shm.ring_layout import (
+    CURRENT_ENV,
+    EPISODES,
+    EXPLORATION,
+    GRANTED,
+    INCARNATION,
+    PUBLISHED,
+    STARTING,
+    STATE,
+    STATES,
+    STEPS,
+    WAIT_NS,
+    WAITING,
+)
+from asyncrl.shm.ring_protocol import load_word_last, store_word
+
+_MOST = 1 << 60
+
+
+def ring_corrupt(fault: str) -> RingCorrupt:
+    """ASYNC023 for a ring whose header cannot be true.
+
+    Args:
+        fault: which words, and what they say.
+    """
+    return RingCorrupt(
+        "An experience ring was overwritten from outside.",
+        facts={"header": fault},
+        fix="look for native code in the environment that writes outside of its own arrays",
+    )
+
+
+def fault_of(
+    header: NDArray[np.int64], granted: int, between: tuple[int, int], num_envs: int, num_slots: int
+) -> str:
+    """The first word that cannot be true, in words, or "".
+
+    Args:
+        header: the ring's words; their writers go on meanwhile.
+        granted: the word GRANTED, read before `between[1]` and after `between[0]`.
+        between: what the learner side had granted before and after.
+        num_envs: E of the ring.
+        num_slots: S of the ring.
+    """
+    if not between[0] <= granted <= between[1]:
+        return f"granted is {granted}, and {between[1]} rows were granted"
+    steps, episodes, published = (int(header[word]) for word in (STEPS, EPISODES, PUBLISHED))
+    most = load_word_last(header, GRANTED)
+    ranges = (
+        ("published", published, max(0, granted - num_slots), most),
+        ("steps", steps, 0, most * num_envs),
+        ("episodes", episodes, 0, most * num_envs),
+        ("state", int(header[STATE]), 0, len(STATES) - 1),
+        ("current environment", int(header[CURRENT_ENV]), -1, num_envs - 1),
+        ("nanoseconds waited", int(header[WAIT_NS]), 0, time.monotonic_ns()),
+        ("life", int(header[INCARNATION]), 0, _MOST),
+        ("exploration rate", int(header[EXPLORATION]), 0, _MOST),
+        ("waiting", int(header[WAITING]), 0, 1),
+    )
+    for name, value, least, largest in ranges:
+        if not least <= value <= largest:
+            return f"{name} is {value}, and can only be from {least} to {largest}"
+    return ""
+
+
+def begin_again(
+    header: NDArray[np.int64], published: int, granted: int, episodes: int, num_envs: int
+) -> None:
+    """Set every word as a life of the actor leaves it that was killed after `published` rows.
+
+    Nobody else may hold the ring. Counters that can be true are kept, others are set to what they are at most.
+    """
+    steps, waited, life, rate = (int(header[word]) for word in (STEPS, WAIT_NS, INCARNATION, EXPLORATION))
+    most = published * num_envs
+    header[:] = 0
+    header[STEPS] = steps if 0 <= steps <= most else most
+    header[EPISODES] = episodes
+    header[WAIT_NS] = waited if 0 <= waited <= time.monotonic_ns() else 0
+    header[INCARNATION] = life if 0 <= life <= _MOST else 0
+    header[EXPLORATION] = rate if 0 <= rate <= _MOST else 0
+    header[STATE] = STARTING
+    header[CURRENT_ENV] = -1
+    store_word(header, PUBLISHED, published)
+    store_word(header, GRANTED, granted)

@@ -1,0 +1,176 @@
+"""Runs of the command line of which one process gets a signal at a random moment, for `faults.py processes`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TARGETS = ("main_sigint", "server", "evaluator", "main_sigkill", "main_sigterm")
+LIMIT_SECONDS = 90.0
+"""A run that has not ended so long after the signal hangs: it takes seconds by itself."""
+ORPHAN_SECONDS = 2.0
+MARK = "ASYNCRL_FAULT_INJECTION"
+
+
+@dataclass
+class Outcome:
+    """What was seen of all runs with one target.
+
+    Attributes:
+        runs: how many.
+        hit: how many had the target when the signal was due.
+        hangs: runs that did not end.
+        orphans: processes left two seconds after the end of the main process.
+        leaks: files left in /dev/shm.
+        checkpoints: files that were read.
+        damaged: files among them that did not load.
+        exit_codes: how often each.
+        seconds: from the signal to the end of the main process.
+        stories: what was found, in words.
+    """
+
+    runs: int = 0
+    hit: int = 0
+    hangs: int = 0
+    orphans: int = 0
+    leaks: int = 0
+    checkpoints: int = 0
+    damaged: int = 0
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
+
+
+def marked(token: str) -> set[int]:
+    """Processes whose environment holds the token, zombies excluded."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if token.encode() in (entry / "environ").read_bytes():
+                    found.add(int(entry.name))
+    return found
+
+
+def descendants(main: int) -> tuple[set[int], set[int]]:
+    """The fork server, and the evaluator, of a run; empty where there is none at this moment."""
+    servers, evaluators = set(), set()
+    with contextlib.suppress(psutil.Error, OSError):
+        for guardian in psutil.Process(main).children():
+            for server in guardian.children():
+                servers.add(server.pid)
+                for child in server.children():
+                    maps = Path(f"/proc/{child.pid}/maps").read_text()
+                    if "memfd:weights" in maps and "memfd:ring" not in maps:
+                        evaluators.add(child.pid)
+    return servers, evaluators
+
+
+def one_run(target: str, moment: float, outcome: Outcome) -> None:
+    """Start a run, send the signal after `moment` seconds, and look at what is left."""
+    token, before = uuid.uuid4().hex, set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        command = [
+            sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--run-dir", str(run),
+            "--actors", "1", "--envs-per-actor", "4", "--http", "off", "--steps", "3k",
+            "--checkpoint-interval-seconds", "0.1", "--eval-interval-steps", "500", "--eval-episodes", "3",
+            "--target-eval-episodes", "10", "--dqn.learning-starts", "200", "--dqn.replay-capacity", "4000",
+        ]  # fmt: skip
+        root = str(Path(__file__).resolve().parent.parent)
+        environ = {**os.environ, MARK: token, "PYTHONPATH": root, "NO_COLOR": "1"}
+        main = subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # What a shell starts in the background ignores it, and so would all that this script starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            _send(target, moment, main, outcome)
+            sent = time.monotonic()
+            try:
+                said, _ = main.communicate(timeout=LIMIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                outcome.hangs += 1
+                outcome.stories.append(f"{target} after {moment:.2f} s: hangs")
+                main.kill()
+                said, _ = main.communicate()
+            outcome.seconds.append(time.monotonic() - sent)
+            code = str(main.returncode)
+            outcome.exit_codes[code] = outcome.exit_codes.get(code, 0) + 1
+            if "Traceback" in said:
+                outcome.stories.append(f"{target} after {moment:.2f} s: {said[-600:]}")
+            deadline = time.monotonic() + ORPHAN_SECONDS
+            while (left := marked(token)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            outcome.orphans += len(left)
+            outcome.leaks += len(set(os.listdir("/dev/shm")) - before)
+            _read_all(run / "checkpoints", outcome)
+        finally:
+            for pid in {main.pid} & marked(token) | marked(token):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            main.wait()
+
+
+def _send(target: str, moment: float, main: subprocess.Popen[str], outcome: Outcome) -> None:
+    deadline = time.monotonic() + moment
+    if target.startswith("main_"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            main.wait(moment)
+        outcome.hit += main.poll() is None
+        main.send_signal(getattr(signal, target.removeprefix("main_").upper()))
+        return
+    while main.poll() is None:
+        servers, evaluators = descendants(main.pid)
+        found = servers if target == "server" else evaluators
+        if found and time.monotonic() >= deadline:
+            outcome.hit += 1
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+def _read_all(folder: Path, outcome: Outcome) -> None:
+    from asyncrl.errors import CheckpointError
+    from asyncrl.run.checkpoint import read_policy
+
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith("."):
+            continue
+        outcome.checkpoints += 1
+        try:
+            read_policy(path)
+        except CheckpointError as error:
+            outcome.damaged += 1
+            outcome.stories.append(str(error))
+
+
+def kill_runs(target: str, count: int, seed: int) -> Outcome:
+    """So many runs, each hit at another moment between its start and its usual end."""
+    rng, outcome = random.Random(f"{target} {seed}"), Outcome()
+    started = time.monotonic()
+    undisturbed: Any = Outcome()
+    one_run("main_sigterm", 600.0, undisturbed)
+    usual = time.monotonic() - started
+    for _ in range(count):
+        outcome.runs += 1
+        one_run(target, rng.uniform(0.0, usual), outcome)
+    return outcome
