@@ -14,17 +14,17 @@ import math
 
 import numpy as np
 import torch
-from numba import float32, float64, int64, types
 from torch import Tensor
 
-from asyncrl.shm.kernel import inlined, kernel
+from asyncrl.shm.kernel import inlined, kernel, types
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """The networks' outputs: the policy's, the values, the log standard deviations; or the loss's gradients there."""
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOSS = types.UniTuple(float64, 4)
+_F32, _F64, _I64 = types.float32, types.float64, types.int64
+_LOSS = types.UniTuple(_F64, 4)
 """`(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip."""
 
 
@@ -52,9 +52,9 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    float64(
-        *(float32[:, ::1], int64[:, ::1], int64[::1], float32[::1], float32[:, ::1], int64, _LOSS),
-        *(float32[:, ::1], float32[::1], float64[:, ::1]),
+    _F64(
+        *(_F32[:, ::1], _I64[:, ::1], _I64[::1], _F32[::1], _F32[:, ::1], _I64, _LOSS),
+        *(_F32[:, ::1], _F32[::1], _F64[:, ::1]),
     ),
 )
 def categorical_kernel(  # type: ignore[no-untyped-def]
@@ -99,9 +99,9 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    float64(
-        *(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64, _LOSS),
-        *(float32[:, ::1], float32[::1], float32[::1], float64[:, ::1]),
+    _F64(
+        *(_F32[:, ::1], _F32[:, ::1], _F32[::1], _F32[::1], _F32[:, ::1], _I64, _LOSS),
+        *(_F32[:, ::1], _F32[::1], _F32[::1], _F64[:, ::1]),
     ),
     cold=True,
 )

@@ -11,15 +11,14 @@ host anyway.
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, types, uint8
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
-from asyncrl.shm.kernel import kernel
+from asyncrl.shm.kernel import kernel, types
 
-_rows = types.Array(float32, 2, "A", readonly=True)
-_last = types.Array(float32, 1, "A", readonly=True)
-_flags = types.Array(uint8, 2, "A", readonly=True)
+_rows = types.Array(types.float32, 2, "A", readonly=True)
+_last = types.Array(types.float32, 1, "A", readonly=True)
+_flags = types.Array(types.uint8, 2, "A", readonly=True)
 _ENDED = TERMINATED | TRUNCATED
 
 

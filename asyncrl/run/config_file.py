@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import coerce, near_miss, option_help
+from asyncrl.options import coerce, near_miss, option_help, option_values
 from asyncrl.run.config import TrainerConfig
 
 R = TypeVar("R")
@@ -100,7 +100,7 @@ def dump_config(config: TrainerConfig, algorithm: Any) -> str:
 
 def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:
     """Every option of both records, in the tables of `config.toml`."""
-    return {TRAINER: dataclasses.asdict(config), config.algo: dataclasses.asdict(algorithm)}
+    return {TRAINER: option_values(config), config.algo: option_values(algorithm)}
 
 
 def _table(path: str, record: Any) -> str:
