@@ -223,15 +223,17 @@ def test_gae_is_the_papers_sum(seed: int, lam: float) -> None:
     assert not advantage[~acted].any() and not target[~acted].any()
 
 
-def test_views_into_a_ring_are_read_in_place_and_nothing_is_written() -> None:
+def test_strided_views_are_read_and_nothing_is_written() -> None:
     rows = random_rows(3)
     expected = gae(rows.reward, rows.value, rows.last_value, rows.flags, 0.97, 0.9)
-    reward, flags = np.empty((12, 64), np.float32), np.empty((12, 64), np.uint8)
+    reward, flags = np.zeros((12, 64), np.float32), np.zeros((12, 64), np.uint8)
     reward[:, 20:37], flags[:, 20:37] = rows.reward, rows.flags
-    for array in (reward, flags, rows.value, rows.last_value):
-        array.flags.writeable = False
+    given = reward, flags, rows.value, rows.last_value
+    before = [array.copy() for array in given]
     got = gae(reward[:, 20:37], rows.value, rows.last_value, flags[:, 20:37], 0.97, 0.9)
     np.testing.assert_array_equal(got, expected)
+    for array, kept in zip(given, before, strict=True):
+        np.testing.assert_array_equal(array, kept)
 
 
 def test_axes_of_gae_are_checked() -> None:
