@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
-from numba import types as types
+from numba import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult, compile_extra
 from numba.core.compiler import Flags as CompilerFlags
