@@ -25,7 +25,7 @@ from asyncrl.cli import commands
 from asyncrl.cli.arguments import EvalOptions, parse_eval, parse_train
 from asyncrl.cli.main import main
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.options import option_help
+from asyncrl.options import option_help, option_values
 from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
@@ -466,7 +466,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: type[FakeTrain
     weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)
     weights[0] = 100.0
     (tmp_path / "checkpoints").mkdir()
-    options = dataclasses.asdict(algorithm)
+    options = option_values(algorithm)
     meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=spec, options=options, env_steps=1200)
     save(tmp_path / "checkpoints" / "latest", {"weights": weights}, meta)
     return tmp_path
