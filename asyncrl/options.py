@@ -96,6 +96,11 @@ def _attribute_docstrings(record: type) -> dict[str, str]:
     return docs
 
 
+def option_values(record: object) -> dict[str, Any]:
+    """Values of a record's options by name, as a fresh dict."""
+    return {name: getattr(record, name) for name in option_help(type(record))}
+
+
 def near_miss(name: str, known: Iterable[str]) -> str | None:
     """The known name most similar to `name`, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -9,8 +9,7 @@
     python benchmarks/faults.py checkpoints --mutations 10000
 
 Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the
-goals; a tenth of a percent of them
-takes a minute.
+goals; a small part of them takes a minute.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import os
@@ -21,6 +20,7 @@ from asyncrl import DQN
 from asyncrl.cli.commands import _policy_bytes
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 
@@ -40,7 +40,7 @@ CALLS = (
 
 def meta(env_steps: int) -> CheckpointMeta:
     """Header of a checkpoint."""
-    options = dataclasses.asdict(ALGORITHM)
+    options = option_values(ALGORITHM)
     return CheckpointMeta(env="CartPole-v1", algo="dqn", spec=SPEC, options=options, env_steps=env_steps)
 
 

@@ -1,4 +1,4 @@
-"""What a gradient step of PPO costs, with the loss by tensor operations and by the kernel that the CPU has for it.
+"""What a gradient step of PPO costs, with the loss by its formula and autograd and by the kernel of the CPU.
 
 A 64x64 policy and value network, minibatches of 64 and 256, discrete actions of CartPole's shape; both ways in turn on
 one core, each round a fresh core that has the same weights and segments.
@@ -21,13 +21,11 @@ import torch
 from harness import Report
 
 from asyncrl import PPO
-from asyncrl.algorithms import ppo_minibatch
-from asyncrl.algorithms.ppo_heads import TensorHead, head
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Segment
 
 SPEC = EnvSpec("CartPole's shape", (4,), "float32", DiscreteAction(2))
 ENVS, ROWS = 16, 32
-HEADS = {"tensors": TensorHead, "kernel": head}
+WAYS = {"formula": PPO._by_formula, "kernel": PPO._by_kernel}
 
 
 def segment(algorithm: PPO, weights: np.ndarray) -> Segment:
@@ -48,7 +46,7 @@ def segment(algorithm: PPO, weights: np.ndarray) -> Segment:
 
 def step_microseconds(way: str, minibatch_size: int, steps: int) -> float:
     """Median over `steps` gradient steps."""
-    ppo_minibatch.head = HEADS[way]  # type: ignore[assignment]
+    PPO._by_kernel = WAYS[way]  # type: ignore[method-assign]
     algorithm = PPO(minibatch_size=minibatch_size, epochs=1)
     core = algorithm.make_core(SPEC, "cpu", 0)
     weights = np.zeros(core.weight_count, np.float32)
@@ -74,13 +72,13 @@ def main() -> None:
     torch.set_num_threads(1)
     report = Report("ppo_step")
     for size in (64, 256):
-        times: dict[str, list[float]] = {way: [] for way in HEADS}
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(arguments.repeats):
             for way, values in times.items():
                 values.append(step_microseconds(way, size, arguments.steps))
         for way, values in times.items():
             report.add(f"minibatch_{size}_{way}_microseconds", values, "us")
-        report.add_ratio(f"minibatch_{size}_tensors_to_kernel", times["tensors"], times["kernel"])
+        report.add_ratio(f"minibatch_{size}_formula_to_kernel", times["formula"], times["kernel"])
     report.write()
 
 

@@ -7,10 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.shm.prepare import prepare_quietly
 
 GRACE_SECONDS = 3.0
 """How long a test's processes may take to be gone after it ended."""
@@ -82,3 +87,22 @@ def libuv_has_started() -> None:
     from asyncrl.run.run_thread import new_event_loop
 
     new_event_loop().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_compiled() -> None:
+    """Compile what the cache lacks before the first test, so that no test waits for it or prints that it does."""
+    for name in (
+        "acting.policies",
+        "acting.stochastic",
+        "replay.replay",
+        "replay.segments",
+        "learning.balance",
+    ):
+        import_module(f"asyncrl.{name}")
+    for record in ALGORITHMS.values():
+        action = (
+            DiscreteAction(2) if DiscreteAction in record.action_kinds else BoxAction((-1.0,), (1.0,), (1,))
+        )
+        record().make_core(EnvSpec("any", (2,), "float32", action), "cpu", 0)
+    prepare_quietly()

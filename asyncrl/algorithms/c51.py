@@ -134,5 +134,5 @@ class C51(QLearning):
 
         support = torch.from_numpy(self.support()).to(device)
         loss, values = partial(c51_loss, support=support), partial(expected_value, support=support)
-        kernel = partial(c51_kernel, self.support(), self.dueling)
+        kernel = partial(c51_kernel, self.support(), np.empty((3, self.num_atoms), np.float32), self.dueling)
         return QLearningUpdate(self, spec, device, seed, loss=loss, values=values, kernel=kernel)

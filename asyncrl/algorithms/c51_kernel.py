@@ -43,16 +43,19 @@ def softmax(logits, p):  # type: ignore[no-untyped-def]
     return top + np.float32(math.log(total))
 
 
-@kernel(f"void(float32[::1], boolean, {ARRAYS})", fastmath={"reassoc", "contract"})
+@kernel(f"void(float32[::1], float32[:, ::1], boolean, {ARRAYS})", fastmath={"reassoc", "contract"})
 def c51_kernel(  # type: ignore[no-untyped-def]
-    support, dueling, out, next_out, action, columns, limits, grad, priorities
+    support, scratch, dueling, out, next_out, action, columns, limits, grad, priorities
 ):
-    """`c51_loss`; priorities are the divergences. `limits` are not read: the support bounds the targets."""
+    """`c51_loss`; priorities are the divergences. `limits` are not read: the support bounds the targets.
+
+    `support` is `[N]`, `scratch` `[3, N]`.
+    """
     size, first, atoms = next_out.shape[0], 1 if dueling else 0, support.shape[0]
     rows, last = next_out.shape[1] // atoms, atoms - 1
     share = _ONE / np.float32(rows - first)
     per_unit = np.float32(last) / (support[last] - support[0])
-    logits, p, m = np.empty(atoms, np.float32), np.empty(atoms, np.float32), np.empty(atoms, np.float32)
+    logits, p, m = scratch[0], scratch[1], scratch[2]
     for i in range(size):
         chooser = out[size + i] if out.shape[0] > size else next_out[i]
         best, most = first, _ZERO

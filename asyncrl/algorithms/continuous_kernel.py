@@ -2,8 +2,9 @@
 
 The formulas are `td3.critic_loss`, `sac.critic_loss`, `deterministic.actor_loss`, `sac.actor_loss` and
 `maximum_entropy_update.squashed_draw`; a test holds the kernels to these. An object here is called as
-`output_gradients` or `vector_jacobian_product` with that function. B items, d values of an action, C critics. NaN
-propagates.
+`output_gradients` or `vector_jacobian_product` with that function. NaN propagates.
+
+B items, d values of an action, C critics.
 """
 
 from __future__ import annotations

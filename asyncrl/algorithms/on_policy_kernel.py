@@ -14,7 +14,6 @@ import math
 
 import numpy as np
 import torch
-from numba import float32, float64, int64, types
 from torch import Tensor
 
 from asyncrl.shm.kernel import inlined, kernel
@@ -24,8 +23,6 @@ Outputs = tuple[Tensor, Tensor, Tensor]
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOSS = types.UniTuple(float64, 4)
-"""`(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip."""
 
 
 @inlined
@@ -52,10 +49,8 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    float64(
-        *(float32[:, ::1], int64[:, ::1], int64[::1], float32[::1], float32[:, ::1], int64, _LOSS),
-        *(float32[:, ::1], float32[::1], float64[:, ::1]),
-    ),
+    "float64(float32[:, ::1], int64[:, ::1], int64[::1], float32[::1], float32[:, ::1], int64, UniTuple(float64, 4),"
+    "float32[:, ::1], float32[::1], float64[:, ::1])"
 )
 def categorical_kernel(  # type: ignore[no-untyped-def]
     out, action, choices, value, columns, count, loss, grad_out, grad_value, work
@@ -99,10 +94,8 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    float64(
-        *(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64, _LOSS),
-        *(float32[:, ::1], float32[::1], float32[::1], float64[:, ::1]),
-    ),
+    "float64(float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], float32[:, ::1], int64,"
+    "UniTuple(float64, 4), float32[:, ::1], float32[::1], float32[::1], float64[:, ::1])",
     cold=True,
 )
 def gaussian_kernel(  # type: ignore[no-untyped-def]

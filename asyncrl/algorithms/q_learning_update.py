@@ -96,7 +96,6 @@ class QLearningUpdate:
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
         return NoisyMLP(self.layout.sizes, flat) if self.layout.noisy else architecture.on(flat)
 
-    @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """One gradient step; priorities are the loss's where `prioritized`, else None.
 
@@ -107,14 +106,19 @@ class QLearningUpdate:
         if buffers is None or buffers.batch.size != batch.size:
             buffers = self._buffers = self._make_buffers(batch.size)
         buffers.batch.stage(batch)
-        self._compute(buffers)
-        self._updates += 1
-        if self.config.target_update == "hard" and self._updates % self.config.target_update_interval == 0:
-            self._target.flat.copy_(self._online.flat)
-        if not self.config.prioritized:
-            return UpdateResult(None)
-        return UpdateResult(buffers.batch.on_host(buffers.priorities))
+        # Inference mode is faster, but autograd takes no tensor of it.
+        with torch.no_grad() if self._kernel is None else torch.inference_mode():
+            self._compute(buffers)
+            self._updates += 1
+            if (
+                self.config.target_update == "hard"
+                and self._updates % self.config.target_update_interval == 0
+            ):
+                self._target.flat.copy_(self._online.flat)
+            priorities = buffers.batch.on_host(buffers.priorities) if self.config.prioritized else None
+        return UpdateResult(priorities)
 
+    @torch.no_grad()
     def _make_buffers(self, size: int) -> _Buffers:
         scale = self.config.reward_scale
         batch = StagedBatch(size, self._spec, self._device, reward_scale=scale, bounds=self._bounds)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber, of_action
 from asyncrl.interfaces import EnvSpec
@@ -107,8 +109,9 @@ class QRDQN(QLearning):
         from asyncrl.algorithms.qrdqn_kernel import quantile_kernel
 
         kappa, bound = self.huber_delta, self.bound_targets
+        scratch = np.empty((2, self.num_quantiles), np.float32)
         loss = partial(quantile_loss, kappa=kappa, bound_targets=bound)
-        kernel = partial(quantile_kernel, self.num_quantiles, self.dueling, kappa or 0.0, bound)
+        kernel = partial(quantile_kernel, scratch, self.dueling, kappa or 0.0, bound)
         return QLearningUpdate(
             self, spec, device, seed, loss=loss, values=lambda theta: theta.mean(dim=2), kernel=kernel
         )

@@ -24,16 +24,18 @@ def of_action(out, row, atoms, dueling, share, into):  # type: ignore[no-untyped
             into[n] -= share * out[a * atoms + n]
 
 
-@kernel(f"void(int64, boolean, float64, boolean, {ARRAYS})", fastmath={"reassoc", "contract"})
+@kernel(f"void(float32[:, ::1], boolean, float64, boolean, {ARRAYS})", fastmath={"reassoc", "contract"})
 def quantile_kernel(  # type: ignore[no-untyped-def]
-    quantiles, dueling, kappa, bound_targets, out, next_out, action, columns, limits, grad, priorities
+    scratch, dueling, kappa, bound_targets, out, next_out, action, columns, limits, grad, priorities
 ):
-    """`quantile_loss` with a `kappa` of 0 for plain quantile regression; priorities are the errors of the mean."""
-    size, first = next_out.shape[0], 1 if dueling else 0
-    rows = next_out.shape[1] // quantiles
+    """`quantile_loss` with a `kappa` of 0 for plain quantile regression; priorities are the errors of the mean.
+
+    `scratch` is `[2, N]`.
+    """
+    theta, target, quantiles = scratch[0], scratch[1], scratch.shape[1]
+    size, first, rows = next_out.shape[0], 1 if dueling else 0, next_out.shape[1] // quantiles
     share = _ONE / np.float32(rows - first)
     inverse, limit = _ONE / np.float32(quantiles), np.float32(kappa)
-    theta, target = np.empty(quantiles, np.float32), np.empty(quantiles, np.float32)
     for i in range(size):
         chooser = out[size + i] if out.shape[0] > size else next_out[i]
         best, most = first, _ZERO

@@ -11,24 +11,17 @@ host anyway.
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, types, uint8
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 from asyncrl.shm.kernel import kernel
 
-_rows = types.Array(float32, 2, "A", readonly=True)
-_last = types.Array(float32, 1, "A", readonly=True)
-_flags = types.Array(uint8, 2, "A", readonly=True)
 _ENDED = TERMINATED | TRUNCATED
 
 
 @kernel(
-    types.void(
-        *(_rows, _rows, _rows, _last, _flags),
-        *(types.float64, types.float64, types.float64, types.float64, types.float64),
-        *(types.float32[:, ::1], types.float32[:, ::1]),
-    ),
+    "void(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[::1], uint8[:, ::1], float64, float64,"
+    "float64, float64, float64, float32[:, ::1], float32[:, ::1])"
 )
 def vtrace_kernel(  # type: ignore[no-untyped-def]
     log_ratio, reward, value, last_value, flags, gamma, lam, rho_bar, c_bar, pg_rho_bar, vs, advantage
@@ -86,7 +79,7 @@ def vtrace(
 
     Args:
         log_ratio: `[E, T]` float32, log pi - log mu of the action taken: the policy that learns over that which acted.
-        reward: `[E, T]` float32, any layout; may be a view into a ring.
+        reward: `[E, T]` float32.
         value: `[E, T]` float32, V(o_t), of RESET rows too: the row before bootstraps from theirs.
         last_value: `[E]` float32, V(o_T).
         flags: `[E, T]` uint8.
@@ -99,7 +92,9 @@ def vtrace(
     assert reward.ndim == 2 and log_ratio.shape == value.shape == shape == flags.shape
     assert last_value.shape == shape[:1]
     vs, advantage = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    vtrace_kernel(log_ratio, reward, value, last_value, flags, gamma, lam, *bars, vs, advantage)
+    arrays = (np.ascontiguousarray(array) for array in (log_ratio, reward, value, last_value, flags))
+    arguments = *arrays, gamma, lam, *bars, vs, advantage
+    vtrace_kernel(*arguments)
     return vs, advantage
 
 

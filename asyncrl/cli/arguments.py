@@ -16,7 +16,7 @@ from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
 from asyncrl.errors import AsyncRLError, ConfigurationError
 from asyncrl.interfaces import Algorithm
-from asyncrl.options import near_miss, option_help, require_at_least
+from asyncrl.options import near_miss, option_help, option_values, require_at_least
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
 
@@ -57,7 +57,7 @@ def _algorithm(
     file: Path | None,
 ) -> Any:
     record = ALGORITHMS[algo]
-    tuned = vars(record.preset(env))
+    tuned = option_values(record.preset(env))
     flags = given_flags(parsed, record, f"{algo}.")
     return _record(parser, record, flags, {**tuned, **in_file}, file, algo)
 

@@ -30,13 +30,12 @@ from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import Snapshot
 
 
-def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None) -> int:
+def train(
+    config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None, interrupts: Interrupts
+) -> int:
     """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
     _show_warnings_plainly()
-    with (
-        Interrupts() as interrupts,
-        Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer,
-    ):
+    with Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer:
         interrupts.run = trainer
         console = RunConsole()
 

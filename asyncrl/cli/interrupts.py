@@ -32,13 +32,29 @@ class Stoppable(Protocol):
 class Interrupts:
     """Sends signals to the run while it is entered; main thread only.
 
-    Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt.
+    Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt: nothing has been
+    learned yet that would be lost. Code that is being imported may swallow that, so it is raised once more when the run
+    is given.
+
+    Attributes:
+        count: signals received.
     """
 
     def __init__(self) -> None:
-        self.run: Stoppable | None = None
+        self._run: Stoppable | None = None
         self.count = 0
         self._before: dict[int, Any] = {}
+
+    @property
+    def run(self) -> Stoppable | None:
+        """What signals go to."""
+        return self._run
+
+    @run.setter
+    def run(self, run: Stoppable) -> None:
+        self._run = run
+        if self.count:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
@@ -57,18 +73,18 @@ class Interrupts:
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
-        if self.run is None:
+        if self._run is None:
             raise KeyboardInterrupt
         if self.count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
             self._print(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
             # On another thread: the interrupted one may hold a lock that `stop` takes.
             threading.Thread(
-                target=self.run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
+                target=self._run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
             ).start()
             return
         self._print("killed\n")
-        self.run.kill()
+        self._run.kill()
         os._exit(EXIT_CODE)
 
     def _print(self, text: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
+from asyncrl.cli.interrupts import Interrupts
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss
 from asyncrl.version import __version__
@@ -109,13 +110,18 @@ def _with_fork_server(command: Callable[[list[str], ForkServer | None], int], ar
 
 
 def _train(arguments: list[str], server: ForkServer | None) -> int:
+    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
+        return _train_unless(interrupts, arguments, server)
+
+
+def _train_unless(interrupts: Interrupts, arguments: list[str], server: ForkServer | None) -> int:
     from asyncrl.cli.arguments import flag_refused, parse_train
 
     config, algorithm = parse_train(arguments)
     from asyncrl.cli.commands import train
 
     try:
-        return train(config, algorithm, server)
+        return train(config, algorithm, server, interrupts)
     except ValueError as error:
         # Some rules are checked when the run is built, such as a pace that would deadlock. They read like the others.
         flag = flag_refused(error, algorithm)

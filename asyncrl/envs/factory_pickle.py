@@ -32,6 +32,19 @@ def pack_factory(factory: Callable[[], object]) -> bytes:
         raise _explain(factory, error) from error
 
 
+def pack_policy(policy: object) -> bytes:
+    """A policy as bytes for the actors; a network's factory that stands in `__main__` travels by value.
+
+    Raises:
+        FactoryNotPicklable: its network's factory holds something that does not pickle (ASYNC001).
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(policy)
+        return packed
+    except Exception as error:
+        raise _explain(policy, error, "policy") from error
+
+
 def factory_name(factory: object) -> str:
     """What to call a factory: its qualified name, and where it stands if that name says nothing."""
     inner = getattr(factory, "func", factory)  # functools.partial
@@ -42,13 +55,13 @@ def factory_name(factory: object) -> str:
     return name
 
 
-def _explain(factory: object, error: Exception) -> FactoryNotPicklable:
+def _explain(factory: object, error: Exception, what: str = "environment factory") -> FactoryNotPicklable:
     name = factory_name(factory)
     path, culprit = _find_culprit(factory)
     described = f"{_short_repr(culprit)} of type {_type_name(culprit)}"
     where = " -> ".join([name, *path])
     return FactoryNotPicklable(
-        f"The environment factory {name} cannot be sent to the actors: {described} does not pickle.",
+        f"The {what} {name} cannot be sent to the actors: {described} does not pickle.",
         facts={"object": described, "captured": where, "pickle says": f"{type(error).__name__}: {error}"},
         fix="create that object inside the factory or the environment's __init__ instead of capturing it",
     )

@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from asyncrl.acting.kernels import tanh_in_place
+from asyncrl.shm.kernel import kernel
 
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 _tanh_gradient = torch.ops.aten.tanh_backward.grad_input
@@ -106,7 +106,7 @@ class HiddenLayer:
         self.backward()
 
 
-@njit("void(float32[:, :, ::1], float32[:, :, ::1])", cache=True, nogil=True, error_model="numpy")
+@kernel("void(float32[:, :, ::1], float32[:, :, ::1])")
 def add_bias_relu(y, bias):  # type: ignore[no-untyped-def]
     """`y` `[C, R, W]` becomes max(y + bias, 0); `bias` is `[C, 1, W]`."""
     for c in range(y.shape[0]):
@@ -116,7 +116,7 @@ def add_bias_relu(y, bias):  # type: ignore[no-untyped-def]
                 y[c, r, j] = _ZERO if value <= _ZERO else value
 
 
-@njit("void(float32[:, :, ::1], float32[:, :, ::1])", cache=True, nogil=True, error_model="numpy")
+@kernel("void(float32[:, :, ::1], float32[:, :, ::1])")
 def add_bias_tanh(y, bias):  # type: ignore[no-untyped-def]
     """`y` `[C, R, W]` becomes tanh(y + bias), by the same approximation that actors use; `bias` is `[C, 1, W]`."""
     for c in range(y.shape[0]):
@@ -127,12 +127,7 @@ def add_bias_tanh(y, bias):  # type: ignore[no-untyped-def]
             tanh_in_place(row)
 
 
-@njit(
-    "void(float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
+@kernel("void(float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)")
 def relu_gradient(grad, y, grad_bias, bias_rows):  # type: ignore[no-untyped-def]
     """`grad` `[C, B, W]` becomes 0 where `y` is; `grad_bias` `[C, 1, W]` its sum over the first `bias_rows` rows."""
     for c in range(grad.shape[0]):
@@ -147,12 +142,7 @@ def relu_gradient(grad, y, grad_bias, bias_rows):  # type: ignore[no-untyped-def
                 grad[c, r, j] = _ZERO if y[c, r, j] <= _ZERO else grad[c, r, j]
 
 
-@njit(
-    "void(float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
+@kernel("void(float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)")
 def tanh_gradient(grad, y, grad_bias, bias_rows):  # type: ignore[no-untyped-def]
     """`grad` `[C, B, W]` is multiplied by 1 - y^2; `grad_bias` is as in `relu_gradient`."""
     for c in range(grad.shape[0]):
@@ -165,11 +155,8 @@ def tanh_gradient(grad, y, grad_bias, bias_rows):  # type: ignore[no-untyped-def
                     grad_bias[c, 0, j] += grad[c, r, j]
 
 
-@njit(
-    "void(float32[:, :, :], float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)",
-    cache=True,
-    nogil=True,
-    error_model="numpy",
+@kernel(
+    "void(float32[:, :, :], float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64)"
 )
 def head_gradient(grad_output, head, y, grad, grad_bias, bias_rows):  # type: ignore[no-untyped-def]
     """As `relu_gradient`, with `grad` filled by the head's `[C, 1, W]` weights times `grad_output` `[C, B, 1]`."""
@@ -184,7 +171,7 @@ def head_gradient(grad_output, head, y, grad, grad_bias, bias_rows):  # type: ig
                     grad_bias[c, 0, j] += grad[c, r, j]
 
 
-@njit("void(float32[:, :, :], float32[:, :, ::1])", cache=True, nogil=True, error_model="numpy")
+@kernel("void(float32[:, :, :], float32[:, :, ::1])")
 def sum_rows(grad_output, out):  # type: ignore[no-untyped-def]
     """`out` `[C, 1, outputs]` becomes the sum of `grad_output` `[C, G, outputs]` over G."""
     for c in range(grad_output.shape[0]):

@@ -134,4 +134,4 @@ class ModulePass:
             (grad_input,) = torch.autograd.grad(
                 self._graph[..., seen:end, :], self._leaf, grad_output[..., seen:end, :]
             )
-        return grad_input[seen:end, self._leaf.shape[1] - self._columns :]
+        return grad_input[seen:end, self._leaf.shape[1] - self._columns :].contiguous()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import torch
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool
+from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
 from asyncrl.interfaces import Algorithm, EnvSpec, Policy
@@ -133,7 +133,7 @@ async def build(
     doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
     stack.callback(doorbell.close)
     stack.callback(mailbox.close)
-    policy_bytes = pickle.dumps(policy)
+    policy_bytes = pack_policy(policy)
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
     pool = ActorPool(
         setup.server,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import coerce, near_miss, option_help
+from asyncrl.options import coerce, near_miss, option_help, option_values
 from asyncrl.run.config import TrainerConfig
 
 R = TypeVar("R")
@@ -96,6 +96,11 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
     """Return both records as TOML: every option below its help; an option that is None is a comment."""
     return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
+
+
+def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:
+    """Every option of both records, in the tables of `config.toml`."""
+    return {TRAINER: option_values(config), config.algo: option_values(algorithm)}
 
 
 def _table(path: str, record: Any) -> str:

@@ -18,7 +18,6 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import TrainClock
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config
+from asyncrl.run.config_file import dump_config, options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_directory import RunDirectory, describe_run, refuse_unwritable
@@ -193,7 +192,7 @@ class Coordinator:
         token = secrets.token_urlsafe(24)
         server = RunServer(
             snapshot=self._reporting.current,
-            config=lambda: _options(self.config, self.algorithm),
+            config=lambda: options_by_table(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
@@ -299,11 +298,3 @@ class Coordinator:
             return await ending.end(reason, error)
         except Exception as failed:
             return None, error or failed  # what ended the run is not to be masked
-
-
-def _options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
-    """Every option by table, as `/config` shows it."""
-    return {
-        "trainer": dataclasses.asdict(config),
-        algorithm.name: dataclasses.asdict(algorithm),  # type: ignore[call-overload]
-    }

@@ -7,7 +7,6 @@ given for as long as it lasts, the checkpoints that are there stay whole, and th
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, err
 from asyncrl.interfaces import Algorithm, EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
+from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_directory import RunDirectory
@@ -144,7 +144,7 @@ class CheckpointSaver:
             env=self._config.env,
             algo=self._config.algo,
             spec=self._spec,
-            options=dataclasses.asdict(self._algorithm),  # type: ignore[call-overload]
+            options=option_values(self._algorithm),
             seed=self._config.seed,
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,

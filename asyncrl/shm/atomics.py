@@ -23,8 +23,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 from numba.np import arrayobj
 
-from asyncrl.shm.kernel import kernel as kernel  # for losses/value_bounds.py
-
 _make_array: Any = arrayobj.make_array
 _raw_memcpy: Any = cgutils.raw_memcpy
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
-from numba.core import types
+from numba import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult, compile_extra
 from numba.core.compiler import Flags as CompilerFlags
@@ -163,7 +163,7 @@ class Inlined(CPUDispatcher):  # type: ignore[misc]
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Numba's question what a call within a kernel returns."""
         signature, args = self._compiler.fold_argument_types(args, kws)
-        args = tuple(types.unliteral(argument) for argument in args)  # type: ignore[attr-defined]
+        args = tuple(types.unliteral(argument) for argument in args)
         if args not in self._fragments:
             self._fragments[args] = self._fragment(args)
         name = self.py_func.__name__

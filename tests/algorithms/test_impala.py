@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import segment_rig
 import torch
-from asyncrl.losses.advantages import gae
-from asyncrl.losses.vtrace import vtrace
 from segment_rig import SPECS, Guessing, acted, batch_of, iterate, observations, weights_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from asyncrl.algorithms.a2c import A2C
 from asyncrl.algorithms.impala import IMPALA
+from asyncrl.algorithms.returns import gae, vtrace
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, BoxAction, DiscreteAction, EnvSpec, Segment
 from asyncrl.options import option_help
@@ -81,8 +80,9 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
 
     def flat(net: nn.Sequential) -> list[Tensor]:
         layers = [m for m in net if isinstance(m, nn.Linear)]
-        both = [torch.cat((m.weight.grad, m.bias.grad[:, None]), dim=1) for m in layers]  # type: ignore[index, list-item]
-        return [b.t().reshape(-1) for b in both[:-1]] + [both[-1].reshape(-1)]
+        weights = [m.weight.grad.t() for m in layers[:-1]] + [layers[-1].weight.grad]  # type: ignore[union-attr]
+        both = zip(weights, (m.bias.grad for m in layers), strict=True)
+        return [part.reshape(-1) for pair in both for part in pair]  # type: ignore[union-attr]
 
     std_part = [log_std.grad] if log_std.grad is not None else [torch.zeros_like(log_std)]
     return torch.cat([*flat(policy), *std_part, *flat(value_net)])  # type: ignore[list-item]
@@ -117,7 +117,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
 
     def targets_of(ratio, *rest):  # type: ignore[no-untyped-def]
         ratios.append(np.exp(ratio))
-        return vtrace(ratio, *rest, algorithm.gamma, 0.9, 0.9, 0.8, 1.1)
+        return vtrace(ratio, *rest, algorithm.gamma, 0.9, (0.9, 0.8, 1.1))
 
     expected = slow_gradient(core, segments, targets_of)
     iterate(core, segments)
@@ -281,7 +281,7 @@ def test_what_is_out_of_range_is_refused(made: type[IMPALA], options: dict[str, 
 def test_squashed_needs_bounds() -> None:
     spec = EnvSpec("wide", (2,), "float32", BoxAction((-np.inf,), (np.inf,), (1,)))
     IMPALA().check(spec)
-    with pytest.raises(SpacesDoNotFit, match=r"a2c\.squashed needs actions with finite bounds"):
+    with pytest.raises(SpacesDoNotFit, match=r"a2c\.squashed needs finite bounds"):
         A2C(squashed=True).check(spec)
 
 

@@ -20,6 +20,7 @@ from segment_rig import (
 )
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import (
     RESET,
     TERMINATED,
@@ -30,7 +31,7 @@ from asyncrl.interfaces import (
     Policy,
     Segment,
 )
-from asyncrl.networks.distributions import distribution
+from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.options import option_help
 
 NAMES = sorted(name for name, made in ALGORITHMS.items() if made.update_loop == "segments")
@@ -56,11 +57,31 @@ def test_record_is_frozen_picklable_and_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [DiscreteAction, MultiDiscreteAction, BoxAction])
-def test_kinds_of_action_are_those_that_check_lets_through(name: str, kind: type) -> None:
-    specs = [spec for spec in SPECS.values() if isinstance(spec.action, kind)]
-    for spec in specs:
-        if issubclass(kind, ALGORITHMS[name].action_kinds):
-            ALGORITHMS[name]().check(spec)
+def test_kinds_of_action_are_those_that_check_lets_through(
+    name: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ALGORITHMS[name]
+    others = tuple(other for other in (DiscreteAction, MultiDiscreteAction, BoxAction) if other is not kind)
+    for kinds in (made.action_kinds, (kind,), others):
+        monkeypatch.setattr(made, "action_kinds", kinds)
+        for spec in (spec for spec in SPECS.values() if isinstance(spec.action, kind)):
+            if issubclass(kind, kinds):
+                made().check(spec)
+                continue
+            for refused in (made().check, made().layout, made().make_policy):
+                with pytest.raises(SpacesDoNotFit, match=rf"{name} needs a .+ action space"):
+                    refused(spec)
+
+
+def test_bounds_are_asked_for_where_they_are_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ALGORITHMS[name]().check(SPECS["wide"])
+    with pytest.raises(SpacesDoNotFit, match=rf"{name}\.squashed needs finite bounds"):
+        ALGORITHMS[name](squashed=True).check(SPECS["wide"])
+    monkeypatch.setattr(ALGORITHMS[name], "needs_bounds", True)
+    with pytest.raises(SpacesDoNotFit, match=rf"{name} needs finite bounds, and value 0"):
+        ALGORITHMS[name]().check(SPECS["wide"])
+    ALGORITHMS[name]().check(SPECS["box"])
+    ALGORITHMS[name]().check(SPECS["discrete"])
 
 
 @for_every_kind
@@ -112,14 +133,16 @@ def test_policy_and_core_agree_on_log_probabilities(name: str, kind: str) -> Non
     for seed in range(4):  # so that the statistics of the observations are not what they began with
         iterate(core, batch_of(algorithm, spec, core, seed))
     segment = acted(algorithm, spec, weights_of(core), seed=9, envs=5)
-    with torch.inference_mode():
-        forward = core.nets.passes(5 * algorithm.segment_length, gradient=False)
-        core.nets.normalized(segment.obs, forward.x.numpy()[:, :-1])
+    with torch.no_grad():
+        forward = core.nets.make_pass(5 * algorithm.segment_length, gradient=False)
+        core.nets.normalized(segment.obs, forward.x.numpy())
         out, value = forward.forward()
         taken = segment.extras.get("latent", segment.action)
         taken = torch.from_numpy(taken.reshape(out.shape[0], *taken.shape[2:]))
         taken = taken.view(out.shape) if core.nets.layout.gaussian else taken
-        ours, _ = distribution(core.nets.layout).evaluate(out, taken, core.nets.log_std)
+        ours, _ = core.nets.distribution(out, taken, core.nets.log_std)
+        if core.nets.layout.squashed:
+            ours = ours - log_tanh_slope(taken).sum(dim=1)
     theirs = segment.extras["log_prob"].reshape(-1)
     assert value.shape == ours.shape == theirs.shape and np.ptp(theirs) > 0.01
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
@@ -398,3 +421,37 @@ def test_further_passes_see_observations_as_they_are_published(name: str) -> Non
     assert (mean != 0).all() and core.again()
     obs = np.concatenate([segment.obs.reshape(-1, 2) for segment in segments])
     np.testing.assert_allclose(core.batch()["obs"], np.clip((obs - mean) * scale, -10, 10), atol=1e-5)
+
+
+def small_module(inputs: int, outputs: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, outputs)
+    )
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_a_users_network_is_policy_and_value(name: str, kind: str) -> None:
+    algorithm, spec, core = made(name, kind, network=small_module, gamma=0.0, max_grad_norm=None)
+    assert {"1.weight", "3.bias"} <= set(core.nets.state_dict()["policy"]) & set(
+        core.nets.state_dict()["value"]
+    )
+    segments, policy = batch_of(algorithm, spec, core), algorithm.make_policy(spec)
+    policy.load_weights(weights_of(core))
+    assert policy.weight_count == core.weight_count
+    before = core.nets.parameters.clone()
+    iterate(core, segments)
+    first = core.metrics()["train/value_loss"]
+    assert (core.nets.parameters != before).float().mean() > 0.9
+    for _ in range(40):
+        iterate(core, segments)
+    assert core.metrics()["train/value_loss"] < first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("entropy_coefficient", "ent_coef"), ("value_coefficient", "vf_coef"), ("trace_lambda", "gae_lambda")],
+)
+def test_old_names_of_options_are_refused(name: str, old: str, new: str) -> None:
+    assert new in option_help(ALGORITHMS[name])
+    with pytest.raises(TypeError, match=old):
+        ALGORITHMS[name](**{old: 0.5})

@@ -25,7 +25,7 @@ from asyncrl.cli import commands
 from asyncrl.cli.arguments import EvalOptions, parse_eval, parse_train
 from asyncrl.cli.main import main
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.options import option_help
+from asyncrl.options import option_help, option_values
 from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
@@ -229,7 +229,7 @@ def test_the_program_runs_as_a_module() -> None:
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
         (["train", "--algo", "dqn"], "ENV is missing"),
-        (["train", "CartPole-v1"], "--algo is missing; one of dqn"),
+        (["train", "CartPole-v1"], "--algo is missing; one of a2c, c51, ddpg, dqn"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
         ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
         ([*TRAIN, "--actor=2"], "unknown option --actor; did you mean --actors?"),
@@ -466,7 +466,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: type[FakeTrain
     weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)
     weights[0] = 100.0
     (tmp_path / "checkpoints").mkdir()
-    options = dataclasses.asdict(algorithm)
+    options = option_values(algorithm)
     meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=spec, options=options, env_steps=1200)
     save(tmp_path / "checkpoints" / "latest", {"weights": weights}, meta)
     return tmp_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -396,6 +397,46 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_that_an_import_has_swallowed_is_raised_again_when_there_is_a_run() -> None:
+    with Interrupts() as interrupts:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        assert interrupts.count == 1
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.run = Stopped()
+
+
+def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
+    """By the command, although the import swallows it."""
+    swallows = """
+        import builtins, os, runpy, signal, sys, time
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                        time.sleep(10)
+                    except BaseException:
+                        pass
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--steps", "1m", "--http", "off"]
+        runpy.run_module("asyncrl", run_name="__main__")
+    """
+    program = child("-c", textwrap.dedent(swallows), cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        _, err = program.communicate(timeout=SECONDS)
+        assert program.returncode == 130, err
+        assert err.rstrip().endswith("interrupted")
+        assert "Traceback" not in err
+    finally:
+        program.kill()
+        program.communicate()
 
 
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import io
 import json
@@ -33,6 +32,7 @@ from asyncrl.cli.arguments import EvalOptions
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
+from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 from asyncrl.run.config import TrainerConfig
@@ -48,7 +48,7 @@ WEIGHT_COUNT = ALGORITHM.make_policy(SPEC).weight_count
 
 
 def meta(**changes: Any) -> CheckpointMeta:
-    values = {"env": "CartPole-v1", "algo": "dqn", "spec": SPEC, "options": dataclasses.asdict(ALGORITHM)}
+    values = {"env": "CartPole-v1", "algo": "dqn", "spec": SPEC, "options": option_values(ALGORITHM)}
     return CheckpointMeta(**{**values, **changes})
 
 
@@ -299,7 +299,7 @@ def test_weights_that_do_not_fit_their_options_are_refused(
 
     monkeypatch.setattr(commands, "RemoteEvaluator", Plays)
     path = tmp_path / "latest"
-    told = {**dataclasses.asdict(ALGORITHM), **options}
+    told = {**option_values(ALGORITHM), **options}
     save(path, {"weights": np.zeros(weights, np.float32)}, meta(options=told))
     play = EvalOptions(run=str(path), episodes=1)
     error = refused(path, lambda _: commands.evaluate(play, UnusedServer()))  # type: ignore[arg-type]

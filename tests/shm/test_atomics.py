@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from shm_processes import WORDS
 
-from asyncrl.shm.atomics import copy_words, kernel, load_acquire
+from asyncrl.shm.atomics import copy_words, load_acquire
+from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import Segment
 
 SECONDS = 0.2
