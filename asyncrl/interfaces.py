@@ -2,8 +2,8 @@
 
 Everything that two rooms of the house must agree on stands here and nothing else: what an environment looks like from
 outside (`EnvSpec`), what a row of a stream carries (`FieldSpec`, the flags), and what a learner receives and returns
-(`Batch`, `Segment`, `UpdateResult`). What an algorithm implements stands in `protocols.py`. Only NumPy is imported here,
-so that an actor process can import it without torch.
+(`Batch`, `Segment`, `UpdateResult`). What an algorithm implements stands in `protocols.py`. This module imports NumPy
+only, so that an actor process can import it without torch.
 
 Axes, used in every docstring of the package:
 

@@ -155,6 +155,8 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
     # targets at rest: bootstrapped from a batch this small, QR-DQN's would run away
     algorithm, spec = record(name, learning_rate=3e-3, tau=1e-6), SPECS[kind]
     core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
+    if not any("target" in part for part in core.state_dict()):
+        batch.discount[:] = 0.0  # nothing that is bootstrapped would be at rest
     core.update(batch)
     first = core.metrics()["train/loss"]
     for _ in range(300):
@@ -167,7 +169,7 @@ def test_published_weights_are_a_copy(name: str, kind: str) -> None:
     core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
     published = weights_of(core)
     kept = published.copy()
-    for _ in range(2):  # an actor may be moved at every other update
+    for _ in range(3):  # an actor may be moved at every third update
         core.update(batch)
     assert (published == kept).all() and (weights_of(core) != kept).any()
     now = weights_of(core)

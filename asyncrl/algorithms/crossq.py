@@ -1,0 +1,60 @@
+"""CrossQ: soft actor-critic with batch normalisation and without target networks.
+
+    Bhatt et al. 2024   CrossQ: batch normalization in deep reinforcement learning for greater sample efficiency and
+                        simplicity
+
+The losses are SAC's. Q(s, a) and Q(s', a') come from one pass of the critics, so that both are normalised by the
+statistics of both; the loss's gradient is taken at the first alone. The actor's batch normalisation is folded into the
+layers that
+follow it when weights are published, so actors are plain perceptrons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from asyncrl.algorithms.maximum_entropy import MaximumEntropy
+from asyncrl.algorithms.sac import actor_loss, critic_loss
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import require_fraction
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.crossq_update import CrossQUpdate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossQ(MaximumEntropy):
+    """Hyper-parameters of CrossQ. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+
+    `tau` has no effect: there are no target networks.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    name: ClassVar[str] = "crossq"
+
+    learning_rate: float = 1e-3
+    policy_delay: int = 3
+
+    critic_hidden_sizes: tuple[int, ...] | None = (512, 512)
+    """Widths of each critic's hidden layers, at least one layer; none takes the actor's. The paper has 2048."""
+
+    norm_momentum: float = 0.99
+    """Share of the running mean and variance that is kept at every update, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction("norm_momentum", self.norm_momentum)
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
+        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.crossq_update import CrossQUpdate
+
+        return CrossQUpdate(
+            *(self, spec, device, seed),
+            momentum=self.norm_momentum,
+            critic_loss=critic_loss,
+            actor_loss=actor_loss,
+        )

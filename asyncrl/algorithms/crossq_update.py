@@ -1,0 +1,162 @@
+"""Update of CrossQ, its networks and the folding of their batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asyncrl.algorithms.continuous_update import Learned
+from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
+from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
+from asyncrl.interfaces import EnvSpec
+from asyncrl.networks.mlp import FlatMLP
+from asyncrl.networks.module import ModuleNetwork
+
+EPS = 1e-3
+"""Added to variances, as in the authors' code."""
+
+
+def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> nn.Sequential:
+    """A perceptron with batch normalisation before every linear layer, with which it can be folded.
+
+    Args:
+        inputs: values of a row.
+        outputs: values of the head.
+        hidden: widths of the hidden layers.
+        momentum: share of the running statistics that a forward pass in training keeps.
+    """
+    norm = partial(nn.BatchNorm1d, eps=EPS, momentum=1.0 - momentum)
+    layers: list[nn.Module] = [norm(inputs)]
+    for width in hidden:
+        layers += [nn.Linear(inputs, width), nn.ReLU(), norm(width)]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+@torch.no_grad()
+def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
+    """Parameters of the plain perceptron that equals a `normalised_mlp` in evaluation, named as `FlatMLP.named`."""
+    norms = [layer for layer in network if isinstance(layer, nn.BatchNorm1d)]
+    linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+    parameters = {}
+    for i, (norm, linear) in enumerate(zip(norms, linears, strict=True)):
+        assert norm.running_mean is not None and norm.running_var is not None
+        scale = norm.weight / (norm.running_var + EPS).sqrt()
+        shift = norm.bias - norm.running_mean * scale
+        parameters[f"{i}.weight"] = linear.weight * scale
+        parameters[f"{i}.bias"] = linear.bias + linear.weight @ shift
+    return parameters
+
+
+class CrossQUpdate(MaximumEntropyUpdate):
+    """Actor, critics and temperature of CrossQ. See `MaximumEntropyUpdate`.
+
+    Modules in training and copies of them in evaluation share one flat vector. A user's `network` takes the place of
+    actor and critics, and is published as it is.
+
+    Args:
+        config: hyper-parameters.
+        spec: the environment.
+        device: `"cpu"` or `"cuda"`.
+        seed: of weights and noise.
+        momentum: share of the running statistics that an update keeps.
+        options: see `MaximumEntropyUpdate`.
+    """
+
+    policy: ModuleNetwork
+    critics: ModuleNetwork
+
+    def __init__(
+        self,
+        config: MaximumEntropy,
+        spec: EnvSpec,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        momentum: float,
+        **options: Any,
+    ) -> None:
+        actor, critic = (
+            partial(normalised_mlp, hidden=hidden, momentum=momentum)
+            for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
+        )
+        networks = (actor, critic) if config.network is None else (config.network, config.network)
+        super().__init__(config, spec, device, seed, has_targets=False, networks=networks, **options)
+        self.evaluated_policy = self.policy.on(self.policy.flat)
+        self.evaluated_critics = self.critics.on(self.critics.flat)
+        for network, training in (
+            *((self.policy, True), (self.critics, True)),
+            *((self.evaluated_policy, False), (self.evaluated_critics, False)),
+        ):
+            for module in network.modules:
+                module.train(training)
+
+    def _make_buffers(self, size: int) -> CrossQBuffers:
+        return CrossQBuffers(size, self)
+
+    def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
+        assert isinstance(buffers, CrossQBuffers)
+        size, movable = buffers.size, self.movable
+        alpha = torch.exp(self.log_alpha, out=self.alpha)
+        self.draw(buffers.noise)
+        next_out = buffers.next_policy.forward()
+        (next_action, next_log_prob), _ = buffers.draw_next(next_out, buffers.next_noise)
+        torch.mul(next_action, movable, out=buffers.next_action)
+        torch.cat((buffers.x[:size], buffers.x[2 * size :]), out=buffers.pairs)
+        all_q = buffers.joint.forward()
+        q, next_q = all_q[:, :size], all_q[:, size:]
+        critic, (grad_q,) = buffers.critic_gradients((q,), next_q, next_log_prob, alpha, buffers.batch)
+        buffers.joint.backward(grad_q)
+        if not acting:
+            return Learned(critic, q)
+        (own_action, log_prob), pull_back = buffers.draw_own(buffers.policy.forward(), buffers.own_noise)
+        torch.mul(own_action, movable, out=buffers.own_action)
+        own_q = buffers.own_critics.forward()
+        actor, (grad_q, grad_log_prob) = buffers.actor_gradients((own_q, log_prob), alpha)
+        grad_action = buffers.own_critics.backward(grad_q) * movable
+        buffers.policy.backward(pull_back(grad_action, grad_log_prob))
+        if self.config.ent_coef is None:
+            self.log_alpha_gradient.copy_(temperature_gradient(log_prob, self.target_entropy))
+        return Learned(critic, q, actor.loss)
+
+    def write_weights(self, out: NDArray[np.float32]) -> None:
+        """Copy the actor into `out` `[weight_count]`, with its batch normalisation folded into its layers."""
+        (network,) = self.policy.modules
+        if self.config.network is not None:
+            super().write_weights(out)
+            return
+        assert isinstance(network, nn.Sequential)
+        FlatMLP(self.layout.sizes, torch.from_numpy(out)).load(folded(network))
+
+
+class CrossQBuffers(MaximumEntropyBuffers):
+    """Passes of the update. See `MaximumEntropyBuffers`.
+
+    Attributes:
+        pairs: `[2 B, inputs + d]`: (obs, action), (next_obs, own action).
+        joint: pass of the critics in training over `pairs`, with a gradient for the first half.
+        own_critics: pass of the critics in evaluation over the policy's own actions in obs, with a gradient at these.
+        policy: pass of the policy in training over obs, with a gradient.
+        next_policy: pass of the policy in evaluation over next_obs.
+    """
+
+    def __init__(self, size: int, update: CrossQUpdate) -> None:
+        super().__init__(size, update)
+        precision, values = update.precision, update.layout.action_values
+        self.pairs = torch.zeros_like(self.x[: 2 * size])
+        self.joint = update.critics.make_pass(
+            self.pairs, update.critics_gradient, weight_rows=size, precision=precision
+        )
+        self.own_critics = update.evaluated_critics.make_pass(
+            self.x[size : 2 * size], input_rows=size, input_columns=values, precision=precision
+        )
+        self.policy = update.policy.make_pass(
+            self.obs, update.policy_gradient, weight_rows=size, precision=precision
+        )
+        self.next_policy = update.evaluated_policy.make_pass(self.next_obs, precision=precision)

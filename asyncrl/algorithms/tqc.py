@@ -1,0 +1,104 @@
+"""Truncated quantile critics.
+
+Kuznetsov et al. 2020   Controlling overestimation bias with truncated mixture of continuous distributional quantile
+                        critics
+Dabney et al. 2018      Distributional reinforcement learning with quantile regression
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
+from asyncrl.algorithms.maximum_entropy import MaximumEntropy
+from asyncrl.interfaces import EnvSpec
+from asyncrl.options import require_at_least
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
+    from asyncrl.algorithms.staging import StagedBatch
+
+
+def critic_loss(
+    theta: Tensor, next_theta: Tensor, next_log_prob: Tensor, alpha: Tensor, batch: StagedBatch, dropped: int
+) -> CriticLoss:
+    """Quantile Huber loss of every critic against the truncated mixture (Kuznetsov et al. 2020, eq. 12 to 14).
+
+    y_i = r + gamma (z_(i) - alpha log pi(a'|s')), z_(1) <= ... <= z_(C M): the pooled atoms, without the largest.
+
+    Args:
+        theta: atoms of Z_c(s, a) `[C, B, M]`.
+        next_theta: atoms of Z'_c(s', a') `[C, B, M]`, a' ~ pi(.|s').
+        next_log_prob: log pi(a'|s') `[B, 1]`.
+        alpha: scalar.
+        batch: `discount` is gamma^n, or 0 after a termination.
+        dropped: how many of the C M largest atoms are left out.
+    """
+    import torch
+
+    critics, size, atoms = theta.shape
+    assert theta.shape == next_theta.shape and next_log_prob.shape == batch.reward.shape
+    pooled = next_theta.transpose(0, 1).reshape(size, critics * atoms)
+    z = pooled.sort(dim=1).values[:, : critics * atoms - dropped]
+    y = batch.reward + batch.discount * (z - alpha * next_log_prob)
+    pairs = critics, size, atoms, y.shape[1]
+    theta_i, y_j = theta[:, :, :, None].expand(pairs), y[None, :, None, :].expand(pairs)
+    tau = ((torch.arange(atoms, device=y.device) + 0.5) / atoms)[:, None]
+    weight = torch.where(y_j < theta_i.detach(), 1.0 - tau, tau) * batch.weight[:, :, None] / pairs[3]
+    huber = torch.nn.functional.huber_loss(theta_i, y_j, reduction="none")
+    td = theta.detach().mean(dim=2, keepdim=True) - y.mean(dim=1, keepdim=True)
+    return CriticLoss((weight * huber).sum() / atoms, td)
+
+
+def actor_loss(theta: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
+    """Mean of alpha log pi(a|s) - Q(s, a), a ~ pi(.|s), Q the mean of all atoms (Kuznetsov et al. 2020, eq. 15).
+
+    Args:
+        theta: atoms of Z_c(s, a) `[C, B, M]`, none left out.
+        log_prob: log pi(a|s) `[B, 1]`.
+        alpha: scalar.
+    """
+    assert theta.shape[1] == log_prob.shape[0]
+    return ActorLoss((alpha * log_prob).mean() - theta.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TQC(MaximumEntropy):
+    """Hyper-parameters of truncated quantile critics. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    name: ClassVar[str] = "tqc"
+
+    num_quantiles: int = 25
+    """Atoms of each critic's distribution of returns, at least 1."""
+
+    top_quantiles_to_drop_per_critic: int = 2
+    """Largest atoms left out of the target, times the number of critics; at least 0, below `num_quantiles`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("num_quantiles", self.num_quantiles, 1)
+        require_at_least("top_quantiles_to_drop_per_critic", self.top_quantiles_to_drop_per_critic, 0)
+        if self.top_quantiles_to_drop_per_critic >= self.num_quantiles:
+            rule = f"below num_quantiles ({self.num_quantiles})"
+            got = self.top_quantiles_to_drop_per_critic
+            raise ValueError(f"top_quantiles_to_drop_per_critic must be {rule}, got {got}")
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
+        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
+
+        dropped = self.top_quantiles_to_drop_per_critic * self.num_critics
+        return MaximumEntropyUpdate(
+            *(self, spec, device, seed),
+            critic_loss=partial(critic_loss, dropped=dropped),
+            actor_loss=actor_loss,
+            critic_outputs=self.num_quantiles,
+        )

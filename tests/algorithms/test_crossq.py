@@ -1,0 +1,78 @@
+"""CrossQ's batch normalisation, the folding of it, and its joint forward pass."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from continuous_rig import LOPSIDED, SIZE, SPEC, filled_batch, written
+from torch import nn
+
+from asyncrl.algorithms.crossq import CrossQ
+from asyncrl.algorithms.crossq_update import CrossQUpdate, normalised_mlp
+from asyncrl.networks.gradients import output_gradients
+
+SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "critic_hidden_sizes": (7,), "batch_size": SIZE}
+
+
+def core_of(spec: Any = SPEC, **options: Any) -> CrossQUpdate:
+    return CrossQ(**{**SMALL, "prioritized": True, **options}).make_updater(spec, "cpu", 3)
+
+
+def test_published_weights_are_the_actor_in_evaluation() -> None:
+    core = core_of(LOPSIDED, policy_delay=1)
+    for seed in range(20):
+        core.update(filled_batch(seed=seed, spec=LOPSIDED))
+    policy = core.config.make_policy(LOPSIDED)
+    policy.load_weights(written(core))
+    obs = filled_batch(50, seed=1, spec=LOPSIDED).obs
+    (network,) = core.policy.modules
+    mean = network.eval()(torch.from_numpy(obs))[:, :3].tanh().detach().numpy()
+    low, high = np.array(LOPSIDED.action.low), np.array(LOPSIDED.action.high)  # type: ignore[union-attr]
+    np.testing.assert_allclose(policy.greedy(obs), low + (mean + 1) / 2 * (high - low), rtol=1e-4, atol=1e-4)
+
+
+def test_critics_see_both_pairs_at_once_and_learn_from_the_first() -> None:
+    core, other = core_of(), core_of()
+    batch = filled_batch()
+    core.update(batch)
+    buffers: Any = core._buffers
+    q = torch.stack([module.train()(buffers.pairs) for module in other.critics.modules])
+    assert torch.equal(buffers.pairs[:SIZE], buffers.x[:SIZE])
+    assert torch.equal(buffers.pairs[SIZE:], buffers.x[2 * SIZE :])
+    torch.testing.assert_close(core._learned.q, q[:, :SIZE].detach())  # type: ignore[union-attr]
+    log_prob = buffers.draw_next._result[1]
+    args = q[:, SIZE:].detach(), log_prob, core.alpha, buffers.batch
+    _, (grad,) = output_gradients(core.critic_loss, (q[:, :SIZE],), *args)
+    parameters = [p for module in other.critics.modules for p in module.parameters()]
+    expected = torch.autograd.grad(q[:, :SIZE], parameters, grad)
+    ours = core.critics_gradient[: sum(p.numel() for p in parameters)]
+    torch.testing.assert_close(ours, torch.cat([g.flatten() for g in expected]), rtol=1e-4, atol=1e-6)
+
+
+def test_there_are_no_targets() -> None:
+    assert set(core_of().state_dict()) == {
+        *("policy", "critics", "log_alpha", "optimizer", "generator", "updates", "actor_loss")
+    }
+
+
+def test_network_of_the_user_is_published_as_it_is() -> None:
+    core = core_of(network=make_network)
+    core.update(filled_batch())
+    policy = core.config.make_policy(SPEC)
+    policy.load_weights(written(core))
+    assert policy.greedy(filled_batch(7).obs).shape == (7, 2)
+
+
+def make_network(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="norm_momentum must be from 0 to 1"):
+        CrossQ(norm_momentum=-1.0)
+
+
+def test_layers_alternate() -> None:
+    kinds = [type(layer).__name__ for layer in normalised_mlp(3, 2, hidden=(4,), momentum=0.9)]
+    assert kinds == ["BatchNorm1d", "Linear", "ReLU", "BatchNorm1d", "Linear"]
