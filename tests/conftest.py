@@ -89,9 +89,10 @@ def libuv_has_started() -> None:
     new_event_loop().close()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def kernels_are_compiled() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile what the cache lacks before the first test, so that no test waits for it or prints that it does."""
+    if session.config.option.collectonly:
+        return
     for name in (
         "acting.policies",
         "acting.stochastic",
