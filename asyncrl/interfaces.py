@@ -1,9 +1,9 @@
 """The nouns of asyncrl on one page.
 
 Everything that two rooms of the house must agree on stands here and nothing else: what an environment looks like from
-outside (`EnvSpec`), what a row of a stream carries (`FieldSpec`, the flags), what a learner receives and returns
-(`Batch`, `UpdateResult`), and the three protocols that an algorithm answers (`Policy`, `LearnerCore`, `Algorithm`).
-This module imports NumPy only, so that an actor process can import it without torch.
+outside (`EnvSpec`), what a row of a stream carries (`FieldSpec`, the flags), and what a learner receives and returns
+(`Batch`, `Segment`, `UpdateResult`). What an algorithm implements stands in `protocols.py`. This module imports NumPy
+only, so that an actor process can import it without torch.
 
 Axes, used in every docstring of the package:
 
@@ -13,9 +13,9 @@ Axes, used in every docstring of the package:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,142 +242,3 @@ class UpdateResult:
     """
 
     priorities: NDArray[np.float32] | None = None
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """How an algorithm acts: NumPy (or numba) only, picklable, one per actor process.
-
-    An actor calls `assign_streams` once and `act` once per row. Where the mailbox has moved it refreshes straight into
-    `weights` and calls `weights_changed`.
-    """
-
-    weight_count: int
-    """Number of float32 values in the flat weight block."""
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """The flat block that the policy multiplies with, `[weight_count]`, not a copy."""
-        ...
-
-    def weights_changed(self) -> None:
-        """Note that `weights` was written."""
-        ...
-
-    def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Say which streams this copy acts for: `first .. first + count - 1` of `total` over all actors."""
-        ...
-
-    def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` (flat, `[weight_count]`) in."""
-        ...
-
-    def act(
-        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
-    ) -> tuple[NDArray[Any], Mapping[str, NDArray[Any]]]:
-        """Explore: actions `[E, *act_shape]` in storage form, and one `[E, ...]` array per extra field.
-
-        Args:
-            obs: `[E, *obs_shape]`; may be a strided view, is not kept.
-            rng: the stream group's own generator.
-            total_steps: environment steps taken so far over all actors, as far as this actor knows (for schedules).
-        """
-        ...
-
-    def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The deterministic action for each observation, `[E, *act_shape]` in storage form."""
-        ...
-
-    @property
-    def exploration_rate(self) -> float:
-        """Mean exploration rate (or noise scale) over this copy's streams at the last `act`."""
-        ...
-
-
-class Core(Protocol):
-    """An algorithm's network, optimiser and loss; lives on the learner's thread and is called from nowhere else."""
-
-    weight_count: int
-    """Number of float32 values that `write_weights` fills; equals the policy's."""
-
-    def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy the acting weights into `out` (flat, `[weight_count]`), in the order the policy reads them."""
-        ...
-
-    def metrics(self) -> Mapping[str, float]:
-        """Scalars of the last update (`train/loss`, `train/learning_rate`, ...); may wait for the device."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Everything needed to go on to the same numbers: nested dicts of tensors, arrays, numbers and strings."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises ValueError where it does not fit."""
-        ...
-
-
-class LearnerCore(Core, Protocol):
-    """The core of an algorithm that learns from replay."""
-
-    def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step on `batch`. Must not keep a reference to the batch's arrays."""
-        ...
-
-
-class SegmentCore(Core, Protocol):
-    """The core of an algorithm that learns from segments: one `begin` and several `step`s are one iteration.
-
-    It is cut into steps so that the learner's thread can stop between two of them (to report, to stand still, to end)
-    and go on to the same numbers, however the steps fall into bursts.
-    """
-
-    def begin(self, segments: Sequence[Segment], progress: float) -> None:
-        """Take in what the next iteration trains on: everything needed is copied, so the segments may be released.
-
-        Args:
-            segments: at least one, all of one shape, in a fixed order (which the numbers depend on).
-            progress: share of the run's steps that is done, 0 to 1, for schedules; 0 where the run has no limit.
-        """
-        ...
-
-    def step(self) -> bool:
-        """One gradient step; returns whether the iteration has another one to make."""
-        ...
-
-    @property
-    def samples(self) -> int:
-        """Samples trained on since the start, RESET rows excluded: a step counts as often as it is used."""
-        ...
-
-    def batch(self) -> Mapping[str, NDArray[Any]]:
-        """The arrays that the present iteration trains on, as host copies, to be looked at after a divergence."""
-        ...
-
-    def again(self) -> bool:
-        """Begin another pass over what `begin` took in, because nothing new is there; False where none is allowed."""
-        ...
-
-
-class Algorithm(Protocol):
-    """A frozen, picklable record of hyper-parameters that answers what the trainer asks of every algorithm."""
-
-    name: ClassVar[str]
-    update_loop: ClassVar[Literal["replay", "segments"]]
-    """Name of the loop that trains it (`asyncrl.run.update_loops`): from replay, or segment by segment."""
-
-    def check(self, spec: EnvSpec) -> None:
-        """Refuse an environment this algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
-        ...
-
-    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """What a row carries beside observation, action, reward and flags."""
-        ...
-
-    def make_policy(self, spec: EnvSpec) -> Policy:
-        """A fresh policy with uninitialised weights; must not import torch where actors stay light."""
-        ...
-
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> Core:
-        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
-        ...

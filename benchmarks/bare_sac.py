@@ -40,7 +40,7 @@ def updater(way: str, hidden: tuple[int, int] = HIDDEN, size: int = BATCH) -> Up
     if way == "plain":
         return PlainSAC(OBS, ACTIONS, hidden).update
     algorithm = record(way, hidden_sizes=hidden, batch_size=size)
-    update: Update = algorithm.make_core(SPEC, "cpu", 0).update
+    update: Update = algorithm.make_updater(SPEC, "cpu", 0).update
     return update
 
 

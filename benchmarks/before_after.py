@@ -141,7 +141,10 @@ def child() -> None:
     for name, (algorithm, options, shape, size) in ROWS.items():
         spec, rng = specs(nouns)[shape], np.random.default_rng(0)
         record = getattr(asyncrl, algorithm)(**options)
-        core, policy = record.make_core(spec, "cpu", 0), record.make_policy(spec)
+        core, policy = (
+            (record.make_updater if hasattr(record, "make_updater") else record.make_core)(spec, "cpu", 0),
+            record.make_policy(spec),
+        )
         if hasattr(core, "update"):
             once = replay_update(core, nouns, spec, size, rng)
         else:

@@ -55,7 +55,7 @@ class Bench:
         self.replay.grant(0, SLOTS)
         writer.publish(SLOTS - 1, (SLOTS - 1) * ENVS)
         self.replay.ingest()
-        self.core = algorithm.make_core(SPEC, "cpu", 0)
+        self.core = algorithm.make_updater(SPEC, "cpu", 0)
         self.batch = Batch.allocate(algorithm.batch_size, SPEC)
         self.meter = StalenessMeter()
 

@@ -48,7 +48,7 @@ def step_microseconds(way: str, minibatch_size: int, steps: int) -> float:
     """Median over `steps` gradient steps."""
     PPO._by_kernel = WAYS[way]  # type: ignore[method-assign]
     algorithm = PPO(minibatch_size=minibatch_size, epochs=1)
-    core = algorithm.make_core(SPEC, "cpu", 0)
+    core = algorithm.make_updater(SPEC, "cpu", 0)
     weights = np.zeros(core.weight_count, np.float32)
     core.write_weights(weights)
     own, times, more = segment(algorithm, weights), [], False

@@ -64,9 +64,9 @@ class SlowPPO(PPO):
 
     step_seconds: ClassVar[float] = 0.0
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> Any:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
         """The core of PPO, watched."""
-        return Watched(super().make_core(spec, device, seed), self.step_seconds)
+        return Watched(super().make_updater(spec, device, seed), self.step_seconds)
 
 
 class SlowDQN(DQN):
@@ -74,6 +74,6 @@ class SlowDQN(DQN):
 
     step_seconds: ClassVar[float] = 0.0
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> Any:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
         """The core of DQN, watched."""
-        return Watched(super().make_core(spec, device, seed), self.step_seconds)
+        return Watched(super().make_updater(spec, device, seed), self.step_seconds)

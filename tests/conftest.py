@@ -104,5 +104,5 @@ def kernels_are_compiled() -> None:
         action = (
             DiscreteAction(2) if DiscreteAction in record.action_kinds else BoxAction((-1.0,), (1.0,), (1,))
         )
-        record().make_core(EnvSpec("any", (2,), "float32", action), "cpu", 0)
+        record().make_updater(EnvSpec("any", (2,), "float32", action), "cpu", 0)
     prepare_quietly()

@@ -18,7 +18,8 @@ from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.schedules import EpsilonSchedule
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Policy
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.protocols import Policy
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class QLayout:
 
 
 class QPolicy:
-    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `asyncrl.interfaces.Policy`.
+    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `Policy`.
 
     One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights;
     buffers that depend on E are made anew on the other side.

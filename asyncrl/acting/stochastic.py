@@ -125,7 +125,7 @@ def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
 
 
 class StochasticPolicy:
-    """Draws actions from the distribution a multilayer perceptron gives. Implements `asyncrl.interfaces.Policy`.
+    """Draws actions from the distribution a multilayer perceptron gives. Implements `Policy`.
 
     All streams act alike, so any number of rows may be asked for. One copy is used from one thread. It pickles with
     its weights; buffers that depend on the number of rows are made anew on the other side.

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.streams import Streams
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
-from asyncrl.interfaces import RESET, Policy
+from asyncrl.interfaces import RESET
+from asyncrl.protocols import Policy
 from asyncrl.shm.ring import CURRENT_ENV, STEPS, RingWriter
 from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox

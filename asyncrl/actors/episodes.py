@@ -23,7 +23,8 @@ from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
-from asyncrl.interfaces import RESET, EnvSpec, Policy
+from asyncrl.interfaces import RESET, EnvSpec
+from asyncrl.protocols import Policy
 
 MAX_ENVS = 100
 """Environments played at a time where not told otherwise; more episodes than that take turns."""

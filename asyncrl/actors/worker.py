@@ -30,7 +30,7 @@ from asyncrl.actors.plans import QUIT, ActorPlan, EvaluatorPlan
 from asyncrl.actors.streams import make_streams
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
-from asyncrl.interfaces import Policy
+from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment

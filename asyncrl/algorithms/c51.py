@@ -125,7 +125,7 @@ class C51(QLearning):
         """The atoms `[num_atoms]`, z_i = v_min + i (v_max - v_min) / (num_atoms - 1); a fresh array."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         import torch
 

@@ -37,7 +37,7 @@ BuffersT = TypeVar("BuffersT", bound=Buffers)
 
 
 class ContinuousUpdate(ABC, Generic[BuffersT]):
-    """Networks of one learner of continuous actions. Implements `asyncrl.interfaces.LearnerCore`.
+    """Networks of one learner of continuous actions. Implements `ReplayUpdater`.
 
     Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
     `device` without reading a value back, and the only wait is for the new priorities: means over critics of

@@ -48,7 +48,7 @@ class CrossQ(MaximumEntropy):
         super().__post_init__()
         require_fraction("norm_momentum", self.norm_momentum)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.crossq_update import CrossQUpdate
 

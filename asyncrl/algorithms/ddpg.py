@@ -44,7 +44,7 @@ class DDPG(DeterministicActor):
 
     name: ClassVar[str] = "ddpg"
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 

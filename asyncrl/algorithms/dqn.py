@@ -73,7 +73,7 @@ class DQN(QLearning):
         super().__post_init__()
         require_positive("huber_delta", self.huber_delta)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.dqn_kernel import dqn_kernel
         from asyncrl.algorithms.q_learning_update import QLearningUpdate

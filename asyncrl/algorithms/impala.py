@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.interfaces import RESET, EnvSpec, SegmentCore
+from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +149,7 @@ class IMPALA(OnPolicy):
         """The factor that the learner puts on a row."""
         return self.staleness_correction
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 

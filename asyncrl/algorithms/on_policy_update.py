@@ -30,7 +30,7 @@ _FREE = ("rewards", "iteration")
 
 
 class OnPolicyUpdate:
-    """Networks, optimiser and the course of an iteration. Implements `asyncrl.interfaces.SegmentCore`.
+    """Networks, optimiser and the course of an iteration. Implements `SegmentUpdater`.
 
     Used from one thread, the learner's. What makes up a gradient step depends on the seed, the number of the iteration
     and of the pass only, so numbers do not depend on when `step` is called.

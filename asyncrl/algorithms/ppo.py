@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.interfaces import EnvSpec, SegmentCore
+from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,7 +157,7 @@ class PPO(OnPolicy):
         """The correction that is a factor on a row, which the learner applies; the decoupled loss is none."""
         return "none" if self.staleness_correction == "importance" else self.staleness_correction
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> SegmentCore:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 

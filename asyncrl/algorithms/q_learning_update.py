@@ -30,7 +30,7 @@ from asyncrl.networks.parameters import HostCopy
 
 
 class QLearningUpdate:
-    """Learner of action values. Implements `asyncrl.interfaces.LearnerCore`.
+    """Learner of action values. Implements `ReplayUpdater`.
 
     Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
     `device` without reading a value back, and the only wait is for the new priorities.

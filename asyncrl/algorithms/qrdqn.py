@@ -103,7 +103,7 @@ class QRDQN(QLearning):
         own = self.noisy or self.network is not None
         return layout if own else dataclasses.replace(layout, atoms=1)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
         from asyncrl.algorithms.qrdqn_kernel import quantile_kernel

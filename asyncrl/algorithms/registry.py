@@ -7,14 +7,8 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import (
-    ActionSpec,
-    Algorithm,
-    BoxAction,
-    DiscreteAction,
-    EnvSpec,
-    MultiDiscreteAction,
-)
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.protocols import Algorithm
 
 _KINDS = {DiscreteAction: "discrete", MultiDiscreteAction: "MultiDiscrete", BoxAction: "Box"}
 

@@ -61,7 +61,7 @@ class SAC(MaximumEntropy):
 
     name: ClassVar[str] = "sac"
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 

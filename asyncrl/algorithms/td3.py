@@ -76,7 +76,7 @@ class TD3(DeterministicActor):
         for name in ("target_noise", "target_noise_clip"):
             require_at_least(name, getattr(self, name), 0)
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 

@@ -91,7 +91,7 @@ class TQC(MaximumEntropy):
             got = self.top_quantiles_to_drop_per_critic
             raise ValueError(f"top_quantiles_to_drop_per_critic must be {rule}, got {got}")
 
-    def make_core(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
         """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 

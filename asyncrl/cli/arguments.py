@@ -15,8 +15,8 @@ from typing import Any
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
 from asyncrl.errors import AsyncRLError, ConfigurationError
-from asyncrl.interfaces import Algorithm
 from asyncrl.options import near_miss, option_help, option_values, require_at_least
+from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
 

@@ -20,8 +20,8 @@ from asyncrl.cli.arguments import EvalOptions, algorithm_of
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, AsyncRLWarning, error_text
-from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import PROGRAM_START
+from asyncrl.protocols import Algorithm
 from asyncrl.run.checkpoint import SavedPolicy, does_not_fit, read_policy
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_thread import TrainResult

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import TrainingDiverged
-from asyncrl.interfaces import Core
+from asyncrl.protocols import Updater
 from asyncrl.shm.weights import WeightMailbox
 
 COST_SHARE = 0.05
@@ -50,7 +50,7 @@ class Publisher:
 
     def __init__(
         self,
-        core: Core,
+        core: Updater,
         mailbox: WeightMailbox,
         diverged: Callable[[str], TrainingDiverged],
         interval: int | Literal["auto"] | None = None,

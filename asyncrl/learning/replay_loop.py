@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import Batch, LearnerCore
+from asyncrl.interfaces import Batch
 from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.policy_lag import PolicyLagMeter
@@ -22,6 +22,7 @@ from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.protocols import ReplayUpdater
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.weights import WeightMailbox
 
@@ -61,7 +62,7 @@ class ReplayParts:
         snapshots: weights to evaluate.
     """
 
-    core: LearnerCore
+    core: ReplayUpdater
     replay: PrioritizedReplay
     mailbox: WeightMailbox
     staleness: StalenessMeter

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import Segment, SegmentCore
+from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
@@ -33,6 +33,7 @@ from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.shm.weights import WeightMailbox
@@ -85,7 +86,7 @@ class SegmentLoop:
     def __init__(
         self,
         *,
-        core: SegmentCore,
+        core: SegmentUpdater,
         queue: SegmentQueue,
         balance: SegmentBalance,
         mailbox: WeightMailbox,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from asyncrl.interfaces import Core
 from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.protocols import Updater
 from asyncrl.shm.ring import RingReader
 
 TICK_SECONDS = 0.001
@@ -60,7 +60,7 @@ class UpdateLoop(Protocol):
     def updates(self) -> int: ...  # noqa: D102
 
     @property
-    def core(self) -> Core: ...  # noqa: D102
+    def core(self) -> Updater: ...  # noqa: D102
 
     def prepare(self) -> None:
         """Publish the first weights, for which actors wait; called once, before the first tick."""

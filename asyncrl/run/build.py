@@ -27,10 +27,11 @@ from asyncrl.actors.pool import ActorPool
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
-from asyncrl.interfaces import Algorithm, EnvSpec, Policy
+from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.config import TrainerConfig, usable_cores
 from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
@@ -159,7 +160,7 @@ async def build(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pool.start(), name="start-actors")
         core = tasks.create_task(
-            thread.call(lambda: _make_core(algorithm, spec, device, core_seed)), name="make-network"
+            thread.call(lambda: _make_updater(algorithm, spec, device, core_seed)), name="make-network"
         )
     if setup.directory.path is not None:
         state = await thread.call(core.result().state_dict)
@@ -175,9 +176,9 @@ async def build(
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)
 
 
-def _make_core(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:
+def _make_updater(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:
     """The algorithm's network and optimizer, with the kernels that came with their modules."""
-    core = algorithm.make_core(spec, device, seed)
+    core = algorithm.make_updater(spec, device, seed)
     prepare_quietly(without=("asyncrl.replay",))
     return core
 

@@ -28,8 +28,8 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
-from asyncrl.interfaces import Algorithm
 from asyncrl.learning.clock import TrainClock
+from asyncrl.protocols import Algorithm
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config, options_by_table

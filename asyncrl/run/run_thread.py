@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource
-from asyncrl.interfaces import Algorithm
+from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 

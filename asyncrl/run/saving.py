@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, error_text
-from asyncrl.interfaces import Algorithm, EnvSpec
+from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
+from asyncrl.protocols import Algorithm
 from asyncrl.run.checkpoint import CheckpointMeta
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_directory import RunDirectory

@@ -13,8 +13,8 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import BlockingCallInLoop, ConfigurationError
-from asyncrl.interfaces import Algorithm
 from asyncrl.options import near_miss, option_help
+from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_thread import RunThread, TrainResult
 from asyncrl.show.metrics import Snapshot

@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.interfaces import Algorithm, Batch, EnvSpec
+from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
@@ -27,6 +27,7 @@ from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.segments import SegmentQueue
@@ -56,7 +57,7 @@ class Channels:
 
 
 class ReplayBuilder:
-    """Builds the loop that samples from replay; its core is a `LearnerCore`."""
+    """Builds the loop that samples from replay; its core is a `ReplayUpdater`."""
 
     def __init__(self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
         self._algorithm = algorithm
@@ -140,7 +141,7 @@ class ReplayBuilder:
 
 
 class SegmentBuilder:
-    """Builds the loop that takes segments in order of arrival; its core is a `SegmentCore`."""
+    """Builds the loop that takes segments in order of arrival; its core is a `SegmentUpdater`."""
 
     def __init__(self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
         self._algorithm = algorithm

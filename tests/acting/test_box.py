@@ -26,7 +26,8 @@ from asyncrl.acting.box import (
 from asyncrl.acting.network import ActionBox
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.acting.policies import TrainedPolicy
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Policy
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.protocols import Policy
 
 ODD = BoxAction((-1.0, -2.0, 0.0, 10.0, 7.0, -0.1), (3.0, 2.0, 0.3, 11.0, 7.0, 1 / 3), (2, 3))
 """Off centre, degenerate, and with bounds that float32 does not hold."""

@@ -9,7 +9,8 @@ from oracles import slow_perceptron
 from asyncrl.acting.kernels import mlp_forward
 from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
 from asyncrl.acting.schedules import EpsilonSchedule, ramp
-from asyncrl.interfaces import DiscreteAction, EnvSpec, Policy
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.protocols import Policy
 
 SPEC = EnvSpec("test", (4,), "float32", DiscreteAction(3))
 SPEC2 = EnvSpec("two", (4,), "float32", DiscreteAction(2))

@@ -23,15 +23,8 @@ from asyncrl.acting.kernels import (
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
-from asyncrl.interfaces import (
-    ActionSpec,
-    BoxAction,
-    DiscreteAction,
-    EnvSpec,
-    FieldSpec,
-    MultiDiscreteAction,
-    Policy,
-)
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
+from asyncrl.protocols import Policy
 
 DISCRETE = DiscreteAction(3)
 SEVERAL = MultiDiscreteAction((2, 4, 3))

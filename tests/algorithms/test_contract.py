@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.interfaces import Algorithm, Batch, BoxAction, DiscreteAction, EnvSpec, LearnerCore, Policy
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.options import option_help
+from asyncrl.protocols import Algorithm, Policy, ReplayUpdater
 
 SIZE = 32
 SPECS = {
@@ -82,7 +83,7 @@ def permuted(batch: Batch, order: np.ndarray) -> Batch:
     return Batch(**{name: value[order] for name, value in fields.items()}, extras=extras)
 
 
-def weights_of(core: LearnerCore) -> np.ndarray:
+def weights_of(core: ReplayUpdater) -> np.ndarray:
     out = np.full(core.weight_count, np.nan, np.float32)
     core.write_weights(out)
     assert np.isfinite(out).all(), "every weight is written"
@@ -102,7 +103,7 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
     policy = algorithm.make_policy(spec)
     assert isinstance(policy, Policy)
-    policy.load_weights(weights_of(algorithm.make_core(spec, "cpu", 0)))
+    policy.load_weights(weights_of(algorithm.make_updater(spec, "cpu", 0)))
     policy = pickle.loads(pickle.dumps(policy))
     rng = np.random.default_rng(0)
     for streams in (1, 7):
@@ -121,7 +122,7 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
 def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) -> None:
     """An actor refreshes straight into `weights`, and its process got the policy pickled."""
     algorithm, spec = record(name), SPECS[kind]
-    weights = weights_of(algorithm.make_core(spec, "cpu", 3))
+    weights = weights_of(algorithm.make_updater(spec, "cpu", 3))
     loaded, refreshed = (pickle.loads(pickle.dumps(algorithm.make_policy(spec))) for _ in range(2))
     loaded.load_weights(weights)
     own = refreshed.weights
@@ -140,20 +141,20 @@ def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) ->
 
 def test_policy_and_core_count_the_same_weights(name: str, kind: str) -> None:
     algorithm = record(name)
-    core = algorithm.make_core(SPECS[kind], "cpu", 0)
+    core = algorithm.make_updater(SPECS[kind], "cpu", 0)
     assert core.weight_count == algorithm.make_policy(SPECS[kind]).weight_count == len(weights_of(core))
 
 
 def test_seed_decides_the_weights(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    first, again, other = (weights_of(algorithm.make_core(spec, "cpu", seed)) for seed in (1, 1, 2))
+    first, again, other = (weights_of(algorithm.make_updater(spec, "cpu", seed)) for seed in (1, 1, 2))
     assert (first == again).all() and (first != other).any()
 
 
 def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
     # targets at rest: bootstrapped from a batch this small, QR-DQN's would run away
     algorithm, spec = record(name, learning_rate=3e-3, tau=1e-6), SPECS[kind]
-    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
+    core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
     if not any("target" in part for part in core.state_dict()):
         batch.discount[:] = 0.0  # nothing that is bootstrapped would be at rest
     core.update(batch)
@@ -165,7 +166,7 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
 
 def test_published_weights_are_a_copy(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
+    core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(record(name), SPECS[kind])
     published = weights_of(core)
     kept = published.copy()
     for _ in range(3):  # an actor may be moved at every third update
@@ -179,7 +180,7 @@ def test_published_weights_are_a_copy(name: str, kind: str) -> None:
 def test_batch_is_neither_kept_nor_written(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
     first, second = filled_batch(algorithm, spec, 0), filled_batch(algorithm, spec, 1)
-    core, other = algorithm.make_core(spec, "cpu", 0), algorithm.make_core(spec, "cpu", 0)
+    core, other = algorithm.make_updater(spec, "cpu", 0), algorithm.make_updater(spec, "cpu", 0)
     core.update(first)
     for field in ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version"):
         expected = getattr(filled_batch(algorithm, spec, 0), field)
@@ -193,12 +194,12 @@ def test_batch_is_neither_kept_nor_written(name: str, kind: str) -> None:
 
 def test_state_round_trips_to_the_same_numbers(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     batches = [filled_batch(algorithm, spec, seed) for seed in range(8)]
     for batch in batches:
         core.update(batch)
     state = pickle.loads(pickle.dumps(core.state_dict()))
-    other = algorithm.make_core(spec, "cpu", 99)
+    other = algorithm.make_updater(spec, "cpu", 99)
     other.load_state_dict(state)
     for batch in batches:
         ours, theirs = core.update(batch).priorities, other.update(batch).priorities
@@ -211,13 +212,13 @@ def test_state_round_trips_to_the_same_numbers(name: str, kind: str) -> None:
 
 def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
+    core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
     core.update(batch)
     state = core.state_dict()
     frozen = pickle.dumps(state)
     core.update(batch)
     assert pickle.dumps(state) == frozen
-    wider = record(name, hidden_sizes=(17, 16)).make_core(spec, "cpu", 0)
+    wider = record(name, hidden_sizes=(17, 16)).make_updater(spec, "cpu", 0)
     before = weights_of(wider)
     for foreign in (state, {}, {**state, "more": 1}):
         with pytest.raises(ValueError):
@@ -229,7 +230,7 @@ def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
     """Where targets are drawn, noise belongs to a place in the batch: it is taken out."""
     algorithm, spec = record(name, prioritized=True), SPECS[kind]
     batch, order = filled_batch(algorithm, spec), np.random.default_rng(5).permutation(SIZE)
-    core, other = algorithm.make_core(spec, "cpu", 0), algorithm.make_core(spec, "cpu", 0)
+    core, other = algorithm.make_updater(spec, "cpu", 0), algorithm.make_updater(spec, "cpu", 0)
     for made in (core, other):
         if hasattr(made, "draw"):
             made.draw = lambda noise: noise.zero_()
@@ -250,7 +251,7 @@ def test_wide_products_run_in_the_precision_asked_for(
     monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: None)
     spec, sizes = SPECS[kind], {"hidden_sizes": (128, 128), "batch_size": 128}
     algorithm = record(name, matmul_precision="medium", **sizes)
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     core.update(filled_batch(algorithm, spec, size=128))
     expected = MatmulPrecision("medium").reduced
     assert entered and all(context.reduced == expected for context in entered)
@@ -258,7 +259,7 @@ def test_wide_products_run_in_the_precision_asked_for(
 
 def test_batch_size_may_change(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     for size in (SIZE, 5, SIZE):
         priorities = core.update(filled_batch(algorithm, spec, size=size)).priorities
         assert priorities is None or priorities.shape == (size,)
@@ -267,7 +268,7 @@ def test_batch_size_may_change(name: str, kind: str) -> None:
 
 def test_metrics_before_and_after_the_first_update(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     assert "train/loss" not in core.metrics()
     core.update(filled_batch(algorithm, spec))
     metrics = core.metrics()
@@ -277,7 +278,7 @@ def test_metrics_before_and_after_the_first_update(name: str, kind: str) -> None
 
 def test_bad_numbers_show_in_the_loss(name: str, kind: str) -> None:
     algorithm, spec = record(name), SPECS[kind]
-    core, batch = algorithm.make_core(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
+    core, batch = algorithm.make_updater(spec, "cpu", 0), filled_batch(algorithm, SPECS[kind])
     batch.reward[3] = np.nan
     core.update(batch)
     assert not np.isfinite(core.metrics()["train/loss"])

@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "critic_hidden_sizes": (7,), "b
 
 
 def core_of(spec: Any = SPEC, **options: Any) -> CrossQUpdate:
-    return CrossQ(**{**SMALL, "prioritized": True, **options}).make_core(spec, "cpu", 3)
+    return CrossQ(**{**SMALL, "prioritized": True, **options}).make_updater(spec, "cpu", 3)
 
 
 def test_published_weights_are_the_actor_in_evaluation() -> None:

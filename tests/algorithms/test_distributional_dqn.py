@@ -70,7 +70,7 @@ FALLING = {
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_c51_learns_the_distribution_of_returns(is_dueling: bool) -> None:
     config = C51(num_atoms=13, v_min=-3.0, v_max=3.0, dueling=is_dueling, **FALLING)
-    core = learned(config.make_core(CHAIN, "cpu", 0))
+    core = learned(config.make_updater(CHAIN, "cpu", 0))
     out = torch.from_numpy(head_outputs(core, np.eye(2, dtype=np.float32))).unflatten(1, (-1, 13))
     logits = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if is_dueling else out
     prob, expected = torch.softmax(logits, 2), torch.zeros(2, 2, 13)
@@ -93,7 +93,7 @@ def loss_of_chain() -> float:
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_qrdqn_learns_the_quantiles_of_returns(is_dueling: bool) -> None:
     config = QRDQN(num_quantiles=8, huber_delta=None, dueling=is_dueling, **FALLING)
-    core = learned(config.make_core(CHAIN, "cpu", 0))
+    core = learned(config.make_updater(CHAIN, "cpu", 0))
     out = torch.from_numpy(head_outputs(core, np.eye(2, dtype=np.float32))).unflatten(1, (-1, 8))
     theta = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if is_dueling else out
     expected = torch.full((2, 2, 8), -2.0)
@@ -189,7 +189,7 @@ def test_updates_are_those_of_autograd(name: str, double: bool, is_dueling: bool
     if name != "c51":
         options |= {"huber_delta": 0.7, "bound_targets": False}
     config = make(name, double=double, dueling=is_dueling, noisy=noisy, **options)
-    core = config.make_core(SPEC, "cpu", 3)
+    core = config.make_updater(SPEC, "cpu", 3)
     reference = Reference(core)
     for seed in range(8):
         batch = filled_batch(seed=seed)
@@ -203,7 +203,7 @@ def test_updates_are_those_of_autograd(name: str, double: bool, is_dueling: bool
 def test_one_quantile_is_half_of_dqn() -> None:
     """tau-hat is a half on both sides: the same gradient but for the factor, which Adam does not see."""
     one, dqn = (
-        make(name, adam_eps=1e-12, max_grad_norm=None, **o).make_core(SPEC, "cpu", 0)
+        make(name, adam_eps=1e-12, max_grad_norm=None, **o).make_updater(SPEC, "cpu", 0)
         for name, o in (("qrdqn", {"num_quantiles": 1}), ("dqn", {}))
     )
     for seed in range(5):
@@ -217,7 +217,7 @@ def test_one_quantile_is_half_of_dqn() -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "c51", "qrdqn"])
 def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
-    core = make(name, noisy=True).make_core(SPEC, "cpu", 0)
+    core = make(name, noisy=True).make_updater(SPEC, "cpu", 0)
     start = core.state_dict()
     core.update(filled_batch())
     state = core.state_dict()
@@ -225,7 +225,7 @@ def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
     for part in ("sigma.1.weight", "sigma.1.bias", "sigma.2.weight", "sigma.2.bias"):
         assert (state["online"][part] != start["online"][part]).any(), part
     assert "sigma.0.weight" not in state["online"]
-    again = make(name, noisy=True).make_core(SPEC, "cpu", 5)
+    again = make(name, noisy=True).make_updater(SPEC, "cpu", 5)
     again.load_state_dict(state)
     assert (
         core.update(filled_batch(seed=1)).priorities == again.update(filled_batch(seed=1)).priorities
@@ -236,7 +236,7 @@ def test_noise_goes_on_where_it_was_saved_and_learns(name: str) -> None:
 
 
 def test_deviations_begin_as_asked_for() -> None:
-    state = make("c51", noisy=True, noisy_sigma=0.2).make_core(SPEC, "cpu", 0).state_dict()
+    state = make("c51", noisy=True, noisy_sigma=0.2).make_updater(SPEC, "cpu", 0).state_dict()
     for network, layer, kind in itertools.product(("online", "target"), (1, 2), ("weight", "bias")):
         sigma, inputs = state[network][f"sigma.{layer}.{kind}"], 10 - layer
         torch.testing.assert_close(sigma, torch.full_like(sigma, 0.2 / inputs**0.5))
@@ -246,7 +246,7 @@ def test_deviations_begin_as_asked_for() -> None:
 @pytest.mark.parametrize("hidden", [(9, 64), (64,)])
 def test_a_dueling_head_is_scaled_by_the_inputs_of_one_stream(name: str, hidden: tuple[int, ...]) -> None:
     config = make(name, dueling=True, noisy=True, noisy_sigma=0.2, hidden_sizes=hidden)
-    core = config.make_core(SPEC, "cpu", 0)
+    core = config.make_updater(SPEC, "cpu", 0)
     online, atoms, head = core.state_dict()["online"], core.layout.atoms, len(hidden)
     weight, sigma = online[f"{head}.weight"], online[f"sigma.{head}.weight"]
     for stream, rows, columns in ((0, slice(atoms), slice(64)), (1, slice(atoms, None), slice(64, None))):
@@ -260,7 +260,7 @@ def test_a_dueling_head_is_scaled_by_the_inputs_of_one_stream(name: str, hidden:
 
 
 def test_dueling_streams_never_mix() -> None:
-    core = make("c51", dueling=True, noisy=True).make_core(SPEC, "cpu", 0)
+    core = make("c51", dueling=True, noisy=True).make_updater(SPEC, "cpu", 0)
     for seed in range(5):
         core.update(filled_batch(seed=seed))
     for network, part in itertools.product(("online", "target"), ("2.weight", "sigma.2.weight")):
@@ -281,7 +281,7 @@ def test_policy_and_core_agree_on_the_same_weights(
     name: str, is_dueling: bool, noisy: bool, hidden: tuple[int, ...]
 ) -> None:
     algorithm = make(name, dueling=is_dueling, noisy=noisy, hidden_sizes=hidden)
-    core, policy = algorithm.make_core(SPEC, "cpu", 1), algorithm.make_policy(SPEC)
+    core, policy = algorithm.make_updater(SPEC, "cpu", 1), algorithm.make_policy(SPEC)
     for seed in range(3):
         core.update(filled_batch(seed=seed))
     policy.load_weights(written(core))
@@ -293,14 +293,14 @@ def test_policy_and_core_agree_on_the_same_weights(
 
 
 def test_quantiles_are_averaged_before_they_are_published() -> None:
-    plain = make("dqn").make_core(SPEC, "cpu", 0).weight_count
-    assert make("qrdqn").make_core(SPEC, "cpu", 0).weight_count == plain
-    assert make("qrdqn", noisy=True).make_core(SPEC, "cpu", 0).weight_count > 6 * plain / 2
+    plain = make("dqn").make_updater(SPEC, "cpu", 0).weight_count
+    assert make("qrdqn").make_updater(SPEC, "cpu", 0).weight_count == plain
+    assert make("qrdqn", noisy=True).make_updater(SPEC, "cpu", 0).weight_count > 6 * plain / 2
 
 
 @pytest.mark.parametrize(("name", "is_dueling"), list(itertools.product(SMALL, (False, True))))
 def test_mean_and_largest_of_the_values_are_reported(name: str, is_dueling: bool) -> None:
-    core, batch = make(name, dueling=is_dueling).make_core(SPEC, "cpu", 0), filled_batch()
+    core, batch = make(name, dueling=is_dueling).make_updater(SPEC, "cpu", 0), filled_batch()
     expected = core.action_values(batch.obs)
     core.update(batch)
     metrics = core.metrics()
@@ -369,7 +369,7 @@ def test_presets_are_valid(record: Any) -> None:
 def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mean return of atoms from -200 to 200 is off by 0.4, and actors choose by the exact one."""
     size = 128
-    core = make(name, matmul_precision="medium", hidden_sizes=(size, size)).make_core(SPEC, "cpu", 0)
+    core = make(name, matmul_precision="medium", hidden_sizes=(size, size)).make_updater(SPEC, "cpu", 0)
     inside, seen, loss = [False], [], core._loss
     monkeypatch.setattr(MatmulPrecision, "__enter__", lambda _: inside.append(True))
     monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: inside.append(False))
@@ -382,7 +382,7 @@ def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest
 def test_update_never_looks_at_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
-    core = ALGORITHMS[name](hidden_sizes=(8, 8), prioritized=False).make_core(SPEC, "meta", 0)
+    core = ALGORITHMS[name](hidden_sizes=(8, 8), prioritized=False).make_updater(SPEC, "meta", 0)
     for _ in range(2):
         core.update(filled_batch())
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):

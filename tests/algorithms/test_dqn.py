@@ -103,7 +103,7 @@ def linear_core(**options: Any) -> QLearningUpdate:
     """One hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
     spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
     options = {"bound_targets": False} | options
-    core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_core(spec, "cpu", 0)
+    core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_updater(spec, "cpu", 0)
     one, zero = torch.ones(1, 1), torch.zeros(1)
     shared = {"0.weight": one, "0.bias": zero}
     online = {**shared, "1.weight": torch.tensor([[1.0], [2.0]]), "1.bias": torch.tensor([0.0, 1.0])}
@@ -269,7 +269,7 @@ def test_updates_are_those_of_autograd(
         learning_rate=1e-3,
         adam_eps=1e-4,  # keeps rounding of vanishing gradients out of the comparison
     )
-    core = config.make_core(SPEC, "cpu", 3)
+    core = config.make_updater(SPEC, "cpu", 3)
     reference = Reference(core)
     for seed in range(10):
         batch = filled_batch(seed=seed)
@@ -285,7 +285,7 @@ def test_updates_are_those_of_autograd(
 
 
 def test_dueling_streams_never_mix() -> None:
-    core = DQN(dueling=True, hidden_sizes=(6, 5)).make_core(SPEC, "cpu", 0)
+    core = DQN(dueling=True, hidden_sizes=(6, 5)).make_updater(SPEC, "cpu", 0)
     for seed in range(5):
         core.update(filled_batch(seed=seed))
     for name in ("online", "target"):
@@ -298,7 +298,7 @@ def test_dueling_streams_never_mix() -> None:
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_policy_and_core_agree_on_every_value(is_dueling: bool) -> None:
     config = DQN(dueling=is_dueling, hidden_sizes=(32, 16))
-    core, policy = config.make_core(SPEC, "cpu", 0), config.make_policy(SPEC)
+    core, policy = config.make_updater(SPEC, "cpu", 0), config.make_policy(SPEC)
     for seed in range(20):
         core.update(filled_batch(seed=seed))
     policy.load_weights(written(core))
@@ -315,7 +315,7 @@ def test_policy_and_core_agree_on_every_value(is_dueling: bool) -> None:
 def test_linear_learning_rate() -> None:
     core = DQN(
         learning_rate=0.4, learning_rate_schedule="linear", learning_rate_final=0.2, learning_rate_updates=4
-    ).make_core(SPEC, "cpu", 0)
+    ).make_updater(SPEC, "cpu", 0)
     seen = [core.metrics()["train/learning_rate"]]
     for _ in range(6):
         core.update(filled_batch())
@@ -324,7 +324,7 @@ def test_linear_learning_rate() -> None:
 
 
 def test_linear_learning_rate_reaches_zero_and_stops_learning() -> None:
-    core = DQN(learning_rate_schedule="linear", learning_rate_updates=2).make_core(SPEC, "cpu", 0)
+    core = DQN(learning_rate_schedule="linear", learning_rate_updates=2).make_updater(SPEC, "cpu", 0)
     weights = [written(core)]
     for _ in range(4):
         core.update(filled_batch())
@@ -340,7 +340,7 @@ def test_resumed_run_keeps_its_place_in_the_schedules() -> None:
         target_update="hard",
         target_update_interval=3,
     )
-    core, other = config.make_core(SPEC, "cpu", 0), config.make_core(SPEC, "cpu", 1)
+    core, other = config.make_updater(SPEC, "cpu", 0), config.make_updater(SPEC, "cpu", 1)
     for seed in range(2):
         core.update(filled_batch(seed=seed))
     other.load_state_dict(core.state_dict())
@@ -354,7 +354,7 @@ def test_resumed_run_keeps_its_place_in_the_schedules() -> None:
 
 
 def test_uniform_replay_has_no_priorities() -> None:
-    core = DQN(prioritized=False).make_core(SPEC, "cpu", 0)
+    core = DQN(prioritized=False).make_updater(SPEC, "cpu", 0)
     assert core.update(filled_batch()).priorities is None
 
 
@@ -413,7 +413,7 @@ def test_other_action_spaces_do_not_fit(action: Any) -> None:
     for call in (
         lambda: algorithm.check(spec),
         lambda: algorithm.make_policy(spec),
-        lambda: algorithm.make_core(spec, "cpu", 0),
+        lambda: algorithm.make_updater(spec, "cpu", 0),
     ):
         with pytest.raises(SpacesDoNotFit) as caught:
             call()
@@ -438,7 +438,7 @@ def test_unknown_environment_has_the_defaults() -> None:
 
 
 def test_foreign_state_names_what_does_not_fit() -> None:
-    core = DQN(hidden_sizes=(8,)).make_core(SPEC, "cpu", 0)
+    core = DQN(hidden_sizes=(8,)).make_updater(SPEC, "cpu", 0)
     state = dict(core.state_dict())
     wrong = {**state, "optimizer": {**state["optimizer"], "exp_avg": torch.zeros(3)}}
     with pytest.raises(ValueError, match=r"optimizer\.exp_avg must have shape \(67,\), got \(3,\)"):
@@ -451,7 +451,7 @@ def test_foreign_state_names_what_does_not_fit() -> None:
 def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
-    core = DQN(dueling=is_dueling, hidden_sizes=(8, 8), prioritized=False).make_core(SPEC, "meta", 0)
+    core = DQN(dueling=is_dueling, hidden_sizes=(8, 8), prioritized=False).make_updater(SPEC, "meta", 0)
     for _ in range(2):
         core.update(filled_batch())
     with pytest.raises(RuntimeError, match="meta"):
@@ -468,7 +468,7 @@ def module(inputs: int, outputs: int) -> nn.Module:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_users_network_learns_and_acts(name: str) -> None:
     config = make(name, network=module, tau=1e-6, learning_rate=1e-2)
-    core, policy = config.make_core(SPEC, "cpu", 0), config.make_policy(SPEC)
+    core, policy = config.make_updater(SPEC, "cpu", 0), config.make_policy(SPEC)
     batch = filled_batch()
     core.update(batch)
     first = core.metrics()["train/loss"]
@@ -479,7 +479,7 @@ def test_a_users_network_learns_and_acts(name: str) -> None:
     np.testing.assert_allclose(
         policy.q_values(batch.obs), core.action_values(batch.obs), rtol=1e-4, atol=1e-5
     )
-    other = config.make_core(SPEC, "cpu", 1)
+    other = config.make_updater(SPEC, "cpu", 1)
     other.load_state_dict(core.state_dict())
     core.update(batch), other.update(batch)
     assert (written(core) == written(other)).all()
@@ -489,7 +489,9 @@ def test_a_users_network_is_the_perceptron_of_the_same_weights() -> None:
     def perceptron(inputs: int, outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(inputs, 9), nn.ReLU(), nn.Linear(9, outputs))
 
-    plain, own = (DQN(hidden_sizes=(9,), network=net).make_core(SPEC, "cpu", 0) for net in (None, perceptron))
+    plain, own = (
+        DQN(hidden_sizes=(9,), network=net).make_updater(SPEC, "cpu", 0) for net in (None, perceptron)
+    )
     layers = {"0": "0", "1": "2"}
     named = {
         part: {f"{layers[name[0]]}{name[1:]}": value for name, value in plain.state_dict()[part].items()}

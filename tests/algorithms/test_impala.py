@@ -111,7 +111,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
         "impala", kind, rho_bar=0.9, c_bar=0.8, pg_rho_bar=1.1, gae_lambda=0.9, ent_coef=0.05,
         normalize_advantages=normalized, **options,
     )  # fmt: skip
-    core = algorithm.make_core(SPECS[kind], "cpu", 0)
+    core = algorithm.make_updater(SPECS[kind], "cpu", 0)
     segments = stale_batch(algorithm, SPECS[kind], core)
     ratios: list[np.ndarray] = []
 
@@ -129,7 +129,7 @@ def test_gradient_is_that_of_the_papers_loss(kind: str, normalized: bool) -> Non
 def test_a2c_is_the_policy_gradient_of_gae_whoever_acted() -> None:
     algorithm = record("a2c", gae_lambda=0.7, learning_rate=2e-2, max_grad_norm=None)
     assert isinstance(algorithm, A2C) and algorithm.discipline == "synchronous"
-    core = algorithm.make_core(SPECS["discrete"], "cpu", 0)
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
     segments = stale_batch(algorithm, SPECS["discrete"], core)
     expected = slow_gradient(core, segments, lambda _, *rest: gae(*rest, algorithm.gamma, 0.7)[::-1])
     iterate(core, segments)
@@ -139,7 +139,7 @@ def test_a2c_is_the_policy_gradient_of_gae_whoever_acted() -> None:
 def test_what_the_newest_policy_did_is_not_corrected() -> None:
     spec = SPECS["discrete"]
     cores = [
-        record("impala", correction=c, learning_rate=1e-2).make_core(spec, "cpu", 0)
+        record("impala", correction=c, learning_rate=1e-2).make_updater(spec, "cpu", 0)
         for c in ("vtrace", "none")
     ]
     segments = batch_of(cores[0].config, spec, cores[0])
@@ -157,7 +157,7 @@ def test_targets_are_made_anew_for_every_gradient_step() -> None:
     """Two passes over a batch are two batches of one pass each, and so is a pass for want of new segments."""
     spec = SPECS["discrete"]
     twice, once, again = (record("impala", epochs=e, reuse_epochs=r) for e, r in ((2, 0), (1, 0), (1, 1)))
-    cores = [algorithm.make_core(spec, "cpu", 0) for algorithm in (twice, once, again)]
+    cores = [algorithm.make_updater(spec, "cpu", 0) for algorithm in (twice, once, again)]
     segments = batch_of(once, spec, cores[0])
     assert iterate(cores[0], segments) == 2
     iterate(cores[1], segments)
@@ -171,7 +171,7 @@ def test_targets_are_made_anew_for_every_gradient_step() -> None:
 @pytest.mark.parametrize(("minibatches", "steps"), [(1, 1), (4, 4), (100, 6)])
 def test_a_pass_uses_every_stream_once(minibatches: int, steps: int) -> None:
     algorithm = record("impala", minibatches=minibatches)
-    core = algorithm.make_core(SPECS["discrete"], "cpu", 0)
+    core = algorithm.make_updater(SPECS["discrete"], "cpu", 0)
     segments = batch_of(algorithm, SPECS["discrete"], core)  # 2 of 3 streams
     assert iterate(core, segments) == steps
     assert core.samples == sum(segment.steps for segment in segments)
@@ -180,7 +180,7 @@ def test_a_pass_uses_every_stream_once(minibatches: int, steps: int) -> None:
 
 def test_minibatches_go_on_where_they_stopped() -> None:
     algorithm, spec = record("impala", "wide", minibatches=3, epochs=2), SPECS["wide"]
-    core, other = (algorithm.make_core(spec, "cpu", seed) for seed in (0, 9))
+    core, other = (algorithm.make_updater(spec, "cpu", seed) for seed in (0, 9))
     iterate(core, batch_of(algorithm, spec, core, 1))
     core.begin(batch_of(algorithm, spec, core, 2), 0.0)
     for _ in range(4):
@@ -195,7 +195,7 @@ def test_minibatches_go_on_where_they_stopped() -> None:
 
 def test_batches_may_grow_by_segments_of_the_past() -> None:
     algorithm, spec = record("impala", past_segments=4, past_per_batch=2), SPECS["discrete"]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     for count in (1, 2, 3, 3, 1):
         segments = batch_of(algorithm, spec, core, seed=count, count=count)
         for segment in segments[1:]:
@@ -208,7 +208,7 @@ def test_batches_may_grow_by_segments_of_the_past() -> None:
 
 def test_rows_of_weight_zero_teach_nothing() -> None:
     algorithm, spec = record("impala"), SPECS["discrete"]
-    core, other = (algorithm.make_core(spec, "cpu", 0) for _ in range(2))
+    core, other = (algorithm.make_updater(spec, "cpu", 0) for _ in range(2))
     segments = batch_of(algorithm, spec, core)
     for segment in segments:
         segment.flags[:] = 0
@@ -235,7 +235,7 @@ def test_learns_what_is_right_from_old_policies(name: str) -> None:
         lambda shape, rng: rng.normal(size=(*shape, 2)).astype(np.float32),
     )
     algorithm = record(name, gamma=0.5, learning_rate=1e-2, segment_length=16)
-    core, policy = algorithm.make_core(spec, "cpu", 0), algorithm.make_policy(spec)
+    core, policy = algorithm.make_updater(spec, "cpu", 0), algorithm.make_policy(spec)
     rng, published = np.random.default_rng(0), [weights_of(core)] * 3
     for _ in range(60):
         policy.load_weights(published[-3])
@@ -248,12 +248,12 @@ def test_learns_what_is_right_from_old_policies(name: str) -> None:
 def test_observations_behind_a_segment_are_seen() -> None:
     """The value of `last_obs` reaches the targets of rows that bootstrap from it, and no others."""
     algorithm, spec = record("impala", gae_lambda=1.0), SPECS["discrete"]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     segment = acted(algorithm, spec, weights_of(core))
     segment.flags[:] = 0
     gradients = []
     for seed in (1, 2):
-        fresh = algorithm.make_core(spec, "cpu", 0)
+        fresh = algorithm.make_updater(spec, "cpu", 0)
         segment.last_obs[:] = observations(spec, (segment.num_envs,), np.random.default_rng(seed))
         iterate(fresh, [segment])
         gradients.append(fresh.nets.gradient.clone())

@@ -13,7 +13,7 @@ from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 def segments_of(rounds: int, rings: int = 2) -> list[list[Segment]]:
     algorithm, spec = record("ppo"), SPECS["discrete"]
-    weights = weights_of(algorithm.make_core(spec, "cpu", 0))
+    weights = weights_of(algorithm.make_updater(spec, "cpu", 0))
     return [
         [acted(algorithm, spec, weights, seed=10 * i + ring, ring=ring) for ring in range(rings)]
         for i in range(rounds)

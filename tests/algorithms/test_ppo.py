@@ -20,7 +20,7 @@ from asyncrl.run.config import TrainerConfig
 
 def core_of(kind: str = "discrete", seed: int = 0, **options: Any) -> OnPolicyUpdate:
     options = {"minibatch_size": 256, **options}
-    made: OnPolicyUpdate = record("ppo", kind, **options).make_core(SPECS[kind], "cpu", seed)
+    made: OnPolicyUpdate = record("ppo", kind, **options).make_updater(SPECS[kind], "cpu", seed)
     return made
 
 
@@ -433,7 +433,7 @@ def test_learning_repeats_to_the_bit() -> None:
             lambda s, rng: rng.normal(size=(*s, 4)).astype("f"),
         )
         core, policy, rng = (
-            algorithm.make_core(spec, "cpu", 3),
+            algorithm.make_updater(spec, "cpu", 3),
             algorithm.make_policy(spec),
             np.random.default_rng(1),
         )

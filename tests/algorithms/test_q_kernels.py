@@ -60,7 +60,7 @@ def test_kernel_is_the_formula(
     name: str, options: dict[str, Any], double: bool, dueling: bool, actions: int
 ) -> None:
     spec = EnvSpec("test", (4,), "float32", DiscreteAction(actions))
-    core = make(name, double=double, dueling=dueling, **options).make_core(spec, "cpu", 0)
+    core = make(name, double=double, dueling=dueling, **options).make_updater(spec, "cpu", 0)
     for seed, scale in enumerate((0.1, 1.0, 10.0)):
         buffers = fill(core, 64, scale, seed)
         (expected, errors), (grad, priorities) = by_formula(core, buffers), by_kernel(core, buffers)
@@ -70,7 +70,7 @@ def test_kernel_is_the_formula(
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_nan_shows(name: str, options: dict[str, Any]) -> None:
-    core = make(name, **options).make_core(EnvSpec("test", (4,), "float32", DiscreteAction(3)), "cpu", 0)
+    core = make(name, **options).make_updater(EnvSpec("test", (4,), "float32", DiscreteAction(3)), "cpu", 0)
     for spoil in ("reward", "outputs"):
         buffers = fill(core, 8, 1.0)
         clean = by_kernel(core, buffers)[1].clone()

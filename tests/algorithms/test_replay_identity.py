@@ -67,7 +67,7 @@ class Loop:
     def __init__(self, algorithm: Any, envs: list[Echo], segment: Segment, mailbox: WeightMailbox) -> None:
         spec = spec_of("echo", envs[0])
         layout = RingLayout(ENVS, 512, spec)
-        self.core = algorithm.make_core(spec, "cpu", 0)
+        self.core = algorithm.make_updater(spec, "cpu", 0)
         self.policy = algorithm.make_policy(spec)
         self.mailbox = mailbox
         self.actor = Actor(

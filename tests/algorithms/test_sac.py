@@ -30,7 +30,7 @@ EPS = 1e-4
 
 
 def core_of(spec: Any = SPEC, seed: int = 3, **options: Any) -> MaximumEntropyUpdate:
-    return SAC(**{**SMALL, **SPEEDY, **options}).make_core(spec, "cpu", seed)
+    return SAC(**{**SMALL, **SPEEDY, **options}).make_updater(spec, "cpu", seed)
 
 
 def without_kernels(spec: Any = SPEC, seed: int = 3, **options: Any) -> MaximumEntropyUpdate:
@@ -318,7 +318,7 @@ def test_mean_and_largest_of_the_values_are_reported(options: dict[str, Any]) ->
 def test_update_never_looks_at_a_value(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
-    core = SAC(**{**SMALL, "prioritized": False, **options}).make_core(SPEC, "meta", 0)
+    core = SAC(**{**SMALL, "prioritized": False, **options}).make_updater(SPEC, "meta", 0)
     for _ in range(4):
         core.update(filled_batch())
     with pytest.raises(RuntimeError, match="meta"):

@@ -28,11 +28,11 @@ from asyncrl.interfaces import (
     DiscreteAction,
     EnvSpec,
     MultiDiscreteAction,
-    Policy,
     Segment,
 )
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.options import option_help
+from asyncrl.protocols import Policy
 
 NAMES = sorted(name for name, made in ALGORITHMS.items() if made.update_loop == "segments")
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 
 def made(name: str, kind: str, seed: int = 0, **options: Any) -> tuple[Any, EnvSpec, Any]:
     algorithm = record(name, kind, **options)
-    return algorithm, SPECS[kind], algorithm.make_core(SPECS[kind], "cpu", seed)
+    return algorithm, SPECS[kind], algorithm.make_updater(SPECS[kind], "cpu", seed)
 
 
 def test_record_is_frozen_picklable_and_documented(name: str) -> None:
@@ -151,7 +151,7 @@ def test_policy_and_core_agree_on_log_probabilities(name: str, kind: str) -> Non
 @for_every_kind
 def test_seed_decides_every_number(name: str, kind: str) -> None:
     algorithm, spec, first = made(name, kind, seed=1)
-    again, other = (algorithm.make_core(spec, "cpu", seed) for seed in (1, 2))
+    again, other = (algorithm.make_updater(spec, "cpu", seed) for seed in (1, 2))
     assert (weights_of(first) == weights_of(again)).all() and (weights_of(first) != weights_of(other)).any()
     for seed in range(3):
         segments = batch_of(algorithm, spec, first, seed)
@@ -220,7 +220,7 @@ def test_state_round_trips_to_the_same_numbers(name: str, kind: str, at: int | N
         core.begin(batches[2], 0.3)
         for _ in range(at):
             assert core.step()
-    other = algorithm.make_core(spec, "cpu", 99)
+    other = algorithm.make_updater(spec, "cpu", 99)
     other.load_state_dict(pickle.loads(pickle.dumps(core.state_dict())))
     assert (weights_of(core) == weights_of(other)).all() and core.samples == other.samples
     if at is not None:
@@ -246,7 +246,7 @@ def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> N
     while core.step():
         pass
     assert pickle.dumps(state) == frozen
-    wider = record(name, kind, hidden_sizes=(17, 16)).make_core(spec, "cpu", 0)
+    wider = record(name, kind, hidden_sizes=(17, 16)).make_updater(spec, "cpu", 0)
     before = weights_of(wider)
     for foreign in (state, {}, {**state, "more": 1}):
         with pytest.raises(ValueError):
@@ -394,7 +394,7 @@ def test_identity_is_learned(name: str, identity: str, squashed: bool) -> None:
     spec, observe, wanted = IDENTITIES[identity]
     algorithm = record(name, gamma=0.5, squashed=squashed, initial_log_std=-0.5, segment_length=16)
     env = Guessing(spec, matches(spec), observe)
-    core, policy = algorithm.make_core(spec, "cpu", 0), algorithm.make_policy(spec)
+    core, policy = algorithm.make_updater(spec, "cpu", 0), algorithm.make_policy(spec)
     rng, reached = np.random.default_rng(0), -np.inf
     for _ in range(400):
         policy.load_weights(weights_of(core))
@@ -414,7 +414,7 @@ def test_a_bound_below_the_lag_of_lockstep_is_refused(name: str) -> None:
 
 def test_further_passes_see_observations_as_they_are_published(name: str) -> None:
     algorithm, spec = record(name, "wide", epochs=1, reuse_epochs=1), SPECS["wide"]
-    core = algorithm.make_core(spec, "cpu", 0)
+    core = algorithm.make_updater(spec, "cpu", 0)
     segments = batch_of(algorithm, spec, core)
     iterate(core, segments)
     mean, scale = core.nets.statistics

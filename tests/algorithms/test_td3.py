@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("record", [TD3, DDPG])
 
 
 def core_of(record: type = TD3, spec: Any = SPEC, seed: int = 3, **options: Any) -> DeterministicUpdate:
-    core: DeterministicUpdate = record(**{**SMALL, **SPEEDY, **options}).make_core(spec, "cpu", seed)
+    core: DeterministicUpdate = record(**{**SMALL, **SPEEDY, **options}).make_updater(spec, "cpu", seed)
     return core
 
 
@@ -133,7 +133,7 @@ def test_options_of_exploration_reach_the_policy(record: type) -> None:
 @pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
 def test_options_of_size_and_of_random_steps_are_heard(name: str) -> None:
     made = ALGORITHMS[name](hidden_sizes=(9, 8), critic_hidden_sizes=(7,), learning_starts=77)
-    core: Any = made.make_core(SPEC, "cpu", 0)
+    core: Any = made.make_updater(SPEC, "cpu", 0)
     assert core.critics.sizes == core.target_critics.sizes == (4 + 2, 7, 1)
     assert core.layout.hidden == (9, 8)
     policies: Any = [
@@ -243,7 +243,7 @@ def test_mean_and_largest_of_the_values_are_reported(record: type) -> None:
 def test_update_never_looks_at_a_value(record: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
-    core = record(**{**SMALL, "prioritized": False}).make_core(SPEC, "meta", 0)
+    core = record(**{**SMALL, "prioritized": False}).make_updater(SPEC, "meta", 0)
     for _ in range(4):
         core.update(filled_batch())
     with pytest.raises(RuntimeError, match="meta"):

@@ -139,7 +139,7 @@ def test_no_target_is_beyond_the_bounds(record: type) -> None:
     spec = EnvSpec("test", (3,), "float32", action)
     largest = {}
     for bound in (True, False):
-        core = record(batch_size=32, hidden_sizes=(16,), bound_targets=bound).make_core(spec, "cpu", 0)
+        core = record(batch_size=32, hidden_sizes=(16,), bound_targets=bound).make_updater(spec, "cpu", 0)
         core.update(filled(spec))
         target = mean_target(core) if record is QRDQN else core._learned.q - core._learned.critic.td
         largest[bound] = float(target.max())

@@ -253,7 +253,7 @@ def test_as_many_checkpoints_are_kept_as_the_run_is_told(tmp_path: Path) -> None
 def test_too_little_space_for_the_checkpoints_is_said_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = ALGORITHM.make_core(SPEC, "cpu", 0)
+    core = ALGORITHM.make_updater(SPEC, "cpu", 0)
     state = core.state_dict()
     save(tmp_path / "file", {"core": state, "weights": np.zeros(WEIGHT_COUNT, np.float32)}, meta())
     written = (tmp_path / "file").stat().st_size
