@@ -139,24 +139,13 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             for name, at in parts.items()
         }
 
-    def make_batch(self, size: int) -> StagedBatch:
-        """An empty batch of `size` transitions on the device."""
-        return StagedBatch(
-            *(size, self.spec, self.device, scaling(self.layout.action)),
-            *(self.config.reward_scale, self.bounds),
-        )
-
     @abstractmethod
-    def _make_buffers(self, size: int) -> BuffersT:
-        """Buffers and passes of an update of B transitions."""
+    def _make_buffers(self, batch: StagedBatch) -> BuffersT:
+        """Buffers and passes of an update of B transitions; `batch` is empty yet."""
 
     @abstractmethod
     def _learn(self, buffers: BuffersT, acting: bool) -> Learned:
         """Fill the gradient; the actor's only where `acting`. The same operations for every batch."""
-
-    @abstractmethod
-    def _moves_target(self, acting: bool) -> bool:
-        """Whether the targets follow at this update."""
 
     def update(self, batch: Batch) -> UpdateResult:
         """One gradient step of the critics, and at every `policy_delay`-th of the actor.
@@ -166,7 +155,9 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         """
         buffers = self._buffers
         if buffers is None or buffers.size != batch.size:
-            buffers = self._buffers = self._make_buffers(batch.size)
+            options = scaling(self.layout.action), self.config.reward_scale, self.bounds
+            buffers = self._make_buffers(StagedBatch(batch.size, self.spec, self.device, *options))
+            self._buffers = buffers
         with self._gradient_mode():
             learned = self._learned = self._update(buffers, batch)
             self._updates += 1
@@ -181,7 +172,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         if learned.actor_loss is not None:
             self._actor_loss = learned.actor_loss.detach()
         self._step(acting)
-        if self._target is not None and self._moves_target(acting):
+        if self._target is not None and (acting or self.target_policy is None):
             self._target.lerp_(self._followed, self.config.tau)
         return learned
 
@@ -215,19 +206,15 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             return values
         if not math.isnan(actor_loss := float(self._actor_loss)):
             values["train/actor_loss"] = actor_loss
+        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
+        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
         return values | {
             "train/loss": float(learned.critic.loss.detach()),
             "train/q_mean": float(learned.q.mean()),
             "train/q_max": float(learned.q.abs().max()),
-            "train/grad_norm": self._grad_norm(),
+            "train/grad_norm": math.hypot(*(float(norm) for norm in norms if norm is not None)),
             **({} if self.bounds is None else self.bounds.metrics()),
         }
-
-    def _grad_norm(self) -> float:
-        """Norm of all gradients of the last update, before clipping."""
-        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
-        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
-        return math.hypot(*(float(norm) for norm in norms if norm is not None))
 
     def _networks(self) -> dict[str, Network]:
         """What is saved, by name."""

@@ -52,11 +52,8 @@ class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
         self.kernels = self.device.type == "cpu" if kernels is None else kernels
         self._gradient_mode = torch.inference_mode if self.kernels else torch.no_grad
 
-    def _make_buffers(self, size: int) -> DeterministicBuffers:
-        return DeterministicBuffers(size, self)
-
-    def _moves_target(self, acting: bool) -> bool:
-        return acting
+    def _make_buffers(self, batch: StagedBatch) -> DeterministicBuffers:
+        return DeterministicBuffers(batch, self)
 
     def _learn(self, buffers: DeterministicBuffers, acting: bool) -> Learned:
         batch, movable = buffers.batch, self.movable
@@ -92,8 +89,9 @@ class DeterministicBuffers(Buffers):
         critic_gradients, actor_gradients: `output_gradients` of the losses.
     """
 
-    def __init__(self, size: int, update: DeterministicUpdate) -> None:
-        super().__init__(update.make_batch(size), update.layout)
+    def __init__(self, batch: StagedBatch, update: DeterministicUpdate) -> None:
+        super().__init__(batch, update.layout)
+        size = batch.size
         critics, precision = update.critics, update.precision
         self.noise = torch.zeros(size, update.layout.action_values, device=update.device)
         assert update.target_policy is not None

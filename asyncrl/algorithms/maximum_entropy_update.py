@@ -88,11 +88,8 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         values = self.layout.action_values
         self.target_entropy = -float(values) if config.target_entropy is None else config.target_entropy
 
-    def _make_buffers(self, size: int) -> MaximumEntropyBuffers:
-        return MaximumEntropyBuffers(size, self)
-
-    def _moves_target(self, acting: bool) -> bool:
-        return True
+    def _make_buffers(self, batch: StagedBatch) -> MaximumEntropyBuffers:
+        return MaximumEntropyBuffers(batch, self)
 
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         size, movable = buffers.size, self.movable
@@ -138,8 +135,9 @@ class MaximumEntropyBuffers(Buffers):
         critic_gradients, actor_gradients: `output_gradients` of the losses.
     """
 
-    def __init__(self, size: int, update: MaximumEntropyUpdate) -> None:
-        super().__init__(update.make_batch(size), update.layout)
+    def __init__(self, batch: StagedBatch, update: MaximumEntropyUpdate) -> None:
+        super().__init__(batch, update.layout)
+        size = batch.size
         values = update.layout.action_values
         self.noise = torch.zeros(2 * size, values, device=update.device)
         self.own_noise, self.next_noise = self.noise.split(size)
