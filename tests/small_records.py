@@ -11,5 +11,10 @@ from asyncrl.options import option_help
 def small(name: str, **options: Any) -> Any:
     """The record of that name with these options; those that it does not have are left out."""
     known = option_help(ALGORITHMS[name])
-    sizes = {"hidden_sizes": (32, 32), "learning_rate": 3e-3, "batch_size": 64}
+    sizes = {
+        "hidden_sizes": (32, 32),
+        "critic_hidden_sizes": (32, 32),
+        "learning_rate": 3e-3,
+        "batch_size": 64,
+    }
     return ALGORITHMS[name](**{key: value for key, value in {**sizes, **options}.items() if key in known})

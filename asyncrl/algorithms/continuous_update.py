@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.box import scaling
-from asyncrl.acting.modules import NetworkFactory
-from asyncrl.algorithms.continuous import ContinuousControl, CriticLoss
+from asyncrl.algorithms.continuous import ContinuousControl
+from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
@@ -33,55 +33,7 @@ from asyncrl.networks.parameters import HostCopy
 _ALIGNED = 16
 """Float32 values in a cache line; critics begin at a multiple."""
 
-
-class Buffers:
-    """Inputs of an update for one batch size; an algorithm adds its passes.
-
-    Attributes:
-        size: B.
-        batch: the batch on the device.
-        obs, next_obs: `[B, inputs]`, views of it.
-        x: `[3 B, inputs + d]`, inputs of the critics: (obs, action), (obs, own action), (next_obs, own action).
-        own_action, next_action: `[B, d]`, views of the last columns of `x`.
-    """
-
-    def __init__(self, size: int, update: ContinuousUpdate[Any]) -> None:
-        self.size, spec, device = size, update.spec, update.device
-        action = update.layout.action
-        scale = update.config.reward_scale
-        self.batch = StagedBatch(size, spec, device, scaling(action), scale, update.bounds)
-        self.obs, self.next_obs = self.batch.rows.split(size)
-        inputs = update.layout.inputs
-        self.x = torch.zeros(3 * size, inputs + update.layout.action_values, device=device)
-        taken, self.own_action, self.next_action = self.x[:, inputs:].split(size)
-        self._copies = [
-            (self.x[:size, :inputs], self.obs),
-            (self.x[size:, :inputs], self.batch.rows),
-            (taken, self.batch.action),
-        ]
-
-    def stage(self, batch: Batch) -> None:
-        """Copy the batch in; nothing of it is kept."""
-        self.batch.stage(batch)
-        for into, source in self._copies:
-            into.copy_(source)
-
-
 BuffersT = TypeVar("BuffersT", bound=Buffers)
-
-
-class Learned(NamedTuple):
-    """What an update has computed beside the gradient.
-
-    Attributes:
-        critic: loss and errors of the critics.
-        q: values of the batch's actions, for the metrics.
-        actor_loss: scalar, None where the actor was not updated.
-    """
-
-    critic: CriticLoss
-    q: Tensor
-    actor_loss: Tensor | None = None
 
 
 class ContinuousUpdate(ABC, Generic[BuffersT]):
@@ -96,11 +48,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
         seed: of the initial weights, which are the same on every device, and of the noise, which is not.
-        num_critics: C.
-        critic_outputs: outputs of a critic.
-        has_targets: whether target critics follow the critics.
-        has_target_policy: whether a target policy follows the policy, too.
-        networks: factories of the policy and of a critic, None for the perceptrons of the record's widths.
+        shape: of the networks.
 
     Attributes:
         config, spec, device: as given.
@@ -127,12 +75,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         spec: EnvSpec,
         device: str,
         seed: int,
-        *,
-        num_critics: int,
-        critic_outputs: int = 1,
-        has_targets: bool = True,
-        has_target_policy: bool = False,
-        networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None,
+        shape: Shape,
     ) -> None:
         self.config, self.spec, self.device = config, spec, torch.device(device)
         self.layout = layout = config.layout(spec)
@@ -141,16 +84,16 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self.bounds = None if config.entropy_in_values else ValueBounds()
         half_range = torch.from_numpy(scaling(layout.action)[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
-        policy_network, critic_network = networks or (config.network, config.network)
+        policy_network, critic_network = shape.networks or (config.network, config.network)
         hidden = config.critic_hidden_sizes or config.hidden_sizes
-        sizes = (layout.inputs + layout.action_values, *hidden, critic_outputs)
+        sizes = (layout.inputs + layout.action_values, *hidden, shape.critic_outputs)
         with torch.no_grad():
             self._make_networks(
                 Architecture(layout.sizes, network=policy_network, seed=seed),
-                Architecture(sizes, num_critics, network=critic_network, seed=seed),
+                Architecture(sizes, shape.num_critics, network=critic_network, seed=seed),
                 torch.Generator().manual_seed(seed),
             )
-            self._make_targets(has_targets, has_target_policy)
+            self._make_targets(shape)
         self._optimizers = self._make_optimizers()
         where = "cuda" if self.device.type == "cuda" else "cpu"
         (own,) = np.random.SeedSequence(seed).spawn(1)
@@ -173,15 +116,15 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self._parts = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
         self._to_host = HostCopy(self.policy.flat)
 
-    def _make_targets(self, has_targets: bool, has_target_policy: bool) -> None:
+    def _make_targets(self, shape: Shape) -> None:
         count = self.critics.flat.numel()
-        self._followed = self._flat if has_target_policy else self._flat[self._parts["critics"]]
-        self._target = self._followed.clone() if has_targets else None
+        self._followed = self._flat if shape.has_target_policy else self._flat[self._parts["critics"]]
+        self._target = self._followed.clone() if shape.has_targets else None
         self.target_policy: Network | None = None
         self.target_critics = self.critics
         if self._target is not None:
             self.target_critics = self.critics.on(self._target[-count:])
-        if self._target is not None and has_target_policy:
+        if self._target is not None and shape.has_target_policy:
             self.target_policy = self.policy.on(self._target[self._parts["policy"]])
 
     def _make_optimizers(self) -> dict[str, FlatAdam]:
@@ -197,16 +140,12 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         }
 
     @abstractmethod
-    def _make_buffers(self, size: int) -> BuffersT:
-        """Buffers and passes of an update of B transitions."""
+    def _make_buffers(self, batch: StagedBatch) -> BuffersT:
+        """Buffers and passes of an update of B transitions; `batch` is empty yet."""
 
     @abstractmethod
     def _learn(self, buffers: BuffersT, acting: bool) -> Learned:
         """Fill the gradient; the actor's only where `acting`. The same operations for every batch."""
-
-    @abstractmethod
-    def _moves_target(self, acting: bool) -> bool:
-        """Whether the targets follow at this update."""
 
     def update(self, batch: Batch) -> UpdateResult:
         """One gradient step of the critics, and at every `policy_delay`-th of the actor.
@@ -216,7 +155,9 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         """
         buffers = self._buffers
         if buffers is None or buffers.size != batch.size:
-            buffers = self._buffers = self._make_buffers(batch.size)
+            options = scaling(self.layout.action), self.config.reward_scale, self.bounds
+            buffers = self._make_buffers(StagedBatch(batch.size, self.spec, self.device, *options))
+            self._buffers = buffers
         with self._gradient_mode():
             learned = self._learned = self._update(buffers, batch)
             self._updates += 1
@@ -231,7 +172,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         if learned.actor_loss is not None:
             self._actor_loss = learned.actor_loss.detach()
         self._step(acting)
-        if self._target is not None and self._moves_target(acting):
+        if self._target is not None and (acting or self.target_policy is None):
             self._target.lerp_(self._followed, self.config.tau)
         return learned
 
@@ -265,19 +206,15 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             return values
         if not math.isnan(actor_loss := float(self._actor_loss)):
             values["train/actor_loss"] = actor_loss
+        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
+        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
         return values | {
             "train/loss": float(learned.critic.loss.detach()),
             "train/q_mean": float(learned.q.mean()),
             "train/q_max": float(learned.q.abs().max()),
-            "train/grad_norm": self._grad_norm(),
+            "train/grad_norm": math.hypot(*(float(norm) for norm in norms if norm is not None)),
             **({} if self.bounds is None else self.bounds.metrics()),
         }
-
-    def _grad_norm(self) -> float:
-        """Norm of all gradients of the last update, before clipping."""
-        moved = ("all", "critics", *(("policy", "temperature") if self._acting else ()))
-        norms = [adam.grad_norm for name, adam in self._optimizers.items() if name in moved]
-        return math.hypot(*(float(norm) for norm in norms if norm is not None))
 
     def _networks(self) -> dict[str, Network]:
         """What is saved, by name."""

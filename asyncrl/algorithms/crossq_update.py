@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.algorithms.continuous_update import Learned
+from asyncrl.algorithms.continuous_buffers import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
+from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
@@ -97,8 +98,8 @@ class CrossQUpdate(MaximumEntropyUpdate):
             for module in network.modules:
                 module.train(training)
 
-    def _make_buffers(self, size: int) -> CrossQBuffers:
-        return CrossQBuffers(size, self)
+    def _make_buffers(self, batch: StagedBatch) -> CrossQBuffers:
+        return CrossQBuffers(batch, self)
 
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         assert isinstance(buffers, CrossQBuffers)
@@ -146,8 +147,9 @@ class CrossQBuffers(MaximumEntropyBuffers):
         next_policy: pass of the policy in evaluation over next_obs.
     """
 
-    def __init__(self, size: int, update: CrossQUpdate) -> None:
-        super().__init__(size, update)
+    def __init__(self, batch: StagedBatch, update: CrossQUpdate) -> None:
+        super().__init__(batch, update)
+        size = batch.size
         precision, values = update.precision, update.layout.action_values
         self.pairs = torch.zeros_like(self.x[: 2 * size])
         self.joint = update.critics.make_pass(

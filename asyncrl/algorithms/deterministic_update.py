@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.continuous import CriticLoss
+from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
-from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
+from asyncrl.algorithms.continuous_update import ContinuousUpdate
 from asyncrl.algorithms.deterministic import DeterministicActor, actor_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
@@ -46,16 +47,13 @@ class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
         num_critics: int = 1,
         kernels: bool | None = None,
     ) -> None:
-        super().__init__(config, spec, device, seed, num_critics=num_critics, has_target_policy=True)
+        super().__init__(config, spec, device, seed, Shape(num_critics, has_target_policy=True))
         self.critic_loss, self._smoothing = critic_loss, smoothing
         self.kernels = self.device.type == "cpu" if kernels is None else kernels
         self._gradient_mode = torch.inference_mode if self.kernels else torch.no_grad
 
-    def _make_buffers(self, size: int) -> DeterministicBuffers:
-        return DeterministicBuffers(size, self)
-
-    def _moves_target(self, acting: bool) -> bool:
-        return acting
+    def _make_buffers(self, batch: StagedBatch) -> DeterministicBuffers:
+        return DeterministicBuffers(batch, self)
 
     def _learn(self, buffers: DeterministicBuffers, acting: bool) -> Learned:
         batch, movable = buffers.batch, self.movable
@@ -91,8 +89,9 @@ class DeterministicBuffers(Buffers):
         critic_gradients, actor_gradients: `output_gradients` of the losses.
     """
 
-    def __init__(self, size: int, update: DeterministicUpdate) -> None:
-        super().__init__(size, update)
+    def __init__(self, batch: StagedBatch, update: DeterministicUpdate) -> None:
+        super().__init__(batch, update.layout)
+        size = batch.size
         critics, precision = update.critics, update.precision
         self.noise = torch.zeros(size, update.layout.action_values, device=update.device)
         assert update.target_policy is not None

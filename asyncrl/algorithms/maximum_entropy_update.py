@@ -12,8 +12,9 @@ from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
+from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
-from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned
+from asyncrl.algorithms.continuous_update import ContinuousUpdate
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
@@ -62,7 +63,7 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         critic_loss: of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses, which must then be SAC's.
-        options: see `ContinuousUpdate`.
+        options: see `Shape`.
     """
 
     config: MaximumEntropy
@@ -79,7 +80,7 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         kernels: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(config, spec, device, seed, num_critics=config.num_critics, **options)
+        super().__init__(config, spec, device, seed, Shape(config.num_critics, **options))
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
         self._gradient_mode = torch.inference_mode if kernels else torch.no_grad
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
@@ -87,11 +88,8 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         values = self.layout.action_values
         self.target_entropy = -float(values) if config.target_entropy is None else config.target_entropy
 
-    def _make_buffers(self, size: int) -> MaximumEntropyBuffers:
-        return MaximumEntropyBuffers(size, self)
-
-    def _moves_target(self, acting: bool) -> bool:
-        return True
+    def _make_buffers(self, batch: StagedBatch) -> MaximumEntropyBuffers:
+        return MaximumEntropyBuffers(batch, self)
 
     def _learn(self, buffers: MaximumEntropyBuffers, acting: bool) -> Learned:
         size, movable = buffers.size, self.movable
@@ -137,8 +135,9 @@ class MaximumEntropyBuffers(Buffers):
         critic_gradients, actor_gradients: `output_gradients` of the losses.
     """
 
-    def __init__(self, size: int, update: MaximumEntropyUpdate) -> None:
-        super().__init__(size, update)
+    def __init__(self, batch: StagedBatch, update: MaximumEntropyUpdate) -> None:
+        super().__init__(batch, update.layout)
+        size = batch.size
         values = update.layout.action_values
         self.noise = torch.zeros(2 * size, values, device=update.device)
         self.own_noise, self.next_noise = self.noise.split(size)

@@ -11,16 +11,16 @@ _BETAS = (0.9, 0.999)
 
 
 class FlatAdam:
-    """Adam (Kingma & Ba 2015) with an optional limit on the gradient's length; reads no value back to the host.
+    """Adam (Kingma & Ba 2015) with an optional maximum gradient norm; reads no value back to the host.
 
-    Used from one thread, the learner's, under `torch.inference_mode()`. Everything may be captured in a CUDA graph: the
+    Used from one thread, the learner's, without gradient tracking. Everything may be captured in a CUDA graph: the
     learning rate is a tensor that `step` fills only when it has changed.
 
     Args:
         parameters: flat `[P]` float32, changed in place; may be a view into a longer vector.
-        gradient: `[P]`, read at every step, which leaves it shortened where there is a limit.
+        gradient: `[P]`, read at every step, which leaves it clipped where there is a maximum norm.
         eps: term added to the denominator.
-        max_grad_norm: length to which a longer gradient is shortened, or None.
+        max_grad_norm: maximum gradient norm; None disables clipping.
 
     Attributes:
         learning_rate: that of the last step, 0 before.
@@ -70,7 +70,7 @@ class FlatAdam:
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Scalar tensor: length of the last step's gradient before it was shortened; None before the first step.
+        """Scalar tensor: norm of the last step's gradient before clipping; None before the first step.
 
         Where there is no limit it is taken now, of the gradient as it stands.
         """

@@ -135,6 +135,7 @@ OPTIONS: dict[str, Any] = {
     "learning_starts": 200,
     "exploration_steps": 1_000,
     "exploration_scale": 0.3,
+    "norm_momentum": 0.9,
     "v_min": 0.0,
     "v_max": 2.0,
 }

@@ -42,7 +42,9 @@ def without_kernels(spec: Any = SPEC, seed: int = 3, **options: Any) -> MaximumE
             critic_loss=critic_loss,
             actor_loss=actor_loss,
         )
-        core._buffers = core._make_buffers(SIZE)
+        state = core.state_dict()
+        core.update(filled_batch(spec=spec))  # makes the buffers
+        core.load_state_dict(state)
     return core
 
 

@@ -1,0 +1,79 @@
+"""Inputs and results of an update of an actor and critics, and the shape of these."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from asyncrl.acting.box import BoxLayout
+from asyncrl.acting.modules import NetworkFactory
+from asyncrl.algorithms.continuous import CriticLoss
+from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.interfaces import Batch
+
+
+class Shape(NamedTuple):
+    """Networks of an algorithm.
+
+    Attributes:
+        num_critics: C.
+        critic_outputs: outputs of a critic.
+        has_targets: whether target critics follow the critics.
+        has_target_policy: whether a target policy follows the policy, too.
+        networks: factories of the policy and of a critic in place of the record's, or None.
+    """
+
+    num_critics: int
+    critic_outputs: int = 1
+    has_targets: bool = True
+    has_target_policy: bool = False
+    networks: tuple[NetworkFactory | None, NetworkFactory | None] | None = None
+
+
+class Learned(NamedTuple):
+    """What an update has computed beside the gradient.
+
+    Attributes:
+        critic: loss and errors of the critics.
+        q: values of the batch's actions, for the metrics.
+        actor_loss: scalar, None where the actor was not updated.
+    """
+
+    critic: CriticLoss
+    q: Tensor
+    actor_loss: Tensor | None = None
+
+
+class Buffers:
+    """Inputs of an update for one batch size; an algorithm adds its passes.
+
+    Args:
+        batch: on the device.
+        layout: of the actor.
+
+    Attributes:
+        size: B.
+        batch: as given.
+        obs, next_obs: `[B, inputs]`, views of it.
+        x: `[3 B, inputs + d]`, inputs of the critics: (obs, action), (obs, own action), (next_obs, own action).
+        own_action, next_action: `[B, d]`, views of the last columns of `x`.
+    """
+
+    def __init__(self, batch: StagedBatch, layout: BoxLayout) -> None:
+        self.batch, self.size = batch, batch.size
+        self.obs, self.next_obs = batch.rows.split(self.size)
+        inputs = layout.inputs
+        self.x = batch.rows.new_zeros(3 * self.size, inputs + layout.action_values)
+        taken, self.own_action, self.next_action = self.x[:, inputs:].split(self.size)
+        self._copies = [
+            (self.x[: self.size, :inputs], self.obs),
+            (self.x[self.size :, :inputs], batch.rows),
+            (taken, batch.action),
+        ]
+
+    def stage(self, batch: Batch) -> None:
+        """Copy the batch in; nothing of it is kept."""
+        self.batch.stage(batch)
+        for into, source in self._copies:
+            into.copy_(source)
