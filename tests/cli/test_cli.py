@@ -229,7 +229,7 @@ def test_the_program_runs_as_a_module() -> None:
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
         (["train", "--algo", "dqn"], "ENV is missing"),
-        (["train", "CartPole-v1"], "--algo is missing; one of a2c, c51, ddpg, dqn"),
+        (["train", "CartPole-v1"], "--algo is missing; one of a2c, c51, crossq"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
         ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
         ([*TRAIN, "--actor=2"], "unknown option --actor; did you mean --actors?"),
