@@ -1,1 +1,1 @@
-"""How a policy acts in an actor: NumPy and numba kernels, never torch, so that actors stay light."""
+"""Policies in actor processes: NumPy and numba kernels; torch only for a network of the user's own."""

@@ -1,4 +1,4 @@
-"""How DDPG, TD3 and SAC act in a box: NumPy and numba, never torch, so that actors stay light.
+"""Policies for Box actions of DDPG, TD3 and SAC, in NumPy and numba, without torch.
 
 `BoxLayout` says where every weight lies in the flat block that travels through the weight mailbox; the learner's
 actor is laid out by the same record. Inside of a policy and of a learner actions are in units of half the action

@@ -1,4 +1,4 @@
-"""What a policy computes per row, as numba kernels: its network, its draws and their log probabilities.
+"""Numba kernels of the policies: forward passes, draws and their log-probabilities.
 
 The caller validates.
 """

@@ -1,4 +1,4 @@
-"""How a stochastic policy acts: NumPy and numba kernels, never torch, so that actors stay light.
+"""Stochastic policies of the on-policy algorithms, in NumPy and numba, without torch.
 
 `ActorLayout` says where every number lies in the flat block that travels through the weight mailbox: the policy's
 network, the log standard deviations of a Gaussian and the statistics that observations are normalised with. The

@@ -1,4 +1,4 @@
-"""What follows an actor's life: the reason of its end in words, and the pause before its next life, if it has one."""
+"""The end of an actor process: its reason in words, and the pause before a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the main process tells the processes it has forked, and the bytes both sides exchange afterwards."""
+"""Plans that the main process sends to forked processes, and the messages that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment looks like, found out in a process of its own."""
+"""Description of an environment, taken in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a process that died is started again, and after which pause."""
+"""Restart budget of a process, and the pause before a restart."""
 
 from __future__ import annotations
 

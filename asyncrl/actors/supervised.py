@@ -1,4 +1,4 @@
-"""What the pool knows of one actor, over all its lives."""
+"""State of one actor in the pool, over all its restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records of all algorithms that learn from replay share: options, their ranges and what they refuse."""
+"""Common options of the algorithms that learn from replay, with their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment must be so that rings can hold it and actors step it, checked before anything starts.
+"""Checks of an environment before anything starts: spaces that rings can hold, steps that actors can take.
 
 Spaces and environments are looked at by their attributes only; gymnasium itself is not imported here.
 """

@@ -1,4 +1,4 @@
-"""What the learner says when its numbers go wrong: a loss or weights that are not finite, a device that is full."""
+"""Errors of the learner: a loss or weights that are not finite, a device that is full."""
 
 from __future__ import annotations
 

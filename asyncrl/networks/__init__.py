@@ -1,1 +1,1 @@
-"""What a learner's network is made of: layers on one flat vector, passes over them, distributions, Adam. All torch."""
+"""The engine: networks on flat parameter vectors, their passes, distributions and Adam, in torch."""

@@ -1,4 +1,4 @@
-"""How exactly matrices are multiplied, for as long as an update lasts."""
+"""Precision of matrix products during an update."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Perceptrons with a forward and backward pass written by hand, over preallocated buffers: the engine's fast path.
 
 Why not autograd: at 4-64-64-2 and batch 64 a DQN update with modules, autograd, fused Adam and gradient clipping took
-640 microseconds on one core, and takes 135 this way (785 and 275 at batch 256; 2,900 and 2,200 at 8-256-256-4 and
-batch 256). The parameters are one tensor, so Adam, the target network and the gradient norm are one operation each.
+640 microseconds on one core, and 135 this way when it was first written (785 and 275 at batch 256; 2,900 and 2,200 at
+8-256-256-4 and batch 256); `benchmarks/before_after.py` measures updates as they are. The parameters are one tensor,
+so Adam, the target network and the gradient norm are one operation each.
 
 A pass is some twenty tensor operations, half of the time matrix products. Nothing depends on a value of the data, so a
 pass can be captured in a CUDA graph. Measured on one thread of a CPU with AVX-512: two products of 256x256 matrices are

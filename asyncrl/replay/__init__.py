@@ -1,4 +1,4 @@
-"""What the learner side knows about rows: which may be sampled, how likely each is, how a batch is cut out."""
+"""Replay and segments over the rings: which rows may be sampled, their priorities, and the gathering of batches."""
 
 from asyncrl.replay.replay import PrioritizedReplay, ReplayStatistics
 from asyncrl.replay.segments import SegmentQueue, SegmentStatistics

@@ -1,4 +1,4 @@
-"""What kernels know of the rings, the replay and a batch: three int64 tables, and how rows are named.
+"""Tables of int64 that describe rings, replay and batch to the kernels, and the numbering of rows.
 
 All rings of a replay have one layout. What kernels need to know of them stands in three int64 tables:
 

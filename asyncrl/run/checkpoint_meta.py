@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as a record and as the JSON of its header, which is checked key by key."""
+"""Header of a checkpoint, as a record and as JSON that is checked key by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints fit on its disk, by arithmetic before the first step."""
+"""Estimate, before the first step, of the disk space that a run's checkpoints need."""
 
 from __future__ import annotations
 

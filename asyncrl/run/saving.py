@@ -1,4 +1,4 @@
-"""What a run saves of its learner, and when: checkpoints by time, at the end, and of the best weights.
+"""Checkpoints of a run: by time, at the end, and of the best weights.
 
 Writing may fail: the disk is full, the directory is gone or read-only. Training goes on then, one warning (ASYNC040) is
 given for as long as it lasts, the checkpoints that are there stay whole, and the next save tries again.

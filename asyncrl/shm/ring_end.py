@@ -1,4 +1,4 @@
-"""What both ends of an experience ring share: the arrays, as views into one segment."""
+"""Common part of both ends of an experience ring: its arrays, as views into one segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an experience ring lies in memory: its header's words, its arrays, and what its statistics say.
+"""Memory layout of an experience ring: words of its header, arrays, statistics.
 
 The header is three blocks of 128 bytes, so that the writers keep off each other's cache lines, adjacent-line
 prefetch included:

@@ -1,4 +1,4 @@
-"""What is done to the header of a ring, word by word and in which order: the kernels of both ends.
+"""Kernels that read and write the words of a ring's header, in the order that both ends rely on.
 
 Every function here is one step of the protocol that `ring.py` explains, and so short that it keeps the GIL. The
 caller owns the words that it stores to.

@@ -1,4 +1,4 @@
-"""What an actor writes and counts for all its streams at once, after a row: one kernel.
+"""Flags and counters of a row, for all streams of an actor in one kernel.
 
 A vector of a thousand short-lived environments ends dozens of episodes in every row; counted one by one in Python
 they took longer than the step that ended them.
