@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl import DQN
-from asyncrl.cli.commands import _policy_bytes
+from asyncrl.cli.playing import _policy_bytes
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values

@@ -4,8 +4,8 @@
     1  the user's error        4    the machine lacks a resource
     2  wrong usage             130  interrupted (a checkpoint is written first)
 
-Help and wrong arguments are answered without torch. A command that trains or plays first starts its fork server, which
-loads NumPy, gymnasium and the kernels while this process loads torch.
+Help and wrong arguments are answered without torch and without a process. A command that trains or plays then starts
+its fork server, which loads NumPy, gymnasium and the kernels while this process loads torch.
 """
 
 from __future__ import annotations
@@ -14,29 +14,16 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.interrupts import Interrupts
+from asyncrl.cli.table import COMMANDS, Command
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss
 from asyncrl.version import __version__
 
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
-
-WRONG_USAGE = 2
 INTERRUPTED = 130
-
-COMMANDS = """\
-commands:
-  train ENV   train an agent in an environment
-  eval RUN    play greedy episodes with the policy of a run
-
-`asyncrl COMMAND --help` lists the options of a command.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,66 +65,41 @@ def _print_error(text: str) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    commands = {"train": _train, "eval": _evaluate}
-    if arguments and arguments[0] in commands:
-        return _with_fork_server(commands[arguments[0]], arguments[1:])
+    if arguments and arguments[0] in COMMANDS:
+        return _run(COMMANDS[arguments[0]], arguments[1:])
     parser = Parser(
         prog="asyncrl",
         usage="asyncrl COMMAND ...",
         description="Asynchronous reinforcement learning on one workstation.",
-        epilog=COMMANDS,
+        epilog=_list_of_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"asyncrl {__version__}")
     if arguments and not arguments[0].startswith("-"):
-        parser.unknown("command", arguments[0], near_miss(arguments[0], commands))
+        parser.unknown("command", arguments[0], near_miss(arguments[0], COMMANDS))
     parser.parse_exactly(arguments)
-    parser.error(f"a command is missing: {' or '.join(commands)}")
+    parser.error(f"a command is missing: one of {', '.join(COMMANDS)}")
 
 
-def _with_fork_server(command: Callable[[list[str], ForkServer | None], int], arguments: list[str]) -> int:
-    """Start a fork server, run the command meanwhile, and close the server in every case."""
-    if {"-h", "--help"} & set(arguments):
-        return command(arguments, None)
+def _list_of_commands() -> str:
+    lines = [f"  {name + ' ' + command.usage:<16} {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(["commands:", *lines, "", "`asyncrl COMMAND --help` lists the options of a command."])
+
+
+def _run(command: Command, arguments: list[str]) -> int:
+    """Parse, then start a fork server for a command that needs one, and close it in every case."""
+    module = command.load()
+    options = module.parse(arguments)
+    if not command.needs_server:
+        return module.run(options, None)
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()
     server.start()
     try:
-        return command(arguments, server)
+        return module.run(options, server)
     finally:
         server.close()
-
-
-def _train(arguments: list[str], server: ForkServer | None) -> int:
-    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
-        return _train_unless(interrupts, arguments, server)
-
-
-def _train_unless(interrupts: Interrupts, arguments: list[str], server: ForkServer | None) -> int:
-    from asyncrl.cli.arguments import flag_refused, parse_train
-
-    config, algorithm = parse_train(arguments)
-    from asyncrl.cli.commands import train
-
-    try:
-        return train(config, algorithm, server, interrupts)
-    except ValueError as error:
-        # Some rules are checked when the run is built, such as a pace that would deadlock. They read like the others.
-        flag = flag_refused(error, algorithm)
-        if flag is None:
-            raise
-        _print_error(f"asyncrl train: error: argument {flag}: {error}")
-        return WRONG_USAGE
-
-
-def _evaluate(arguments: list[str], server: ForkServer | None) -> int:
-    from asyncrl.cli.arguments import parse_eval
-
-    options = parse_eval(arguments)
-    from asyncrl.cli.commands import evaluate
-
-    return evaluate(options, server)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from snapshots import make_snapshot
 from asyncrl import DQN, errors
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.streams import PlainStreams
-from asyncrl.cli import commands
-from asyncrl.cli.arguments import EvalOptions
+from asyncrl.cli import playing
+from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
@@ -208,7 +208,7 @@ def test_mutated_headers_and_payloads_are_refused_or_read(tmp_path: Path) -> Non
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         forge(path, bytes(pair[0]), bytes(pair[1]))
         try:
-            commands._policy_bytes(read_policy(path), path)
+            playing._policy_bytes(read_policy(path), path)
             outcomes["read"] += 1
         except errors.CheckpointError:
             outcomes["refused"] += 1
@@ -297,12 +297,12 @@ def test_weights_that_do_not_fit_their_options_are_refused(
 
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(commands, "RemoteEvaluator", Plays)
+    monkeypatch.setattr(playing, "RemoteEvaluator", Plays)
     path = tmp_path / "latest"
     told = {**option_values(ALGORITHM), **options}
     save(path, {"weights": np.zeros(weights, np.float32)}, meta(options=told))
     play = EvalOptions(run=str(path), episodes=1)
-    error = refused(path, lambda _: commands.evaluate(play, UnusedServer()))  # type: ignore[arg-type]
+    error = refused(path, lambda _: playing.evaluate(play, UnusedServer()))  # type: ignore[arg-type]
     assert says in error.what
 
 

@@ -1,4 +1,4 @@
-"""Arguments of each command: its flags, and the records of options made from flags, a file and presets.
+"""`asyncrl train`: its flags, and the records of options made from flags, a file and presets.
 
 An option takes its value from its flag, else from the file of `--config`, else from the preset for the environment,
 else from the record's default.
@@ -7,28 +7,34 @@ else from the record's default.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
-from asyncrl.errors import AsyncRLError, ConfigurationError
-from asyncrl.options import near_miss, option_help, option_values, require_at_least
+from asyncrl.cli.interrupts import Interrupts
+from asyncrl.errors import AsyncRLError
+from asyncrl.options import near_miss, option_help, option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
 
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
 
-def parse_train(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
+WRONG_USAGE = 2
+
+
+def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     """Make the records of a run from the arguments of `asyncrl train`.
 
     Raises:
         SystemExit: with code 2, for a wrong flag or value.
         ConfigurationError: the file of `--config` is wrong (ASYNC017).
     """
-    parser = _train_parser()
+    parser = make_parser()
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)
     if parsed.ENV is not None:
@@ -81,7 +87,8 @@ def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
     return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
 
 
-def _train_parser() -> Parser:
+def make_parser() -> Parser:
+    """The flags of `asyncrl train`."""
     parser = Parser(
         prog="asyncrl train",
         usage="asyncrl train ENV --algo ALGO [options]",
@@ -100,60 +107,18 @@ def _train_parser() -> Parser:
     return parser
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """Options of `asyncrl eval`."""
+def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer | None) -> int:
+    """Train; returns the exit code. Raises the error that ended the run."""
+    config, algorithm = options
+    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
+        from asyncrl.cli.training import train
 
-    run: str
-    """Directory of a run, or a checkpoint file."""
-
-    episodes: int = 20
-    """Greedy episodes to play."""
-
-    checkpoint: str = "latest"
-    """Checkpoint of the run: latest, best, or a number of steps."""
-
-    seed: int = 0
-    """Seed of the episodes."""
-
-    json: bool = False
-    """Print one JSON object instead of text."""
-
-    def __post_init__(self) -> None:
-        require_at_least("episodes", self.episodes, 1)
-        require_at_least("seed", self.seed, 0)
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint file."""
-        run = Path(self.run)
-        return run / "checkpoints" / self.checkpoint if run.is_dir() else run
-
-
-def parse_eval(arguments: Sequence[str]) -> EvalOptions:
-    """Parse the options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
-    parser = Parser(
-        prog="asyncrl eval",
-        usage="asyncrl eval RUN [options]",
-        description="Play greedy episodes with the policy of a run.",
-    )
-    parser.add_argument("RUN", help="directory of a run, or a checkpoint file")
-    add_options(parser, "options of the evaluation", EvalOptions, skip=("run",))
-    parsed = parser.parse_exactly(arguments)
-    return merged(parser, EvalOptions, given_flags(parsed, EvalOptions), {"run": parsed.RUN})
-
-
-def algorithm_of(name: str, options: dict[str, Any], checkpoint: Path) -> Algorithm:
-    """Make the algorithm's record from a checkpoint's header.
-
-    Raises:
-        ConfigurationError: this version has no such algorithm or options.
-    """
-    record = ALGORITHMS.get(name)
-    if record is None:
-        raise ConfigurationError(
-            f"the checkpoint was written by algorithm {name!r}, which this version does not have",
-            facts={"file": checkpoint, "algorithms": ", ".join(ALGORITHMS)},
-            fix="evaluate it with the asyncrl that wrote it",
-        )
-    return make_record(record, options, file=checkpoint, path=name)
+        try:
+            return train(config, algorithm, server, interrupts)
+        except ValueError as error:
+            # Some rules are checked when the run is built, such as a pace that would deadlock: they read alike.
+            flag = flag_refused(error, algorithm)
+            if flag is None:
+                raise
+            print(f"asyncrl train: error: argument {flag}: {error}", file=sys.stderr, flush=True)
+            return WRONG_USAGE

@@ -1,0 +1,68 @@
+"""The commands: name, module, one line of help, and whether a fork server is started first.
+
+A command is a module of this folder with three functions; a new command adds its module and its line here.
+
+    def make_parser() -> Parser: ...                                # its flags; for help, tab completion and tests
+    def parse(arguments: Sequence[str]) -> Options: ...             # SystemExit with code 2 for a wrong argument
+    def run(options: Options, server: ForkServer | None) -> int: ...  # the exit code
+
+`make_parser` and `parse` load nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module that
+`run` imports. The fork server is started between `parse` and `run` and closed after `run` in every case.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.cli.flags import Parser
+
+
+class CommandModule(Protocol):
+    """The module of a command."""
+
+    def make_parser(self) -> Parser:
+        """The command's flags."""
+        ...
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """The options for `run`."""
+        ...
+
+    def run(self, options: Any, server: ForkServer | None) -> int:
+        """Do it; returns the exit code."""
+        ...
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        module: name of its module in `asyncrl.cli`.
+        usage: what stands behind its name in the list of commands.
+        help: one line, lower case, without a full stop.
+        needs_server: whether it steps environments, in processes that a fork server makes.
+    """
+
+    module: str
+    usage: str
+    help: str
+    needs_server: bool = False
+
+    def load(self) -> CommandModule:
+        """Import the module."""
+        module: Any = importlib.import_module(f"asyncrl.cli.{self.module}")
+        return module  # type: ignore[no-any-return]
+
+
+COMMANDS = {
+    "train": Command("train", "ENV", "train an agent in an environment", needs_server=True),
+    "eval": Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
+}
+"""Every command by name, in the order of the list that `asyncrl --help` shows."""
