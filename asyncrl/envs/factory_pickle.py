@@ -45,6 +45,19 @@ def pack_policy(policy: object) -> bytes:
         raise _explain(policy, error, "policy") from error
 
 
+def pack_network(network: Callable[[int, int], object]) -> bytes:
+    """The factory of a network as bytes.
+
+    Raises:
+        FactoryNotPicklable: it holds something that does not pickle (ASYNC001).
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(network)
+        return packed
+    except Exception as error:
+        raise _explain(network, error, "network factory") from error
+
+
 def factory_name(factory: object) -> str:
     """What to call a factory: its qualified name, and where it stands if that name says nothing."""
     inner = getattr(factory, "func", factory)  # functools.partial

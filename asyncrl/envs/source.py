@@ -15,13 +15,20 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
-from asyncrl.errors import AsyncRLError, EnvironmentNotBuilt, UnknownEnvironment, error_text
+from asyncrl.errors import (
+    AsyncRLError,
+    ConfigurationError,
+    EnvironmentNotBuilt,
+    UnknownEnvironment,
+    error_text,
+)
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ class EnvSource:
     Attributes:
         name: the id, or the factory's qualified name.
         kind: `"id"`, `"spec"` (a gymnasium EnvSpec) or `"factory"`.
-        payload: the id as UTF-8, or the cloudpickled spec or factory.
+        payload: the id as UTF-8, or the cloudpickled spec or factory; unpickled in the process that builds it only.
         main_only: the id is registered here, by the main script itself, where no actor can see it.
     """
 
@@ -97,6 +104,22 @@ class EnvSource:
             return cls(env_id, "id", env_id.encode(), main_only=True)
         return cls(env_id, "spec", cloudpickle.dumps(spec))
 
+    @classmethod
+    def from_file(cls, name: str, path: Path) -> EnvSource:
+        """The environment `name` whose cloudpickled spec or factory is in `path`; nothing is unpickled here.
+
+        Raises:
+            ConfigurationError: the file cannot be read (ASYNC017).
+        """
+        try:
+            return cls(name, "factory", path.read_bytes())
+        except OSError as error:
+            raise ConfigurationError(
+                f"the environment {name} cannot be read: {error.strerror}",
+                facts={"file": path},
+                fix="check the path, or give the environment itself: Trainer(make_env, ...)",
+            ) from error
+
     def build(self) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         """Build one environment (or the factory's vector of them); called in the process that steps it.
 
@@ -145,11 +168,11 @@ class EnvSource:
     def _maker(self) -> Callable[[], Any]:
         import gymnasium
 
-        if self.kind == "factory":
-            factory: Callable[[], Any] = pickle.loads(self.payload)
+        named = self._registered() if self.kind == "id" else pickle.loads(self.payload)
+        if not isinstance(named, gymnasium.envs.registration.EnvSpec):
+            factory: Callable[[], Any] = named
             return factory
-        spec = pickle.loads(self.payload) if self.kind == "spec" else self._registered()
-        spec = copy.copy(spec)
+        spec = copy.copy(named)
         spec.order_enforce = False
         return lambda: gymnasium.make(spec, disable_env_checker=True)
 

@@ -24,6 +24,9 @@ class TrainerConfig:
     env: str
     """Gymnasium id of the environment, or the name of its factory."""
 
+    env_file: str | None = None
+    """File with the pickled factory or spec of `env`, which a run directory keeps; using it runs the code in it."""
+
     algo: str
     """Name of the algorithm."""
 

@@ -42,6 +42,9 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
         if name not in records:
             raise unknown_key(file, name, [*records, *known])
         tables[name] = _checked_table(records[name], table, file, name, known)
+    trainer = tables.get(TRAINER, {})
+    if trainer.get("env_file") is not None:  # beside the file that names it
+        trainer["env_file"] = str(file.parent / trainer["env_file"])
     return tables
 
 

@@ -32,10 +32,11 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config, options_by_table
+from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.run_directory import RunDirectory, describe_run, refuse_unwritable
+from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
+from asyncrl.run.run_files import write_run_files
 from asyncrl.server import RunServer, write_http_file
 from asyncrl.show.metrics import Snapshot
 
@@ -213,8 +214,7 @@ class Coordinator:
         """Write the run's options and machine, and open its metric files, where there is a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
-                self._directory.write_text("config.toml", dump_config(self.config, self.algorithm))
-                self._directory.write_json("meta.json", describe_run(self.config.seed))
+                write_run_files(self._directory, self.config, self.algorithm, self.source)
                 self._reporting.open_files(self._directory.path)
 
     def _actor_died(self) -> None:

@@ -79,14 +79,18 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
         """Write `name` whole. Raises OSError where it cannot be written; the old file then stays."""
+        self.write_bytes(name, text.encode(), mode)
+
+    def write_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Write `name` whole, like `write_text`. Raises OSError."""
         if self.path is None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / f".{name}.tmp"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
             os.replace(temporary, self.path / name)
         except OSError:
             with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -76,12 +77,15 @@ class Trainer:
         Args:
             config: options of the run.
             algorithm: options of the algorithm.
-            env: the environment itself where `config.env` only names a factory.
+            env: the environment itself, where `config.env` only names a factory and `config.env_file` is not set.
             server: see `Trainer`.
             started: `time.monotonic()` from which wall and start-up time count; None is the start of the run.
         """
         trainer = cls.__new__(cls)
-        source = EnvSource.from_user(config.env if env is None else env)
+        if env is None and config.env_file is not None:
+            source = EnvSource.from_file(config.env, Path(config.env_file))
+        else:
+            source = EnvSource.from_user(config.env if env is None else env)
         trainer.config, trainer.algorithm = config, algorithm
         trainer._run = RunThread(algorithm, source, server, started)
         return trainer
@@ -253,7 +257,7 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
 
 def check_options(options: dict[str, Any]) -> None:
     """Raise TypeError for a name that is no option of the run."""
-    known = option_help(TrainerConfig)
+    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
     for name in options:
         if name not in known:
             miss = near_miss(name, known)
