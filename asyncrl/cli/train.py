@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)
     if parsed.ENV is not None:
-        flags["env"] = parsed.ENV
+        flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # that of the file is of its own env
     file = Path(parsed.config) if parsed.config else None
     tables = read_config(file, ALGORITHMS) if file is not None else {}
     in_file = tables.get(TRAINER, {})

@@ -516,3 +516,12 @@ def test_eval_of_another_algorithm(run: Path, capsys: pytest.CaptureFixture[str]
     save(run / "checkpoints" / "best", state, CheckpointMeta(env="CartPole-v1", algo="zzz", spec=spec))
     assert main(["eval", str(run), "--checkpoint", "best"]) == 1
     assert "written by algorithm 'zzz', which this version does not have" in capsys.readouterr().err
+
+
+def test_another_environment_leaves_the_pickled_one_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[trainer]\nenv = "<lambda> in x.py:3"\nenv_file = "environment.pkl"\nalgo = "dqn"\n')
+    same, _ = parse_train(["--config", str(file)])
+    assert same.env_file == str(tmp_path / "environment.pkl")
+    other, _ = parse_train(["CartPole-v1", "--config", str(file)])
+    assert (other.env, other.env_file) == ("CartPole-v1", None)
