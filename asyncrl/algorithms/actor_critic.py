@@ -207,6 +207,7 @@ class ActorCriticPass:
         seen = 0 if gradient is None else rows
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen)
         self._value = value.make_pass(self.x, into_value, weight_rows=seen)
+        self._grad_value = self._grad_value_column = self.x.new_zeros(0)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""
@@ -219,6 +220,8 @@ class ActorCriticPass:
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        self._value.backward(grad_value.unsqueeze(1))
+        if grad_value is not self._grad_value:  # a kernel fills the same tensor every time
+            self._grad_value, self._grad_value_column = grad_value, grad_value.unsqueeze(1)
+        self._value.backward(self._grad_value_column)
         if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)

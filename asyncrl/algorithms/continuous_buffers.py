@@ -45,6 +45,26 @@ class Learned(NamedTuple):
     actor_loss: Tensor | None = None
 
 
+class Split:
+    """Rows of a network's output in parts, as views; made once for an output that is the same buffer at every call.
+
+    Args:
+        size: rows of a part.
+        dim: axis of the rows.
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
+        self._size, self._dim = size, dim
+        self._of: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+
+    def __call__(self, output: Tensor) -> tuple[Tensor, ...]:
+        """The parts of `output`."""
+        if output is not self._of:
+            self._of, self._parts = output, output.split(self._size, self._dim)
+        return self._parts
+
+
 class Buffers:
     """Inputs of an update for one batch size; an algorithm adds its passes.
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
@@ -24,7 +26,23 @@ from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE, _TWO, _HALF = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5)
 _LOG_TWO, _HALF_LOG_TWO_PI = np.float32(math.log(2.0)), np.float32(0.5 * math.log(2.0 * math.pi))
+_NOTHING = np.zeros((0, 0), np.float32)
 _LOW, _HIGH = np.float32(LOG_STD_MIN), np.float32(LOG_STD_MAX)
+
+
+class HostViews:
+    """Arrays over the memory of tensors, made once for tensors that are the same objects at every call."""
+
+    def __init__(self) -> None:
+        self._of: tuple[Tensor | None, ...] = ()
+        self._arrays: tuple[NDArray[np.float32], ...] = ()
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
+        """One array `[...]` for each tensor; an empty `[0, 0]` for None."""
+        if len(self._of) != len(tensors) or not all(map(is_, self._of, tensors)):
+            self._of = tensors
+            self._arrays = tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
+        return self._arrays
 
 
 class CriticKernel:
@@ -40,14 +58,15 @@ class CriticKernel:
         td, grad, loss = torch.empty(shape), torch.empty(shape), torch.empty(1)
         self._result = CriticLoss(loss, td), (grad,)
         self._arrays = [tensor.numpy() for tensor in (*columns, td, grad, loss)]
+        self._read = HostViews()
 
     def __call__(
         self, outputs: tuple[Tensor], next_q: Tensor, *rest: Any
     ) -> tuple[CriticLoss, tuple[Tensor]]:
         """Loss and gradient at `q`, in the same buffers at every call; `rest` is what the formula takes."""
         *entropy, _ = rest
-        log_prob, alpha = (entropy[0].numpy(), float(entropy[1])) if entropy else (self._arrays[0], 0.0)
-        critic_kernel(*(outputs[0].numpy(), next_q.numpy(), log_prob, *self._arrays, alpha))
+        log_prob, alpha = (entropy[0], float(entropy[1])) if entropy else (None, 0.0)
+        critic_kernel(*(*self._read(outputs[0], next_q, log_prob), *self._arrays, alpha))
         return self._result
 
 
@@ -63,14 +82,14 @@ class ActorKernel:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)
         self._result = ActorLoss(loss), (grad_q, grad_log_prob)
         self._arrays = [tensor.numpy() for tensor in (grad_q, grad_log_prob, loss)]
+        self._read = HostViews()
 
     def __call__(
         self, outputs: tuple[Tensor, ...], alpha: Tensor | None = None
     ) -> tuple[ActorLoss, tuple[Tensor, Tensor]]:
         """Loss and gradients at `q` and `log_prob`, in the same buffers at every call."""
-        log_prob = self._arrays[1] if alpha is None else outputs[1].numpy()
-        temperature = 0.0 if alpha is None else float(alpha)
-        actor_kernel(*(outputs[0].numpy(), log_prob, *self._arrays, temperature))
+        log_prob, temperature = (None, 0.0) if alpha is None else (outputs[1], float(alpha))
+        actor_kernel(*(*self._read(outputs[0], log_prob), *self._arrays, temperature))
         return self._result
 
 
@@ -92,18 +111,19 @@ class DrawKernel:
         self._result = action, log_prob
         self._drawn = [tensor.numpy() for tensor in (action, deviation, log_prob)]
         self._grad_array = self._grad.numpy()
+        self._read, self._read_back = HostViews(), HostViews()
 
     def __call__(
         self, out: Tensor, noise: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor]]:
         """Action and log-density, in the same buffers at every call, and the way back, likewise."""
-        self._out = out.numpy()
-        draw_kernel(self._out, noise.numpy(), *self._drawn)
+        self._out, e = self._read(out, noise)
+        draw_kernel(self._out, e, *self._drawn)
         return self._result, self._pull_back
 
     def _pull_back(self, grad_action: Tensor, grad_log_prob: Tensor) -> Tensor:
-        grads = grad_action.numpy(), grad_log_prob.numpy(), self._grad_array
-        draw_gradient_kernel(*(self._out, *self._drawn[:2], *grads))
+        grads = self._read_back(grad_action, grad_log_prob)
+        draw_gradient_kernel(*(self._out, *self._drawn[:2], *grads, self._grad_array))
         return self._grad
 
 
@@ -158,7 +178,9 @@ def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: igno
             best = c if q[c, b, 0] < q[best, b, 0] else best
         grad_q[best, b, 0] = -slope
         grad_log_prob[b, 0] = alpha * slope
-        total += alpha * log_prob[b, 0] - q[best, b, 0]
+        total -= q[best, b, 0]
+        if alpha != 0:
+            total += alpha * log_prob[b, 0]
     loss[0] = total * slope
 
 

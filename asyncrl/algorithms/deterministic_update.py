@@ -18,6 +18,8 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.gradients import output_gradients
 
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
 
 class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
     """Actor and critics of DDPG or TD3, and the targets of both. See `ContinuousUpdate`.
@@ -73,7 +75,8 @@ class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
         torch.mul(own_action, movable, out=buffers.own_action)
         actor, (grad_q, *_) = buffers.actor_gradients((buffers.first_critic.forward(),))
         grad_action = buffers.first_critic.backward(grad_q).mul_(movable)
-        buffers.policy.backward(torch.ops.aten.tanh_backward(grad_action, own_action))
+        _tanh_backward(grad_action, own_action, grad_input=buffers.grad_policy)
+        buffers.policy.backward(buffers.grad_policy)
         return Learned(critic, q, actor.loss)
 
 
@@ -82,6 +85,7 @@ class DeterministicBuffers(Buffers):
 
     Attributes:
         noise: `[B, d]`, standard normal, of the last smoothing.
+        grad_policy: `[B, d]`, gradient at the policy's outputs.
         policy, target_policy: at obs, with a gradient, and at next_obs.
         critics, target_critics: at the batch's actions, with a gradient, and at the target policy's.
         first_critic: at the policy's own actions, with a gradient at these. The actor follows it alone, as in the code
@@ -94,6 +98,7 @@ class DeterministicBuffers(Buffers):
         size = batch.size
         critics, precision = update.critics, update.precision
         self.noise = torch.zeros(size, update.layout.action_values, device=update.device)
+        self.grad_policy = torch.zeros_like(self.noise)
         assert update.target_policy is not None
         self.policy = update.policy.make_pass(
             self.obs, update.policy_gradient, weight_rows=size, precision=precision

@@ -78,31 +78,46 @@ class HiddenLayer:
         if self._grad_bias is not None:
             torch.sum(self._grad[:, : self._bias_rows], dim=1, keepdim=True, out=self._grad_bias)
 
-    def sum_rows(self, grad_output: Tensor, out: Tensor) -> None:
-        """Fill `out` `[C, 1, outputs]` with the sum over the rows of `grad_output` `[C, G, outputs]`."""
-        if self._kernels:
-            sum_rows(grad_output.numpy(), out.numpy())
-        else:
-            torch.sum(grad_output, dim=1, keepdim=True, out=out)
-
-    def backward_from_head(self, grad_output: Tensor, head: Tensor) -> None:
-        """`backward` behind a head with one output: fills the gradient at the output first.
+    def bind(self, grad_output: Tensor, head: Tensor, seen: Tensor, grad_head_bias: Tensor | None) -> None:
+        """Set what `sum_rows` and `backward_from_head` read and fill.
 
         Args:
-            grad_output: `[C, B, 1]`.
-            head: `[C, 1, W]`, the head's weights.
+            grad_output: `[C, B, outputs]`, gradient at the outputs of the head that follows.
+            head: `[C, outputs, W]`, the head's weights.
+            seen: `[C, G, outputs]`, the rows of `grad_output` that `sum_rows` sums up.
+            grad_head_bias: `[C, 1, outputs]`, filled by `sum_rows`; None where it is not wanted.
         """
-        if self._kernels and not self._tanh:
-            head_gradient(
+        self._grad_output, self._head, self._to_sum, self._grad_head_bias = (
+            grad_output,
+            head,
+            seen,
+            grad_head_bias,
+        )
+        if self._kernels:
+            self._from_head = (
                 grad_output.numpy(),
                 head.numpy(),
                 self._y_host,
                 self._grad_host,
                 self._grad_bias_host,
-                self._bias_rows,
             )
+            self._sum = () if grad_head_bias is None else (seen.numpy(), grad_head_bias.numpy())
+
+    def sum_rows(self) -> None:
+        """Fill the head's bias gradient."""
+        if self._grad_head_bias is None:
             return
-        torch.mul(grad_output, head, out=self._grad)
+        if self._kernels:
+            sum_rows(*self._sum)
+        else:
+            torch.sum(self._to_sum, dim=1, keepdim=True, out=self._grad_head_bias)
+
+    def backward_from_head(self) -> None:
+        """`backward` behind a head with one output: fills the gradient at the output first."""
+        if self._kernels and not self._tanh:
+            head_gradient(*self._from_head, self._bias_rows)
+            return
+        torch.mul(self._grad_output, self._head, out=self._grad)
         self.backward()
 
 
