@@ -1,16 +1,10 @@
-"""The algorithms by name. Importing this package does not import torch; making an updater does.
-
-An algorithm is a file `<name>.py` with a record whose `name` is that, and a file `presets/<name>.toml`. It is found by
-the latter, so that adding one changes no other file.
-"""
+"""The algorithms by name, each imported at its first use. That does not import torch; making an updater does."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.algorithms.preset_files import FOLDER
-from asyncrl.algorithms.registry import ALGORITHMS, Record
+from asyncrl.algorithms.registry import ALGORITHMS as ALGORITHMS
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C as A2C
@@ -25,17 +19,13 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.td3 import TD3 as TD3
 
 
-def _find(name: str) -> type[Record]:
-    """The record called `name` in the module of that name."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    found = (value for value in vars(module).values() if isinstance(value, type))
-    return next(value for value in found if value.__dict__.get("name") == name)
-
-
-ALGORITHMS.update({file.stem: _find(file.stem) for file in sorted(FOLDER.glob("*.toml"))})
-globals().update({record.__name__: record for record in ALGORITHMS.values()})
-
-__all__ = ["ALGORITHMS", "preset_options", *(record.__name__ for record in ALGORITHMS.values())]
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return ["ALGORITHMS", "preset_options", *(record.__name__ for record in ALGORITHMS.values())]
+    record = ALGORITHMS.get(name.lower())
+    if record is None or record.__name__ != name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return record
 
 
 def preset_options(algorithm: str, env: str) -> dict[str, Any]:

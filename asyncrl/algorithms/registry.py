@@ -1,11 +1,19 @@
-"""The table of algorithms, filled by the package; a file of its own so that an algorithm can name the others."""
+"""The table of algorithms; a file of its own so that an algorithm can name the others.
+
+An algorithm is a file `<name>.py` with a record whose `name` is that, and a file `presets/<name>.toml`. It is found by
+the latter, so that adding one changes no other file. Its module is imported when its record is asked for: the command
+line lists the names without loading any.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
+from asyncrl.algorithms.preset_files import FOLDER
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.protocols import Algorithm
@@ -38,7 +46,38 @@ class Record(Algorithm, Restricted, Protocol):
         ...
 
 
-ALGORITHMS: dict[str, type[Record]] = {}
+class Algorithms(Mapping[str, type[Record]]):
+    """Records by name, in alphabetical order; each is imported at its first use."""
+
+    def __init__(self) -> None:
+        self._names = sorted(file.stem for file in FOLDER.glob("*.toml"))
+        self._records: dict[str, type[Record]] = {}
+
+    def __getitem__(self, name: str) -> type[Record]:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._records:
+            self._records[name] = _record_called(name)
+        return self._records[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _record_called(name: str) -> type[Record]:
+    """The record called `name` in the module of that name."""
+    module = importlib.import_module(f"asyncrl.algorithms.{name}")
+    found = (value for value in vars(module).values() if isinstance(value, type))
+    return next(value for value in found if value.__dict__.get("name") == name)
+
+
+ALGORITHMS = Algorithms()
 """Every algorithm's record by the name that the command line knows it by."""
 
 

@@ -35,17 +35,22 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
     Raises:
         ConfigurationError: the file cannot be read, is not TOML, or has an unknown or mistyped key.
     """
-    records = {TRAINER: TrainerConfig, **algorithms}
-    known = [f"{table}.{name}" for table, record in records.items() for name in option_help(record)]
     tables = {}
     for name, table in _parse(file).items():
-        if name not in records:
-            raise unknown_key(file, name, [*records, *known])
-        tables[name] = _checked_table(records[name], table, file, name, known)
+        record = TrainerConfig if name == TRAINER else algorithms.get(name)
+        if record is None:
+            raise unknown_key(file, name, [TRAINER, *algorithms, *_known_paths(algorithms)])
+        tables[name] = _checked_table(record, table, file, name, algorithms)
     trainer = tables.get(TRAINER, {})
     if trainer.get("env_file") is not None:  # beside the file that names it
         trainer["env_file"] = str(file.parent / trainer["env_file"])
     return tables
+
+
+def _known_paths(algorithms: Mapping[str, type]) -> list[str]:
+    """Every `table.option`. Loads all algorithms, so it is asked for only where a key is unknown."""
+    records = {TRAINER: TrainerConfig, **algorithms}
+    return [f"{table}.{name}" for table, record in records.items() for name in option_help(record)]
 
 
 def _parse(file: Path) -> dict[str, Any]:
@@ -61,14 +66,14 @@ def _parse(file: Path) -> dict[str, Any]:
 
 
 def _checked_table(
-    record: type, table: object, file: Path, path: str, known: Iterable[str]
+    record: type, table: object, file: Path, path: str, algorithms: Mapping[str, type]
 ) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise _wrong_value(file, path, f"{path} must be a table, got {table!r}")
     options, values = option_help(record), {}
     for key, value in table.items():
         if key not in options:
-            raise unknown_key(file, f"{path}.{key}", known)
+            raise unknown_key(file, f"{path}.{key}", _known_paths(algorithms))
         try:
             values[key] = coerce(key, options[key].type, value)
         except ValueError as error:
