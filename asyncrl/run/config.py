@@ -86,7 +86,7 @@ class TrainerConfig:
     """Maximum restarts of a killed actor within a minute; one more death ends the run."""
 
     run_dir: str | None = None
-    """Directory of the run's files; none writes no files."""
+    """Directory of the run's files; none writes no files. A command makes one in `runs/` unless told otherwise."""
 
     report_interval_seconds: float = 1.0
     """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""
