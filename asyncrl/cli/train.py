@@ -54,6 +54,14 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     tuned = {"env": env, "algo": algo, **preset_options(algo, env), **in_file}
     if file is not None and _is_own_file(in_file.get("run_dir"), file):
         del tuned["run_dir"]
+    if (
+        tuned.get("env_file")
+        and flags.get("env_file", "") is not None
+        and {"env_kwargs", "wrappers"} & set(flags)
+    ):
+        parser.error(
+            "--env-kwargs and --wrapper cannot change the pickled environment of --config; name the environment"
+        )
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))

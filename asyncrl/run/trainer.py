@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import BlockingCallInLoop, ConfigurationError
 from asyncrl.options import near_miss, option_help
@@ -34,7 +35,7 @@ class Trainer:
         env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
         algorithm: a record such as `DQN(...)`, or an algorithm's name, which takes its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
-        options: fields of `TrainerConfig`.
+        options: fields of `TrainerConfig`; `wrappers` may hold classes and functions too.
 
     Attributes:
         config: every option of the run except its algorithm's.
@@ -54,12 +55,15 @@ class Trainer:
         server: ForkServer | None = None,
         **options: Any,
     ) -> None:
+        wrappers = tuple(options.pop("wrappers", ()))
         source = EnvSource.from_user(env)
         if isinstance(algorithm, str):
             algorithm, options = with_preset(algorithm, source.name, options)
         check_options(options)
-        self.config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
+        named = tuple(described(wrapper) for wrapper in wrappers)
+        self.config = TrainerConfig(env=source.name, algo=algorithm.name, wrappers=named, **options)
         self.algorithm = algorithm
+        source = source.changed(self.config.env_kwargs, wrappers)
         self._run = RunThread(algorithm, source, server, None)
 
     @classmethod
@@ -86,6 +90,7 @@ class Trainer:
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
+            source = source.changed(config.env_kwargs, config.wrappers)
         trainer.config, trainer.algorithm = config, algorithm
         trainer._run = RunThread(algorithm, source, server, started)
         return trainer

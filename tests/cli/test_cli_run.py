@@ -145,3 +145,36 @@ def test_an_error_before_training_is_printed_alone() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("[ASYNC006] There is no environment Cartpole-v1.")
     assert set(Path(os.environ["ASYNCRL_RUNS"]).iterdir()) == runs, "a mistake leaves no directory"
+
+
+MODULE = '''
+import gymnasium
+
+class Marked(gymnasium.Wrapper):
+    """Leaves a file that says which environment it has wrapped."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        with open("marked", "a") as file:
+            file.write(f"{env.unwrapped._sutton_barto_reward}\\n")
+
+gymnasium.register("Mine-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=50)
+'''
+
+
+def test_modules_of_the_working_directory_are_found_by_the_script(tmp_path: Path) -> None:
+    (tmp_path / "my_module_here.py").write_text(MODULE)
+    options = ["--algo", "dqn", *SMALL, "--actors", "1", "--steps", "1k", "--http", "off", "--run-dir", "x"]
+    options += ["--env-kwargs", "sutton_barto_reward:True", "--wrapper", "my_module_here:Marked"]
+    # As an installed script is started: without the working directory on sys.path.
+    line = [sys.executable, "-P", "-m", "asyncrl", "train", "my_module_here:Mine-v0", *options]
+    line += ["--target-eval-episodes", "1", "--eval-interval-steps", "500"]
+    done = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    marks = (tmp_path / "marked").read_text().split()
+    assert set(marks) == {"True"}, "every environment has its keyword arguments"
+    assert len(marks) >= 1 + 4 + 1, "the probe's, the actor's and the evaluator's"
+    config = (tmp_path / "x" / "config.toml").read_text()
+    assert 'wrappers = [\n    "my_module_here:Marked",\n]' in config and "sutton_barto_reward:True" in config
