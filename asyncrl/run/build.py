@@ -171,6 +171,7 @@ async def build(
     saver = CheckpointSaver(
         config, algorithm, spec, setup.directory, learner, setup.clock, lambda: reporting.episodes.count
     )
+    saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
     reporting.schedule = schedule
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)

@@ -30,6 +30,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
@@ -58,6 +59,7 @@ class Coordinator:
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
+        callbacks: the user's; called at the events of the run.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
@@ -73,6 +75,7 @@ class Coordinator:
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         started: float | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
@@ -85,7 +88,8 @@ class Coordinator:
         self._directory = RunDirectory(
             Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
         )
-        self._reporting = Reporting(config, self._clock, on_snapshot)
+        self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
+        self._reporting.callbacks.attach(self.stop, self.fail)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
@@ -131,6 +135,7 @@ class Coordinator:
             parts = self.parts = await self._build_unless_stopped(stack)
             gc.collect()
             gc.freeze()
+            self._reporting.callbacks.start()
             return await self._train(parts), None
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
