@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
@@ -32,7 +33,7 @@ class RunOptions(TypedDict, total=False):
     step_timeout_seconds: float
     ready_timeout_seconds: float
     max_restarts: int
-    run_dir: str | None
+    run_dir: str | os.PathLike[str] | None
     report_interval_seconds: float
     report_interval_steps: int | None
     checkpoint_interval_seconds: float
@@ -75,7 +76,7 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
 
 def check_options(options: dict[str, Any]) -> None:
     """Raise TypeError for a name that is no option of the run."""
-    known = option_help(TrainerConfig)
+    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
     for name in options:
         if name not in known:
             miss = near_miss(name, known)

@@ -117,9 +117,7 @@ class Callbacks:
 
 def _check(index: int, callback: Any) -> None:
     if isinstance(callback, type):
-        raise TypeError(
-            f"callbacks[{index}] must be an object, got the class; write {callback.__name__}()"
-        )
+        raise TypeError(f"callbacks[{index}] must be an object, got the class; write {callback.__name__}()")
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         raise TypeError(
             f"callbacks[{index}] must have one of the methods {', '.join(HOOKS)}, "

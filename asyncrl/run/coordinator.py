@@ -2,9 +2,8 @@
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-Every task has a name and the run's task group as parent. The run ends when the first of these happens: the learner has
-used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody calls `stop`, or
-anything raises. Nothing here steps an environment, touches a row or computes a gradient.
+The run ends when the learner has used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms
+`target_return`, somebody calls `stop`, or anything raises. Nothing here touches a row or computes a gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +28,8 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
-from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
@@ -85,9 +83,7 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(
-            Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
-        )
+        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept)
         self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
         self._reporting.callbacks.attach(self.stop, self.fail)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -223,14 +219,13 @@ class Coordinator:
                 self._reporting.open_files(self._directory.path)
 
     def _actor_died(self) -> None:
-        """Have the learner look at the rings: the dead actor's bell may be lost."""
-        if self.parts is not None:
+        if self.parts is not None:  # the dead actor's bell may be lost
             self.parts.learner.data_arrived()
 
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises the error of a task or an actor."""
+        """Learn until the run ends; returns why. Raises the error that ended it."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:
