@@ -45,7 +45,9 @@ def test_the_life_of_a_kernel():
     seen = json.loads(session("life"))
     assert "dqn CartPole-v1 seed 1" in seen["card"], "`trainer` at the end of a cell is the card"
     assert seen["url_of_first"].startswith("http://127.0.0.1:"), "start() returns when the URL is known"
-    assert seen["again"] == [True, "stopped", False, 1], "a cell that runs again ends the run it started before"
+    assert seen["again"] == [True, "stopped", False, 1], (
+        "a cell that runs again ends the run it started before"
+    )
     assert seen["two_at_once"] == [1, 2] and seen["after_stop_all"] == [0, "stopped"]
     # 0.14 s on an idle machine; two leave room for a busy one
     assert seen["interrupt"] == ["ok", "interrupted", True] and seen["interrupt_seconds"] < 2

@@ -238,7 +238,8 @@ class RunThread:
 
     def _receive(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._served.set()
+        if snapshot.error is None:  # else the run ends now, and `wait_until_served` raises its error
+            self._served.set()
         for listener in self.listeners:
             listener(snapshot)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
+import os
+import signal
 import threading
 import time
 import typing
 from typing import Any
 
 import pytest
-from fakes import raises_on_step
+from fakes import Raises
 from small_records import small
 
 import asyncrl
@@ -51,7 +52,7 @@ def test_start_raises_what_ends_the_run_before_that() -> None:
 
 
 def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
-    run = trainer(raises_on_step, http="off")
+    run = trainer(Raises, http="off")
     run.start()
     with pytest.raises(errors.EnvironmentRaised):
         run._run.done.result(timeout=60)
@@ -65,7 +66,7 @@ def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture
 
 def test_an_error_that_somebody_waits_for_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(errors.EnvironmentRaised):
-        trainer(raises_on_step, http="off").learn()
+        trainer(Raises, http="off").learn()
     assert "asyncrl: the run" not in capfd.readouterr().err
 
 
@@ -74,7 +75,7 @@ def test_learn_interrupted_keeps_the_result() -> None:
 
     def interrupt() -> None:
         wait_for_steps(run)
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
