@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
@@ -15,6 +16,8 @@ from asyncrl.run.config import TrainerConfig
 class RunOptions(TypedDict, total=False):
     """Options of a run for a type checker: the fields of `TrainerConfig`, which explains them."""
 
+    env_kwargs: Mapping[str, Any]
+    wrappers: Sequence[Any]
     seed: int
     num_actors: int | None
     envs_per_actor: int
