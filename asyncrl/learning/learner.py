@@ -137,6 +137,7 @@ class Learner:
         self._last_wait = float("inf")
         self._stopping = False
         self._held = False
+        self._ended = False
         self._data = asyncio.Event()
         self._resumed = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -180,6 +181,7 @@ class Learner:
                     await self._wait_for_data()
         finally:
             loop.remove_reader(self._doorbell.fileno())
+            self._ended = True
             self._quiet.set()
 
     def stop(self) -> None:
@@ -189,12 +191,16 @@ class Learner:
         self._resumed.set()
 
     async def hold(self) -> None:
-        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted."""
+        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted.
+
+        Returns at once where `run` has ended, whose last checkpoint may still be under way.
+        """
         self._held = True
         self._resumed.clear()
-        self._quiet.clear()
         self._data.set()
-        await self._quiet.wait()
+        if not self._ended:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     def resume(self) -> None:
         """Go on after `hold`."""
