@@ -29,7 +29,8 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.config import TrainerConfig, usable_cores

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
