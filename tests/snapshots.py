@@ -85,5 +85,7 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "actors": (make_actor(0), make_actor(1)),
         "actor_restarts": 0,
         "evaluations": (evaluation,),
+        "staleness_sum": 60.0,
+        "policy_lag_sum": 1600.0,
     }
     return Snapshot(**{**values, **fields})

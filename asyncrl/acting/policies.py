@@ -68,6 +68,11 @@ class QLayout:
         return network_size(self.sizes, self.network) + noisy
 
 
+def has_epsilon(policy: object) -> bool:
+    """Whether `policy` takes random actions at an exploration rate, epsilon."""
+    return isinstance(policy, QPolicy) and (policy.epsilon.initial > 0 or policy.epsilon.final > 0)
+
+
 class QPolicy:
     """Epsilon-greedy over the action values of a multilayer perceptron. Implements `Policy`.
 

@@ -72,7 +72,7 @@ class EpisodePlayer:
         source: as in `run_episodes`.
         policy: whose greedy actions are taken.
         max_envs: most environments to build.
-        alive: called whenever an environment was built, reset or stepped.
+        alive: called whenever an environment was built, reset or stepped, with the number of finished episodes.
 
     Attributes:
         cut_episodes: how many episodes of the last `play` were ended at a limit.
@@ -83,7 +83,7 @@ class EpisodePlayer:
         source: EnvSource | Sequence[Any] | Any,
         policy: Policy,
         max_envs: int = MAX_ENVS,
-        alive: Callable[[], None] = lambda: None,
+        alive: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._policy = policy
         self._alive = alive
@@ -94,7 +94,7 @@ class EpisodePlayer:
         self._envs: list[Any] = [] if self._vector is not None else _as_list(built)
         name = self._source.name if self._source is not None else type(built).__name__
         first = self._vector if self._vector is not None else self._envs[0]
-        self._current = 0
+        self._current = self._finished = 0
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
         self.cut_episodes = 0
@@ -129,7 +129,7 @@ class EpisodePlayer:
         """
         self._max_steps = math.inf if max_steps is None else max_steps
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-        self.cut_episodes = 0
+        self.cut_episodes = self._finished = 0
         try:
             return (
                 self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
@@ -148,7 +148,7 @@ class EpisodePlayer:
     def _play(self, episodes: int, seed: int) -> Episodes:
         while self._source is not None and len(self._envs) < min(episodes, self._max_envs):
             self._envs.append(self._source.build())
-            self._alive()
+            self._alive(0)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         obs = np.empty((episodes, *self._spec.observation_shape), self._spec.observation_dtype)
@@ -180,7 +180,7 @@ class EpisodePlayer:
             env = self._envs[episode % len(self._envs)]
             self._current = episode
             step = env_checks.check_step(self._spec.name, env.step(action))
-            self._alive()
+            self._alive(self._finished)
             returns[episode] += float(step[1])
             lengths[episode] += 1
             ended = step[2] or step[3]
@@ -188,6 +188,7 @@ class EpisodePlayer:
                 obs[episode] = step[0]
                 still.append(episode)
                 continue
+            self._finished += 1
             self.cut_episodes += not ended
             if (following := episode + len(self._envs)) < len(seeds):
                 obs[following] = self._reset(following, seeds)
@@ -198,7 +199,7 @@ class EpisodePlayer:
         env = self._envs[episode % len(self._envs)]
         self._current = episode
         obs = env_checks.check_reset(self._spec.name, env.reset(seed=seeds[episode]))
-        self._alive()
+        self._alive(self._finished)
         return obs
 
     def _play_vector(self, episodes: int, seed: int) -> Episodes:
@@ -211,7 +212,7 @@ class EpisodePlayer:
         streams.reset([seed], obs)
         while min(next_episode) < episodes:
             events = streams.step(self._policy.greedy(obs), obs, rewards)
-            self._alive()
+            self._alive(self._finished)
             row_returns += rewards
             row_lengths += 1
             ends = dict(map(tuple, events.tolist()))
@@ -221,6 +222,7 @@ class EpisodePlayer:
                 if flag != RESET and next_episode[i] < episodes:
                     returns[next_episode[i]], lengths[next_episode[i]] = row_returns[i], row_lengths[i]
                     next_episode[i] += n
+                    self._finished += 1
                     self.cut_episodes += flag is None
                 row_returns[i] = row_lengths[i] = 0
             if late:

@@ -51,6 +51,7 @@ class RemoteEvaluator:
     Attributes:
         max_seconds: time after which the episodes of an evaluation are ended as they stand; None is no limit.
         cut_episodes: how many episodes of the last evaluation were ended by one of the two limits.
+        finished_episodes: how many episodes of the present evaluation have finished, about a second ago.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RemoteEvaluator:
         self._seed = seed
         self._max_steps = max_episode_steps or spec.max_episode_steps or EPISODE_STEPS
         self.max_seconds: float | None = None
-        self.cut_episodes = 0
+        self.cut_episodes = self.finished_episodes = 0
         self._warned = False
         self._child: Child | None = None
         self._mailbox: WeightMailbox | None = None
@@ -141,6 +142,7 @@ class RemoteEvaluator:
         child = await self._running(weights.shape[0])
         assert self._mailbox is not None
         self._mailbox.publish(weights)
+        self.finished_episodes = 0
         left = None if end is None else max(0.0, end - time.monotonic())
         child.send({**request, "max_seconds": left})
         answer = await self._answer(self._returns_of(child))
@@ -152,7 +154,7 @@ class RemoteEvaluator:
         """The answer to a request, between the signs of life that come at least once a second."""
         try:
             while (frame := await child.receive_within(self._step_timeout))["kind"] == "alive":
-                pass
+                self.finished_episodes = frame["episodes"]
         except ChildSilent as silent:
             raise evaluation_hung(self._name, silent.seconds, silent.stack) from None
         return frame

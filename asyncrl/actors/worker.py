@@ -6,8 +6,8 @@ Three roles share it:
     probe       builds one environment, checks it, and says what it looks like
     evaluator   plays greedy episodes on request
 
-Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive"}, {"kind": "returns", ...} and
-{"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main
+Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive", ...}, {"kind": "returns", ...}
+and {"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main
 process's end of the socket means that everything is over.
 """
 
@@ -162,10 +162,10 @@ class _SignsOfLife:
         self._channel = channel
         self._next = time.monotonic() + _ALIVE_SECONDS
 
-    def give(self) -> None:
+    def give(self, finished_episodes: int) -> None:
         if (now := time.monotonic()) >= self._next:
             self._next = now + _ALIVE_SECONDS
-            send_frame(self._channel, {"kind": "alive"})
+            send_frame(self._channel, {"kind": "alive", "episodes": finished_episodes})
 
 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:

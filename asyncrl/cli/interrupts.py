@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -38,11 +39,13 @@ class Interrupts:
 
     Attributes:
         count: signals received.
+        notify: shows a message where a redrawn screen would overwrite standard error; None prints it.
     """
 
     def __init__(self) -> None:
         self._run: Stoppable | None = None
         self.count = 0
+        self.notify: Callable[[str], None] | None = None
         self._before: dict[int, Any] = {}
 
     @property
@@ -77,15 +80,22 @@ class Interrupts:
             raise KeyboardInterrupt
         if self.count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
-            self._print(f"{signal.Signals(number).name}: stopping, {again} to kill\n")
-            # On another thread: the interrupted one may hold a lock that `stop` takes.
+            text = f"{signal.Signals(number).name}: stopping, {again} to kill"
+            if self.notify is None:
+                self._print(f"{text}\n")
+            # On another thread: the interrupted one may hold a lock that `stop` or `notify` takes.
             threading.Thread(
-                target=self._run.stop, args=("interrupted",), name="asyncrl-stop", daemon=True
+                target=self._stop, args=(self._run, text), name="asyncrl-stop", daemon=True
             ).start()
             return
         self._print("killed\n")
         self._run.kill()
         os._exit(EXIT_CODE)
+
+    def _stop(self, run: Stoppable, text: str) -> None:
+        run.stop("interrupted")
+        if self.notify is not None:
+            self.notify(text)
 
     def _print(self, text: str) -> None:
         # Not `print`: the handler may have interrupted one.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool
@@ -29,8 +30,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner
-from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.learner import Learner, LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.config import TrainerConfig, usable_cores
@@ -154,7 +154,7 @@ async def build(
         on_death=lambda _: on_death(),
     )
     stack.push_async_callback(pool.close)
-    reporting.pool = pool
+    reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
     reporting.set_replay_capacity(layout.num_slots * layout.num_envs * config.actors)
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
@@ -172,7 +172,6 @@ async def build(
     saver = CheckpointSaver(
         config, algorithm, spec, setup.directory, learner, setup.clock, lambda: reporting.episodes.count
     )
-    saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
     reporting.schedule = schedule
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)

@@ -2,8 +2,9 @@
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-The run ends when the learner has used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms
-`target_return`, somebody calls `stop`, or anything raises. Nothing here touches a row or computes a gradient.
+Every task has a name and the run's task group as parent. The run ends when the first of these happens: the learner has
+used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody calls `stop`, or
+anything raises. Nothing here steps an environment, touches a row or computes a gradient.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import os
-import secrets
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,17 @@ from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import StoppedWhileStarting
+from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
-from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
 from asyncrl.run.run_files import write_run_files
-from asyncrl.server import RunServer, write_http_file
+from asyncrl.run.serving import Served, serve
 from asyncrl.show.metrics import Snapshot
 
 WATCH_SECONDS = 0.02
@@ -57,11 +56,11 @@ class Coordinator:
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
-        callbacks: the user's; called at the events of the run.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
         url: address of the live page, None where none is served.
+        page_url: the same with the token in its fragment.
         outcome: the result, also of a failed run; None before its end, or where it has no weights.
     """
 
@@ -73,19 +72,20 @@ class Coordinator:
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         started: float | None = None,
-        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
         self.source = source
         self.parts: RunParts | None = None
         self.url: str | None = None
+        self.page_url: str | None = None
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept)
-        self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
-        self._reporting.callbacks.attach(self.stop, self.fail)
+        self._directory = RunDirectory(
+            Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
+        )
+        self._reporting = Reporting(config, self._clock, on_snapshot)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
@@ -131,7 +131,6 @@ class Coordinator:
             parts = self.parts = await self._build_unless_stopped(stack)
             gc.collect()
             gc.freeze()
-            self._reporting.callbacks.start()
             return await self._train(parts), None
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
@@ -185,31 +184,18 @@ class Coordinator:
             return await build(setup, self._reporting, stack, on_failure=self.fail, on_death=self._actor_died)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        if self.config.http == "off":
-            return
-
         async def save_checkpoint() -> str:
             return await self.parts.saver.save_on_request() if self.parts is not None else ""
 
-        token = secrets.token_urlsafe(24)
-        server = RunServer(
+        served = Served(
             snapshot=self._reporting.current,
-            config=lambda: options_by_table(self.config, self.algorithm),
+            options=lambda: options_by_table(self.config, self.algorithm),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
-            host=self.config.host,
-            port=0 if self.config.http == "auto" else int(self.config.http),
-            token=token,
         )
-        await server.start()
-        stack.push_async_callback(server.close)
-        self.url = server.url
-        if self._directory.path is not None:
-            with refuse_unwritable(self._directory.path):
-                write_http_file(
-                    self._directory.path / "http.json", url=server.url, pid=os.getpid(), token=token
-                )
+        addresses = await serve(self.config, served, self._directory, stack)
+        self.url, self.page_url = addresses or (None, None)
 
     def _open_files(self) -> None:
         """Write the run's options and machine, and open its metric files, where there is a directory."""
@@ -219,13 +205,14 @@ class Coordinator:
                 self._reporting.open_files(self._directory.path)
 
     def _actor_died(self) -> None:
-        if self.parts is not None:  # the dead actor's bell may be lost
+        """Have the learner look at the rings: the dead actor's bell may be lost."""
+        if self.parts is not None:
             self.parts.learner.data_arrived()
 
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises the error that ended it."""
+        """Learn until the run ends; returns why. Raises the error of a task or an actor."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:
@@ -239,7 +226,7 @@ class Coordinator:
                 try:
                     reason = await self._ended
                 finally:
-                    self._reporting.state = "stopping"
+                    self._reporting.tell("stopping")
                     self._clock.pause()
                     parts.learner.stop()
                     for task in background:
@@ -286,7 +273,7 @@ class Coordinator:
             reporting.actor_wait_seconds,
             self._stop_requested,
             self.config.target_eval_episodes,
-            on_evaluation=lambda: setattr(reporting, "state", "evaluating"),
+            on_evaluation=lambda done, of: reporting.tell("evaluating", final_evaluation=(done, of)),
             last_report=reporting.last_report,
         )
         if parts is not None:
@@ -297,4 +284,6 @@ class Coordinator:
         try:
             return await ending.end(reason, error)
         except Exception as failed:
-            return None, error or failed  # what ended the run is not to be masked
+            error = error or failed  # what ended the run is not to be masked
+            reporting.tell("failed", stop_reason="failed", error=describe_error(error))
+            return None, error

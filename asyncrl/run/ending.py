@@ -44,6 +44,8 @@ EVALUATION_SHARE = 0.5
 """Most time that the final evaluation may take, as a share of the training time ..."""
 EVALUATION_SECONDS = 60.0
 """... and how long it may always take."""
+TELL_SECONDS = 0.5
+"""Interval at which the state of the final evaluation is shown."""
 GRACE_SECONDS = 5.0
 """How long an evaluation may take to answer once its time is over, before its process is killed."""
 
@@ -69,9 +71,10 @@ class Outcome:
 
 
 class Evaluator(Protocol):
-    """What the end of a run needs of the evaluator: a limit of time, and how its last evaluation went."""
+    """What the end of a run needs of the evaluator: a limit of time, how far it is, and how its last one went."""
 
     max_seconds: float | None
+    finished_episodes: int
     cut_episodes: int
 
 
@@ -90,6 +93,7 @@ class Ending:
         make_policy: the policy with given weights.
         last_report: the learner's report of the last snapshot, used where it cannot give one any more.
         weights: those that reached the target, or None: the learner's present ones.
+        on_evaluation: told twice a second how many episodes of the final evaluation have finished, and how many it has.
     """
 
     directory: RunDirectory
@@ -105,7 +109,7 @@ class Ending:
     make_policy: Callable[[NDArray[np.float32]], TrainedPolicy] | None = None
     last_report: LearnerReport | None = None
     weights: NDArray[np.float32] | None = None
-    on_evaluation: Callable[[], None] = lambda: None
+    on_evaluation: Callable[[int, int], None] = lambda finished, episodes: None
 
     async def end(
         self, reason: str, error: BaseException | None
@@ -125,7 +129,11 @@ class Ending:
         reason = reason if error is None or ended_early else "failed"
         learned = self.learner is not None and self.learner.updates > 0
         if weights is not None and (learned or error is None):
-            await self._save(weights)
+            try:
+                await self._save(weights)
+            except TrainingDiverged as diverged:
+                # Weights that are NaN only now fail the run, which tells it and leaves its summary all the same.
+                weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = (self.schedule.best if reached and self.schedule else None), None
         if error is None and reason in COMPLETE and learned and not reached:
             evaluation, failure = await self._evaluate()
@@ -164,13 +172,10 @@ class Ending:
         assert self.schedule is not None and self.evaluator is not None
         seconds = evaluation_seconds(self.clock)
         self.evaluator.max_seconds = seconds
-        self.on_evaluation()
         playing = asyncio.create_task(self.schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
         stopping = asyncio.create_task(self.stop_requested.wait(), name="stop-requested")
         try:
-            await asyncio.wait(
-                {playing, stopping}, timeout=seconds + GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            await self._wait_and_tell((playing, stopping), seconds + GRACE_SECONDS)
             if playing.done():
                 return playing.result(), None
             failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
@@ -184,6 +189,17 @@ class Ending:
             text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
             warnings.warn(EvaluationIncomplete(text), stacklevel=2)
         return None, failure
+
+    async def _wait_and_tell(self, tasks: tuple[asyncio.Task[Any], ...], seconds: float) -> None:
+        """Wait for the first of `tasks`, `seconds` at most; tell meanwhile how far the evaluation is."""
+        assert self.evaluator is not None
+        now = asyncio.get_running_loop().time
+        end = now() + seconds
+        finished: set[asyncio.Task[Any]] = set()
+        while not finished and (left := end - now()) > 0:
+            self.on_evaluation(self.evaluator.finished_episodes, self.eval_episodes)
+            wait = min(left, TELL_SECONDS)
+            finished, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
         try:

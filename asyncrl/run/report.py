@@ -176,7 +176,13 @@ def _distributions(learner: LearnerReport | None) -> dict[str, Any]:
         "staleness_counts": staleness.counts,
         "policy_lag_edges": lag.edges,
         "policy_lag_counts": lag.counts,
+        "staleness_sum": _sum(learner.staleness_overall) if learner else 0.0,
+        "policy_lag_sum": _sum(learner.policy_lag_overall) if learner else 0.0,
     }
+
+
+def _sum(overall: HistogramStatistics) -> float:
+    return overall.mean * overall.samples
 
 
 def discarded_fraction(learner: LearnerReport) -> float:

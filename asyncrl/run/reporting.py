@@ -13,12 +13,13 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
-from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.report import EpisodeWindow, SnapshotBuilder
@@ -88,27 +89,24 @@ class Reporting:
         config: the run's options.
         clock: the training clock.
         listener: called with every snapshot.
-        callbacks: called with every report and evaluation.
 
     Attributes:
         state: the run's state, as the next snapshot shows it.
         pool, schedule: parts of the run that snapshots describe; None until they exist.
+        has_epsilon: whether the policy's exploration rate is an epsilon, and is reported.
         last_report: the learner's report in the newest snapshot, or None.
     """
 
     def __init__(
-        self,
-        config: TrainerConfig,
-        clock: TrainClock,
-        listener: Callable[[Snapshot], None],
-        callbacks: Callbacks | None = None,
+        self, config: TrainerConfig, clock: TrainClock, listener: Callable[[Snapshot], None]
     ) -> None:
-        self.callbacks = callbacks or Callbacks(None)
         self.state = "starting"
+        self.has_epsilon = False
         self.pool: ActorPool | None = None
         self.schedule: EvaluationSchedule | None = None
         self.last_report: LearnerReport | None = None
         self._listener = listener
+        self._clock = clock
         self._builder = SnapshotBuilder(config, 0, clock)
         self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self._writers: RunWriters | None = None
@@ -144,10 +142,9 @@ class Reporting:
             self._builder.count_waiting(self.pool.wait_seconds())
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """Write an evaluation at once, tell the callbacks, and make a report due that shows it."""
+        """Write an evaluation at once, and make a report due that shows it."""
         if self._writers is not None:
             self._writers.write_evaluation(result)
-        self.callbacks.evaluation(result)
         self._times.ask()
 
     async def run(self, learner: Learner) -> None:
@@ -166,13 +163,20 @@ class Reporting:
         if self._writers is not None:
             self._writers.write(snapshot)
         self._call_listener(snapshot)
-        self.callbacks.report(snapshot)
         self._warn_of_staleness(snapshot)
         return snapshot
 
+    def tell(self, state: str, **fields: Any) -> None:
+        """Show a new state at once: the newest snapshot with it goes to the listener and the page, not to files."""
+        self.state = state
+        if self._last is not None:
+            seconds = self._clock.wall_seconds
+            self._last = dataclasses.replace(self._last, state=state, wall_seconds=seconds, **fields)
+            self._call_listener(self._last)
+
     def publish_last(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
         """Make the run's last snapshot; where its parts have failed, from the one before."""
-        self.state = "stopped" if error is None else "failed"
+        self.state = "failed" if reason == "failed" else "stopped"
         try:
             if self.pool is not None:
                 self.episodes.extend(self.pool.episodes())
@@ -195,9 +199,9 @@ class Reporting:
         holds_training = schedule is not None and schedule.holds_training
         return self._builder.snapshot(
             "evaluating" if self.state == "training" and holds_training else self.state,
-            actors=pool.statistics() if pool is not None else (),
+            actors=_of_actors(pool, ended=stop_reason is not None),
             learner=report,
-            exploration_rate=pool.exploration_rate() if pool is not None else None,
+            exploration_rate=pool.exploration_rate() if pool is not None and self.has_epsilon else None,
             evaluations=schedule.evaluations if schedule is not None else (),
             best=schedule.best if schedule is not None else None,
             stop_reason=stop_reason,
@@ -231,3 +235,11 @@ class Reporting:
             ),
             stacklevel=2,
         )
+
+
+def _of_actors(pool: ActorPool | None, *, ended: bool) -> tuple[ActorStatistics, ...]:
+    """Statistics of every actor; after the end of training they are shown as stopped, whatever they still do."""
+    if pool is None:
+        return ()
+    actors = pool.statistics()
+    return tuple(dataclasses.replace(actor, state="stopped") for actor in actors) if ended else actors

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Unpack
+from types import TracebackType
+from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.envs.changes import described
+from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop
+from asyncrl.errors import BlockingCallInLoop, ConfigurationError
+from asyncrl.options import near_miss, option_help
 from asyncrl.protocols import Algorithm
-from asyncrl.run import running
-from asyncrl.run.arguments import RunOptions, algorithm_and_options
-from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.kernel_interrupt import interrupt_stops
 from asyncrl.run.run_thread import RunThread, TrainResult
-from asyncrl.run.with_block import ClosedByWith
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
+from asyncrl.show.notebook import LiveCard, live_card
 
 
-class Trainer(ClosedByWith, ShownByCard):
+class Trainer:
     """Trains one agent in one environment; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
@@ -37,15 +34,14 @@ class Trainer(ClosedByWith, ShownByCard):
         env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
         algorithm: a record such as `DQN(...)`, or an algorithm's name, which takes its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
-        options: fields of `TrainerConfig`, which `help(TrainerConfig)` explains; `wrappers` may hold classes and
-            functions too.
+        options: fields of `TrainerConfig`.
 
     Attributes:
         config: every option of the run except its algorithm's.
         algorithm: the algorithm's record.
 
     Raises:
-        TypeError: an option that does not exist, or a class in place of a record.
+        TypeError: an option that does not exist.
         ValueError: a value outside its range.
         FactoryNotPicklable: the factory cannot be sent to another process (ASYNC001).
     """
@@ -56,16 +52,15 @@ class Trainer(ClosedByWith, ShownByCard):
         algorithm: Algorithm | str = "dqn",
         *,
         server: ForkServer | None = None,
-        **options: Unpack[RunOptions],
+        **options: Any,
     ) -> None:
-        wrappers = tuple(options.pop("wrappers", ()))
         source = EnvSource.from_user(env)
-        record, given = algorithm_and_options(algorithm, source.name, dict(options))
-        named = tuple(described(wrapper) for wrapper in wrappers)
-        self.config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
-        self.algorithm = record
-        source = source.changed(self.config.env_kwargs, wrappers)
-        self._run = RunThread(record, source, server, None)
+        if isinstance(algorithm, str):
+            algorithm, options = with_preset(algorithm, source.name, options)
+        check_options(options)
+        self.config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
+        self.algorithm = algorithm
+        self._run = RunThread(algorithm, source, server, None)
 
     @classmethod
     def from_config(
@@ -91,7 +86,6 @@ class Trainer(ClosedByWith, ShownByCard):
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
-            source = source.changed(config.env_kwargs, config.wrappers)
         trainer.config, trainer.algorithm = config, algorithm
         trainer._run = RunThread(algorithm, source, server, started)
         return trainer
@@ -105,18 +99,14 @@ class Trainer(ClosedByWith, ShownByCard):
         max_seconds: float | None = None,
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
-        callbacks: Sequence[Any] = (),
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
-
-        A run that was interrupted leaves its result in `self.result`.
 
         Args:
             total_steps: environment steps over all actors.
             max_seconds: seconds of training.
             target_return: mean return of a confirmed greedy evaluation.
-            on_snapshot: called with every snapshot, on the run's thread; one that raises ends nothing.
-            callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
+            on_snapshot: called with every snapshot, on the run's thread.
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
@@ -130,7 +120,7 @@ class Trainer(ClosedByWith, ShownByCard):
             )
         if on_snapshot is not None:
             self._run.listeners.append(on_snapshot)
-        self._start(total_steps, max_seconds, target_return, callbacks)
+        self.start(total_steps, max_seconds=max_seconds, target_return=target_return)
         try:
             return self._run.done.result()
         except KeyboardInterrupt:
@@ -143,14 +133,12 @@ class Trainer(ClosedByWith, ShownByCard):
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
-        callbacks: Sequence[Any] = (),
     ) -> TrainResult:
         """Train like `learn`, without blocking the caller's event loop; a notebook cell shows a live card.
 
-        A notebook's Interrupt ends the run and returns its result. Cancellation stops the run first.
+        Cancellation (a notebook's Interrupt) stops the run first.
         """
-        await asyncio.to_thread(running.close_earlier_runs_of, running_cell())
-        self._start(total_steps, max_seconds, target_return, callbacks)
+        self.start(total_steps, max_seconds=max_seconds, target_return=target_return)
         card = live_card()
         if card is None:
             return await self.wait()
@@ -168,49 +156,20 @@ class Trainer(ClosedByWith, ShownByCard):
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
-        callbacks: Sequence[Any] = (),
     ) -> None:
-        """Start the run and return when `url` is known; the run goes on in the background.
-
-        In a notebook, a run that the same cell has started before is stopped first. An error that ends the run later
-        is printed once, unless somebody waits for it.
-
-        Raises:
-            RuntimeError: it was started before.
-            AsyncRLError: the error that ended the run at once.
-        """
-        running.close_earlier_runs_of(running_cell())
-        self._start(total_steps, max_seconds, target_return, callbacks)
-        self._run.wait_until_served()
-
-    def _start(
-        self,
-        total_steps: int | None,
-        max_seconds: float | None,
-        target_return: float | None,
-        callbacks: Sequence[Any],
-    ) -> None:
+        """Start the run and return at once. Raises RuntimeError if it was started before."""
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(self.config, **rules)
-        called = Callbacks(self, callbacks)
-        if not self._run.started:
-            self.config = config
-        self._run.start(config, called)
-        running.add(self, running_cell())
-        self._run.done.add_done_callback(lambda _: running.remove(self))
+        self._run.start(config)
+        self.config = config
 
     async def wait(self) -> TrainResult:
-        """Wait for the result of a started run. Raises the error that ended it.
-
-        A notebook's Interrupt ends the run and returns its result.
-        """
+        """Wait for the result of a started run. Raises the error that ended it."""
         if not self._run.started:
             raise RuntimeError("the run was not started; call trainer.start() first")
-        self._run.awaited = True
         try:
-            with interrupt_stops(lambda: self.stop("interrupted")):
-                return await asyncio.shield(asyncio.wrap_future(self._run.done))
+            return await asyncio.shield(asyncio.wrap_future(self._run.done))
         except asyncio.CancelledError:
             await asyncio.to_thread(self._run.stop_or_kill)
             raise
@@ -227,12 +186,33 @@ class Trainer(ClosedByWith, ShownByCard):
         """Stop and wait until nothing of the run is left; idempotent."""
         self._run.close()
 
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Trainer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str | None:
         """Address of the live page, None before it is served or where `http="off"`."""
         return self._run.coordinator.url if self._run.coordinator is not None else None
+
+    @property
+    def page_url(self) -> str | None:
+        """`url` with the run's token in its fragment: opened there, the page's Stop and Checkpoint work."""
+        return self._run.coordinator.page_url if self._run.coordinator is not None else None
 
     @property
     def done(self) -> bool:
@@ -248,10 +228,6 @@ class Trainer(ClosedByWith, ShownByCard):
         """The newest snapshot, None before the first."""
         return self._run.snapshot
 
-    def _show_in(self, card: LiveCard) -> None:
-        """Redraw `card` with every snapshot to come."""
-        self._run.listeners.append(card.follow)
-
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
         """Yield snapshots during the run, at most one per interval, the last one included."""
         shown = None
@@ -266,10 +242,32 @@ class Trainer(ClosedByWith, ShownByCard):
             yield self._run.snapshot
 
 
-def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Unpack[RunOptions]) -> TrainResult:
+def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Any) -> TrainResult:
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`. Options as for `Trainer`."""
     with Trainer(env, algorithm, **options) as trainer:
         return trainer.learn()
+
+
+def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
+    """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
+    if name not in ALGORITHMS:
+        miss = near_miss(name, ALGORITHMS)
+        raise ConfigurationError(
+            f"no algorithm is called {name!r}",
+            facts={"algorithms": ", ".join(ALGORITHMS)},
+            fix=f"write {miss!r}" if miss else "choose one of these",
+        )
+    return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise TypeError for a name that is no option of the run."""
+    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
+    for name in options:
+        if name not in known:
+            miss = near_miss(name, known)
+            hint = f"; did you mean {miss}?" if miss else ""
+            raise TypeError(f"Trainer has no option {name!r}{hint}")
 
 
 async def _show(trainer: Trainer, card: LiveCard) -> None:

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import msgspec
 
-from asyncrl.server.prometheus import prometheus_text
 from asyncrl.show.metrics import RUN_METRICS, EvaluationResult, Snapshot, flat, flat_evaluation
 
 LOGGER = logging.getLogger("asyncrl.server")
@@ -41,7 +40,10 @@ class Reading:
     @cached_property
     def prometheus(self) -> bytes:
         """Prometheus text format 0.0.4."""
-        return prometheus_text(self.snapshot).encode()
+        # Loaded by the first request: a run that nobody scrapes does not pay for the client.
+        from asyncrl.server.prometheus import prometheus_text
+
+        return prometheus_text(self.snapshot)
 
 
 class SnapshotFeed:

@@ -1,9 +1,17 @@
-"""A snapshot in Prometheus' text format 0.0.4, made from the tables of `show/metrics.py`."""
+"""A snapshot in Prometheus' text format, made from the tables of `show/metrics.py` by `prometheus_client`.
+
+Imported at the first request for `/metrics`. Labels never change during a run, so that every series lasts as long as
+the run: a state is a series of 0 and 1 for each state there is.
+"""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.metrics import (
@@ -15,79 +23,111 @@ from asyncrl.show.metrics import (
     Snapshot,
 )
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STATES = ("starting", "training", "evaluating", "stopping", "stopped", "failed")
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
-def prometheus_text(snapshot: Snapshot) -> str:
+def prometheus_text(snapshot: Snapshot) -> bytes:
     """All known metrics, each with HELP and TYPE. Pure; any thread."""
-    return "\n".join(_lines(snapshot)) + "\n"
+    # Not the client's registry of this process: that one has the program's own metrics.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_SnapshotCollector(snapshot))
+    return generate_latest(registry)
 
 
-def _lines(snapshot: Snapshot) -> Iterator[str]:
-    names = ("algo", "env", "seed", "state", "discipline")
-    labels = ",".join(f'{name}="{_escape(str(getattr(snapshot, name)))}"' for name in names)
-    yield from _head("info", "gauge", "The run: always 1.")
-    yield f"asyncrl_info{{{labels}}} 1"
-    yield from _samples(RUN_METRICS, snapshot)
-    if snapshot.evaluation is not None:
-        yield from _samples(EVALUATION_METRICS, snapshot.evaluation)
-    for name, text in HISTOGRAMS:
-        edges, counts = getattr(snapshot, f"{name}_edges"), getattr(snapshot, f"{name}_counts")
-        yield from _histogram(name, text, edges, counts)
-    yield from _actors(snapshot.actors)
+class _SnapshotCollector(Collector):
+    """The metric families of one snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every family whose values are known."""
+        snapshot = self._snapshot
+        yield _labelled("info", "The run: always 1.", {"algo": snapshot.algo, "env": snapshot.env,
+                        "seed": str(snapshot.seed)})  # fmt: skip
+        yield _states(snapshot.state)
+        if snapshot.discipline:
+            text = "The discipline in which data is consumed: always 1."
+            yield _labelled("discipline", text, {"discipline": snapshot.discipline})
+        yield from _families(RUN_METRICS, snapshot)
+        yield from _train_metrics(snapshot)
+        if snapshot.evaluation is not None:
+            yield from _families(EVALUATION_METRICS, snapshot.evaluation)
+            yield GaugeMetricFamily(
+                "asyncrl_evaluations", "Greedy evaluations so far.", len(snapshot.evaluations)
+            )
+        if snapshot.best_evaluation is not None:
+            best = snapshot.best_evaluation.return_mean
+            text = "Mean return of the best greedy evaluation."
+            yield GaugeMetricFamily("asyncrl_evaluation_best_return_mean", text, best)
+        for name, text in HISTOGRAMS:
+            yield _histogram(snapshot, name, text)
+        yield from _actors(snapshot.actors)
 
 
-def _samples(metrics: Iterable[Metric], record: object) -> Iterator[str]:
+def _labelled(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"asyncrl_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
+
+
+def _states(state: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "asyncrl_state", "1 for the state of the run, 0 for every other.", labels=["state"]
+    )
+    for name in STATES:
+        family.add_metric([name], int(name == state))
+    return family
+
+
+def _families(metrics: Iterable[Metric], record: object) -> Iterator[Family]:
     """The known numbers of one record."""
     for metric in metrics:
         name, value = metric.prometheus_name, getattr(record, metric.field)
         if name is not None and value is not None:
-            yield from _metric_head(metric)
-            yield f"asyncrl_{name} {_number(value)}"
+            family = _family(metric)
+            family.add_metric([], value)
+            yield family
 
 
-def _histogram(name: str, text: str, edges: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[str]:
-    """A histogram since the start, without a sum, which the format does not demand."""
-    yield from _head(name, "histogram", text)
+def _family(metric: Metric, labels: tuple[str, ...] = ()) -> CounterMetricFamily | GaugeMetricFamily:
+    unit = f" Unit: {metric.unit}." if metric.unit else ""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(f"asyncrl_{metric.prometheus_name}", f"{metric.help}.{unit}", labels=labels)
+
+
+def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
+    """What the algorithm reports of its last update: `train/td_error` is `asyncrl_train_td_error`."""
+    for name, value in snapshot.train_metrics.items():
+        known = name if "/" in name else f"train/{name}"
+        text = f"{known} of the last update."
+        yield GaugeMetricFamily("asyncrl_" + re.sub(r"[^a-zA-Z0-9_]", "_", known), text, value)
+
+
+def _histogram(snapshot: Snapshot, name: str, text: str) -> HistogramMetricFamily:
+    """A histogram since the start, in whole numbers: a bucket's limit is the largest value in it."""
+    edges, counts = getattr(snapshot, f"{name}_edges"), getattr(snapshot, f"{name}_counts")
+    buckets: list[tuple[str, float]] = []
     total = 0
     for above, count in zip(edges[1:], counts, strict=False):
         total += count
-        yield f'asyncrl_{name}_bucket{{le="{above - 1}"}} {total}'
-    total = sum(counts)
-    yield f'asyncrl_{name}_bucket{{le="+Inf"}} {total}'
-    yield f"asyncrl_{name}_count {total}"
+        buckets.append((str(above - 1), total))
+    buckets.append(("+Inf", sum(counts)))
+    return HistogramMetricFamily(f"asyncrl_{name}", text, buckets, getattr(snapshot, f"{name}_sum"))
 
 
-def _actors(actors: tuple[ActorStatistics, ...]) -> Iterator[str]:
-    if not actors:
-        return
-    for metric in ACTOR_METRICS:
-        yield from _metric_head(metric)
+def _actors(actors: tuple[ActorStatistics, ...]) -> Iterator[Family]:
+    for metric in ACTOR_METRICS if actors else ():
+        family = _family(metric, ("actor",))
         for actor in actors:
-            value = _number(getattr(actor, metric.field))
-            yield f'asyncrl_{metric.prometheus_name}{{actor="{actor.index}"}} {value}'
-    yield from _head("actor_up", "gauge", "1 while the actor runs or waits for room.")
-    for actor in actors:
-        up = int(actor.state in ("running", "waiting"))
-        yield f'asyncrl_actor_up{{actor="{actor.index}",state="{_escape(actor.state)}"}} {up}'
-
-
-def _metric_head(metric: Metric) -> tuple[str, str]:
-    unit = f" Unit: {metric.unit}." if metric.unit else ""
-    return _head(str(metric.prometheus_name), metric.kind, f"{metric.help}.{unit}")
-
-
-def _head(name: str, kind: str, text: str) -> tuple[str, str]:
-    return f"# HELP asyncrl_{name} {text}", f"# TYPE asyncrl_{name} {kind}"
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            family.add_metric([str(actor.index)], getattr(actor, metric.field))
+        yield family
+    if actors:
+        up = GaugeMetricFamily(
+            "asyncrl_actor_up", "1 while the actor runs or waits for a grant.", labels=["actor"]
+        )
+        for actor in actors:
+            up.add_metric([str(actor.index)], int(actor.state in ("running", "waiting")))
+        yield up

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from asyncrl.errors import AsyncRLError
 from asyncrl.server.feed import SnapshotFeed
-from asyncrl.server.prometheus import CONTENT_TYPE
 from asyncrl.server.security import Refusal, read_body
 
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 MAX_STREAMS = 20
 WRITE_SECONDS = 5.0
 
@@ -89,7 +89,7 @@ class Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
-        return web.Response(body=self._feed.current().prometheus, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._feed.current().prometheus, headers={"Content-Type": PROMETHEUS_TEXT})
 
     async def config(self, request: web.Request) -> web.Response:
         """The options."""

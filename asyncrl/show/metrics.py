@@ -61,6 +61,8 @@ class Snapshot:
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: text of the error that ended the run, or None.
+        final_evaluation: episodes of the final evaluation that have finished, and how many it has; None before it.
+        staleness_sum, policy_lag_sum: sum of all values in the two histograms.
     """
 
     algo: str
@@ -120,6 +122,9 @@ class Snapshot:
     stop_reason: str | None = None
     error: str | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
+    final_evaluation: tuple[int, int] | None = None
+    staleness_sum: float = 0.0
+    policy_lag_sum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ RUN_METRICS: Final = (
     Metric("length_mean", "rollout/ep_len_mean", "steps",
            "Mean length of the last 100 training episodes", prometheus="episode_length_mean"),
     Metric("exploration_rate", "rollout/exploration_rate", "",
-           "Mean exploration rate over actors", label="exploration", form="2"),
+           "Mean epsilon over actors; none for algorithms without epsilon", label="exploration", form="2"),
     Metric("env_steps_per_second", "time/fps", "environment steps per second",
            "Production: steps that actors took", charted=True, label="env steps/s", form=",.0f"),
     Metric("env_steps", "time/total_timesteps", "environment steps",
@@ -209,9 +214,9 @@ RUN_METRICS: Final = (
     Metric("received_steps_per_second", "async/receipt_per_second", "environment steps per second",
            "Receipt: steps that reached the learner", charted=True, label="received/s", form=",.0f"),
     Metric("consumed_samples_per_second", "async/consumption_per_second", "samples per second",
-           "UpdateLoop: samples trained on", charted=True, label="samples/s", form=",.0f"),
+           "Consumption: samples trained on", charted=True, label="samples/s", form=",.0f"),
     Metric("consumption_per_production", None, "samples per step",
-           "UpdateLoop over production", charted=True, label="samples/step now", form=".2f"),
+           "Consumption over production", charted=True, label="samples/step now", form=".2f"),
     Metric("updates_per_second", None, "updates per second",
            "Rate of gradient steps", charted=True, label="updates/s", form=",.0f"),
     Metric("discarded_fraction", None, "",
@@ -224,11 +229,14 @@ RUN_METRICS: Final = (
 EVALUATION_METRICS: Final = (
     Metric("return_mean", "eval/mean_reward", "",
            "Mean return of the last greedy evaluation", prometheus="evaluation_return_mean"),
+    Metric("return_std", None, "",
+           "Standard deviation of the returns of the last greedy evaluation", prometheus="evaluation_return_std"),
     Metric("length_mean", "eval/mean_ep_length", "steps",
-           "Mean episode length of the last greedy evaluation", prometheus=None),
+           "Mean episode length of the last greedy evaluation", prometheus="evaluation_episode_length_mean"),
     Metric("env_steps", "eval/total_timesteps", "environment steps",
            "Environment steps behind the evaluated weights", prometheus="evaluation_env_steps"),
-    Metric("updates", "eval/n_updates", "updates", "Gradient steps behind the evaluated weights", prometheus=None),
+    Metric("updates", "eval/n_updates", "updates",
+           "Gradient steps behind the evaluated weights", prometheus="evaluation_updates"),
 )
 """Numbers of an `EvaluationResult`, in file order."""
 

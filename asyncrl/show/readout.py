@@ -1,4 +1,4 @@
-"""Text of a snapshot: labelled values for the terminal, its one-line form and the notebook card.
+"""Text of a snapshot: labelled values for the terminal and the notebook card, and one line for pipes.
 
 Values are printable ASCII, whatever an environment's name or an error text holds, so that any terminal, log file or
 encoding can take them.
@@ -6,11 +6,15 @@ encoding can take them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from asyncrl.show.metrics import RUN_METRICS, Snapshot
+from asyncrl.show.numbers import NONE, duration, number, plain
+from asyncrl.show.progress import progress, progress_short, progress_text, state_text
 
-NONE = "-"
+LINE_LENGTH = 119
+"""Longest line for pipes and log files."""
 
 _SHOWN = {metric.field: metric for metric in RUN_METRICS if metric.label}
 
@@ -31,10 +35,14 @@ class Readout:
         title: algorithm, environment and seed.
         state: the run's state, with the reason once it has ended.
         fraction: progress to the nearest stopping rule, 0 to 1, or None where a return is the only one.
-        progress: the same as text, with the time left.
+        progress: which stop is the nearest, with the time left.
+        progress_short: the same in a few words.
+        elapsed: time so far.
+        counts: steps, episodes and time so far.
         speed: rates of production (environment steps), receipt, consumption (samples) and updates; who waits.
-        learning: returns, loss, exploration.
+        learning: returns, loss, and epsilon where the algorithm has one.
         pace: policy lag, staleness and samples per insert.
+        actors: how many actors are in which state.
         error: first line of the error that ended the run, or "".
     """
 
@@ -42,9 +50,13 @@ class Readout:
     state: str
     fraction: float | None
     progress: str
+    progress_short: str
+    elapsed: str
+    counts: str
     speed: tuple[Field, ...]
     learning: tuple[Field, ...]
     pace: tuple[Field, ...]
+    actors: str
     error: str
 
     @property
@@ -53,59 +65,48 @@ class Readout:
         return (("Speed", self.speed), ("Learning", self.learning), ("Async", self.pace))
 
     def line(self) -> str:
-        """All of it on one line, for logs."""
-        parts = [f"{self.title} {self.state}", self.progress]
-        parts += [", ".join(f"{field.label} {field.value}" for field in group) for _, group in self.groups]
-        return " | ".join([*parts, self.error] if self.error else parts)
+        """The most important of it on one line of at most `LINE_LENGTH` characters, for pipes and log files."""
+        state = self.state.partition(",")[0]
+        line = f"{self.elapsed} {state} {self.progress_short}"
+        if self.error:
+            line += f" | {self.error}"
+            return line if len(line) <= LINE_LENGTH else f"{line[: LINE_LENGTH - 3]}..."
+        for part in self._parts():
+            if len(line) + len(part) <= LINE_LENGTH:
+                line += part
+        return line
+
+    def _parts(self) -> list[str]:
+        """Parts of the line after its head, the most important first."""
+        values = {field.label: field.value for _, group in self.groups for field in group}
+        evaluation = values["evaluation"].partition(" ")[0]
+        waits = f"learner waits {values['learner waits']}, actors {values['actors wait']}"
+        return [
+            f" | return {values['return/100']}, evaluation {evaluation}",
+            f" | {values['env steps/s']} steps/s, {values['updates/s']} updates/s",
+            f" | {waits}",
+            f" | acting {values['acting'].partition(' (')[0]}",
+            f" | loss {values['loss']}",
+        ]
 
 
 def readout(snapshot: Snapshot) -> Readout:
     """Format `snapshot`. Pure; any thread."""
-    fraction, left = progress(snapshot)
-    reason = f" ({snapshot.stop_reason})" if snapshot.stop_reason else ""
+    elapsed = duration(snapshot.wall_seconds)
     return Readout(
         title=plain(f"{snapshot.algo} {snapshot.env} seed {snapshot.seed}"),
-        state=snapshot.state + reason,
-        fraction=fraction,
-        progress=_progress_text(snapshot, fraction, left),
+        state=state_text(snapshot),
+        fraction=progress(snapshot)[0],
+        progress=progress_text(snapshot),
+        progress_short=progress_short(snapshot),
+        elapsed=elapsed,
+        counts=f"{snapshot.env_steps:,} steps, {snapshot.episodes:,} episodes, {elapsed}",
         speed=_speed(snapshot),
         learning=_learning(snapshot),
         pace=_pace(snapshot),
+        actors=_actors(snapshot),
         error=plain((snapshot.error or "").partition("\n")[0]),
     )
-
-
-def progress(snapshot: Snapshot) -> tuple[float | None, float | None]:
-    """Fraction done (0 to 1) and seconds left, by steps or seconds, whichever ends first; None if unknown."""
-    done: list[tuple[float, float | None]] = []
-    if snapshot.total_steps:
-        rate = snapshot.env_steps / snapshot.train_seconds if snapshot.train_seconds > 0 else 0.0
-        missing = max(0, snapshot.total_steps - snapshot.env_steps)
-        done.append((snapshot.env_steps / snapshot.total_steps, missing / rate if rate > 0 else None))
-    if snapshot.max_seconds:
-        seconds = snapshot.train_seconds
-        done.append((seconds / snapshot.max_seconds, max(0.0, snapshot.max_seconds - seconds)))
-    if not done:
-        return None, None
-    known = [left for _, left in done if left is not None]
-    return min(1.0, max(share for share, _ in done)), min(known) if known else None
-
-
-def _progress_text(snapshot: Snapshot, fraction: float | None, left: float | None) -> str:
-    steps = f"{snapshot.env_steps:,}"
-    if snapshot.total_steps:
-        steps += f"/{snapshot.total_steps:,}"
-    words = [f"{steps} steps"]
-    if fraction is not None:
-        words.append(f"{fraction:.0%}")
-    words.append(f"{duration(snapshot.wall_seconds)} elapsed")
-    if left is not None and snapshot.stop_reason is None:
-        words.append(f"{duration(left)} left")
-    if snapshot.target_return is not None:
-        words.append(f"until return {number(snapshot.target_return)}")
-    if snapshot.training_target is not None:
-        words.append(f"until return/100 {number(snapshot.training_target)}")
-    return ", ".join(words)
 
 
 def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
@@ -121,27 +122,41 @@ def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
 
 def _learning(snapshot: Snapshot) -> tuple[Field, ...]:
     evaluation, best = snapshot.evaluation, snapshot.best_evaluation
-    return (
+    latest = NONE
+    if evaluation is not None:
+        latest = f"{number(evaluation.return_mean)} +/- {number(evaluation.return_std, 3)}"
+    fields = (
         _field(snapshot, "return_mean"),
-        Field("evaluation", number(evaluation.return_mean if evaluation else None)),
+        Field("evaluation", latest),
         Field("best", number(best.return_mean if best else None)),
         _field(snapshot, "loss"),
-        _field(snapshot, "exploration_rate"),
+        Field("updates", f"{snapshot.updates:,}"),
     )
+    return fields if snapshot.exploration_rate is None else (*fields, _field(snapshot, "exploration_rate"))
 
 
 def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
     wanted = snapshot.samples_per_insert_target
     target = NONE if wanted is None else f"{wanted:.2f}"
     return (
-        Field("discipline", plain(snapshot.discipline or NONE)),
         Field("acting", policy_lag(snapshot)),
         Field("staleness", staleness(snapshot)),
         Field("samples/insert", f"{snapshot.samples_per_insert_achieved:.2f}/{target}"),
         _field(snapshot, "consumption_per_production"),
         _field(snapshot, "ring_fill"),
         _field(snapshot, "discarded_fraction"),
+        Field("discipline", plain(snapshot.discipline or NONE)),
     )
+
+
+def _actors(snapshot: Snapshot) -> str:
+    """Number of actors in each state: `2 actors running`, `1 actor running, 1 restarting`."""
+    if not snapshot.actors:
+        return "no actors yet"
+    states = Counter("ended" if actor.state == "stopped" else actor.state for actor in snapshot.actors)
+    (state, count), *others = states.most_common()
+    first = f"{count} {'actor' if count == 1 else 'actors'} {state}"
+    return ", ".join([first, *(f"{count} {state}" for state, count in others)])
 
 
 def _field(snapshot: Snapshot, name: str) -> Field:
@@ -167,35 +182,3 @@ def staleness(snapshot: Snapshot) -> str:
 
 def _updates(count: str) -> str:
     return f"{count} update" if count == "1" else f"{count} updates"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits, a large one without a fraction, None as "-"."""
-    if value is None:
-        return NONE
-    if abs(value) >= 10 ** (digits - 1) and abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
-def percent(fraction: float) -> str:
-    """A fraction in whole percent."""
-    return f"{fraction:.0%}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `7s`, `2m05s` or `3h07m`."""
-    if not 0 <= seconds < 1e9:
-        return NONE
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def plain(text: str) -> str:
-    """`text` in printable ASCII with escapes for all else, so that no text can send control codes to a terminal."""
-    ascii_only = text.encode("ascii", "backslashreplace").decode("ascii")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in ascii_only)

@@ -447,7 +447,7 @@ class Rig:
 
     updates = 7
     max_seconds: float | None = None
-    cut_episodes = 0
+    cut_episodes = finished_episodes = 0
     best = None
 
     def __init__(self, run: Path | None, fails: str = "") -> None:
@@ -486,11 +486,15 @@ class Rig:
 
     async def save_latest(self, weights: Any) -> str:
         self._note("save")
+        if self.fails == "weights diverged":
+            raise errors.TrainingDiverged("the weights became NaN")
         return ""
 
     async def evaluate_now(self, episodes: int) -> Any:
         self._note("evaluate")
         if self.fails == "evaluation hangs":
+            await asyncio.Event().wait()
+        if self.fails == "user stops after a while":
             await asyncio.Event().wait()
         if self.fails == "user stops":
             self.ending.stop_requested.set()
@@ -571,6 +575,50 @@ def test_a_learner_that_diverged_does_not_overwrite_the_last_checkpoint(tmp_path
     assert rig.end("failed", diverged) == (None, diverged)
     assert rig.log == ["report", "publish failed"]
     assert summary_of(tmp_path)["error"] == "[ASYNC022] the loss became NaN"
+
+
+def test_weights_that_are_nan_only_at_the_end_fail_the_run_and_leave_a_summary(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "weights diverged")
+    outcome, error = rig.end()
+    assert outcome is None and isinstance(error, errors.TrainingDiverged)
+    assert rig.log == ["report", "weights", "save", "publish failed"]
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["error"]) == ("failed", "[ASYNC022] the weights became NaN")
+
+
+@pytest.mark.parametrize("reason", ["stopped", "interrupted"])
+def test_a_run_that_was_ended_by_its_user_leaves_a_summary(tmp_path: Path, reason: str) -> None:
+    _, error = Rig(tmp_path).end(reason)
+    summary = summary_of(tmp_path)
+    assert (error, summary["state"], summary["stop_reason"], summary["error"]) == (None, reason, reason, None)
+
+
+def test_a_start_that_was_interrupted_leaves_a_summary(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    stopped = errors.StoppedWhileStarting("The run was stopped while it started.")
+    rig.ending.learner = None
+    _, error = rig.end("interrupted", stopped)
+    assert error is stopped
+    summary = summary_of(tmp_path)
+    assert (summary["state"], summary["stop_reason"]) == ("interrupted", "interrupted")
+    assert "while it started" in summary["error"]
+
+
+def test_the_final_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncrl.run import ending
+
+    monkeypatch.setattr(ending, "TELL_SECONDS", 0.01)
+    rig, told = Rig(tmp_path, "user stops after a while"), []
+
+    def tell(finished: int, episodes: int) -> None:
+        told.append((finished, episodes))
+        rig.finished_episodes = min(finished + 1, 3)
+        if len(told) == 4:
+            rig.ending.stop_requested.set()
+
+    rig.ending.on_evaluation = tell
+    rig.end()
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_a_learner_that_fails_only_at_the_end_fails_the_run(tmp_path: Path) -> None:

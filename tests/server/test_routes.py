@@ -7,10 +7,13 @@ import hashlib
 import json
 import math
 import re
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from importlib.resources import files
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from serving import TOKEN, EventStream, ServerThread, wait_until
@@ -148,8 +151,40 @@ def test_prometheus_text_parses(server: ServerThread) -> None:
     assert samples["asyncrl_received_steps_per_second", ()] == 3390.0
     assert samples["asyncrl_consumed_samples_per_second", ()] == 13532.0
     assert samples["asyncrl_consumption_per_production", ()] == 3.98
-    labels = (("algo", "dqn"), ("env", evil), ("seed", "3"), ("state", "training"), ("discipline", "replay"))
-    assert samples["asyncrl_info", labels] == 1
+    assert samples["asyncrl_info", (("algo", "dqn"), ("env", evil), ("seed", "3"))] == 1
+    assert samples["asyncrl_discipline", (("discipline", "replay"),)] == 1
+    assert samples["asyncrl_state", (("state", "training"),)] == 1
+    assert samples["asyncrl_state", (("state", "failed"),)] == 0
+
+
+def test_prometheus_has_train_metrics_and_evaluations(server: ServerThread) -> None:
+    server.run.snapshot = make_snapshot(train_metrics={"train/td_error": 0.5, "q-values.mean": 2.0})
+    samples, _ = parse_prometheus(server.ask("/metrics").body.decode())
+    assert samples["asyncrl_train_td_error", ()] == 0.5
+    assert samples["asyncrl_train_q_values_mean", ()] == 2.0
+    assert samples["asyncrl_evaluation_return_mean", ()] == 200.0
+    assert samples["asyncrl_evaluation_return_std", ()] == 12.5
+    assert samples["asyncrl_evaluation_best_return_mean", ()] == 200.0
+    assert samples["asyncrl_evaluation_episode_length_mean", ()] == 210.0
+    assert samples["asyncrl_evaluations", ()] == 1
+
+
+def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread) -> None:
+    def series(**fields: Any) -> set[object]:
+        server.run.snapshot = make_snapshot(**fields)
+        server.server._feed._reading = None
+        return set(parse_prometheus(server.ask("/metrics").body.decode())[0])
+
+    before = series()
+    assert before == series(
+        state="evaluating", actors=(make_actor(0, state="restarting", pid=0), make_actor(1))
+    )
+    assert before == series(state="failed", actors=(make_actor(0, state="stopped", pid=9), make_actor(1)))
+
+
+def test_the_prometheus_client_is_loaded_by_the_first_request_only() -> None:
+    script = "import sys, asyncrl.run.coordinator; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
 def test_the_staleness_histogram_is_cumulative(server: ServerThread) -> None:
@@ -159,6 +194,7 @@ def test_the_staleness_histogram_is_cumulative(server: ServerThread) -> None:
     assert buckets == {"0": 10, "1": 30, "3": 35, "+Inf": 36}
     assert kinds["asyncrl_staleness"] == "histogram"
     assert samples["asyncrl_staleness_count", ()] == 36
+    assert samples["asyncrl_staleness_sum", ()] == 60
 
 
 def test_policy_lag_and_both_kinds_of_staleness_say_their_units(server: ServerThread) -> None:

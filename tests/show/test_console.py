@@ -22,18 +22,19 @@ from snapshots import make_actor, make_snapshot
 
 import asyncrl
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.show.console import RunConsole, screen
+from asyncrl.show.console import RunConsole
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.readout import duration, number, plain, progress, readout
+from asyncrl.show.numbers import duration, number, plain
+from asyncrl.show.progress import progress, progress_text
+from asyncrl.show.readout import LINE_LENGTH, readout
+from asyncrl.show.screen import screen
 
 PATIENCE_SECONDS = 10.0
 LINE = (
-    "dqn CartPole-v1 seed 3 training | 1,000/4,000 steps, 25%, 12s elapsed, 30s left, until return 475 | "
-    "env steps/s 3,400, received/s 3,390, samples/s 13,532, updates/s 810, learner waits 3%, actors wait 31% | "
-    "return/100 123.5, evaluation 200, best 200, loss 0.0123, exploration 0.05 | "
-    "discipline replay, acting 2.6 updates behind (p95 4), staleness 2.1 updates (p95 5.2), samples/insert 3.98/4.00, "
-    "samples/step now 3.98, ring fill 62%, discarded 0.2%"
+    "12s training 1,000/4,000 steps, 30s left | return 123.5, evaluation 200 | "
+    "3,400 steps/s, 810 updates/s | loss 0.0123"
 )
+URL = "http://127.0.0.1:43211/#token=abcdefghijklmnopqrst"
 FIELDS = (
     "env steps/s",
     "received/s",
@@ -64,18 +65,20 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def drawn(snapshot: Snapshot, *, width: int = 100, height: int = 40, url: str | None = None) -> list[str]:
+def drawn(
+    snapshot: Snapshot, *, width: int = 100, height: int = 40, url: str | None = None, notice: str = ""
+) -> list[str]:
     """The screen as plain lines."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(screen(snapshot, width=width, height=height, url=url))
+        console.print(screen(snapshot, width, height, url=url, notice=notice))
     return capture.get().splitlines()
 
 
 # --- words ----------------------------------------------------------------------------------------------
 
 
-def test_the_line_says_everything() -> None:
+def test_the_line_says_the_most_important() -> None:
     assert readout(make_snapshot()).line() == LINE
 
 
@@ -83,25 +86,71 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
     unknown = dict.fromkeys(("return_mean", "loss", "exploration_rate", "evaluation", "best_evaluation"))
     start = {"env_steps": 0, "train_seconds": 0.0, "samples_per_insert_target": None, "target_return": None}
     line = readout(make_snapshot(state="starting", **unknown, **start)).line()
-    assert "0/4,000 steps, 0%, 12s elapsed |" in line
-    assert "return/100 -, evaluation -, best -, loss -, exploration -" in line
-    assert "samples/insert 3.98/-" in line
-
-
-def test_the_line_names_the_target_of_the_training_clock() -> None:
-    line = readout(make_snapshot(training_target=300.0)).line()
-    assert "until return 475, until return/100 300 |" in line
-    assert "until return/100" not in readout(make_snapshot(discipline="relaxed")).line()
-    assert "| discipline relaxed," in readout(make_snapshot(discipline="relaxed")).line()
+    assert line.startswith("12s starting 0/4,000 steps | return -, evaluation - | 3,400 steps/s")
 
 
 def test_the_line_of_a_run_that_failed() -> None:
     failed = make_snapshot(state="failed", stop_reason="failed", error="[ASYNC002] actor 1\n  env: x")
-    line = readout(failed).line()
-    assert line.startswith(
-        "dqn CartPole-v1 seed 3 failed (failed) | 1,000/4,000 steps, 25%, 12s elapsed, until"
-    )
-    assert line.endswith("| [ASYNC002] actor 1")
+    assert readout(failed).line() == "12s failed 1,000/4,000 steps | [ASYNC002] actor 1"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"target_return": None, "error": "[ASYNC002] " + "boom " * 100, "state": "failed"},
+        {"state": "evaluating", "final_evaluation": (37, 100)},
+        {"stop_reason": "target_training_return", "state": "stopped"},
+        {"env": "a.package.of.mine:AnEnvironmentWithAnUnreasonablyLongNameThatGoesOnForEverAndEver-v17" * 2},
+    ],
+)
+def test_a_line_for_pipes_is_shorter_than_120(more: dict[str, Any]) -> None:
+    line = readout(make_snapshot(**{**LARGE, **more})).line()
+    assert 40 < len(line) <= LINE_LENGTH < 120
+    assert "10,000,000/40,000,000 steps" in line or "final evaluation 37/100" in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "nearest stop: 4,000 steps, 25%, 30s left; also at return 475"),
+        ({"target_return": None}, "nearest stop: 4,000 steps, 25%, 30s left"),
+        (
+            {"max_seconds": 20.0, "target_return": None},
+            "nearest stop: 20s, 50%, 10s left; also at 4,000 steps",
+        ),
+        (
+            {"max_seconds": 80.0, "training_target": 300.0},
+            "nearest stop: 4,000 steps, 25%, 30s left; also at 1m20s or return 475 or return/100 300",
+        ),
+        ({"total_steps": None}, "until return 475"),
+        ({"total_steps": None, "target_return": None}, "until it is stopped"),
+        ({"state": "evaluating", "final_evaluation": (37, 100)}, "final evaluation 37/100"),
+        ({"state": "stopped", "stop_reason": "target_return"}, "100%"),
+        ({"state": "stopped", "stop_reason": "stopped"}, "25% of 4,000 steps"),
+        ({"state": "failed", "stop_reason": "failed", "final_evaluation": (3, 9)}, "25% of 4,000 steps"),
+    ],
+)
+def test_progress_says_which_stop_is_the_nearest(fields: dict[str, Any], text: str) -> None:
+    assert progress_text(make_snapshot(**fields)) == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("target_return", "finished, target return reached"),
+        ("total_steps", "finished, all steps taken"),
+        ("stopped", "stopped"),
+        ("interrupted", "interrupted"),
+    ],
+)
+def test_the_end_says_why(reason: str, text: str) -> None:
+    assert readout(make_snapshot(state="stopped", stop_reason=reason)).state == text
+
+
+def test_exploration_is_that_of_algorithms_with_epsilon() -> None:
+    assert any("exploration" in line for line in drawn(make_snapshot(exploration_rate=0.0)))
+    assert not any("exploration" in line for line in drawn(make_snapshot(exploration_rate=None)))
 
 
 def test_no_text_of_a_run_can_steer_a_terminal() -> None:
@@ -109,7 +158,7 @@ def test_no_text_of_a_run_can_steer_a_terminal() -> None:
     snapshot = make_snapshot(env=evil, error=evil, actors=(make_actor(last_error=evil),))
     shown = [readout(snapshot).line(), *drawn(snapshot, url=evil)]
     assert not any(c in text for text in shown for c in "\x1b\x07\r\u202e")
-    assert "[red]" in shown[0]
+    assert "[red]" in "".join(shown)
     assert plain("\x1b\n\u202e") == r"\x1b\n\u202e"
 
 
@@ -122,6 +171,8 @@ def test_no_text_of_a_run_can_steer_a_terminal() -> None:
         ({"total_steps": None}, (None, None)),
         ({"env_steps": 5000}, (1.0, 0.0)),
         ({"env_steps": 0}, (0.0, None)),
+        ({"stop_reason": "target_return"}, (1.0, 0.0)),
+        ({"stop_reason": "interrupted"}, (0.25, 30.0)),
         ({"train_seconds": 0.0}, (0.25, None)),
     ],
 )
@@ -167,7 +218,7 @@ def test_durations(seconds: float, text: str) -> None:
 # --- the screen -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [60, 79, 80, 95, 96, 107, 108, 160])
+@pytest.mark.parametrize("width", [60, 79, 80, 95, 111, 112, 160])
 def test_the_screen_has_every_field_at_every_width(width: int) -> None:
     lines = drawn(make_snapshot(), width=width)
     text = "\n".join(lines)
@@ -180,7 +231,7 @@ def test_the_screen_has_every_field_at_every_width(width: int) -> None:
         "2.1 updates (p95 5.2)",
         "2.6 updates behind (p95 4)",
         "3.98/4.00",
-        "4001",
+        "running",
     ):
         assert value in text, value
 
@@ -197,29 +248,73 @@ LARGE = {
     "evaluation": replace(make_snapshot().evaluation, return_mean=4_521.3),  # type: ignore[type-var]
     "best_evaluation": replace(make_snapshot().evaluation, return_mean=4_720.9),  # type: ignore[type-var]
 }
+NOTICE = "SIGINT: stopping, once more to kill"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("height", [24, 30])
 @pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
+@pytest.mark.parametrize("notice", ["", NOTICE])
 @pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "training_target": 300.0}])
 def test_the_screen_is_whole_at_80_by_24(
-    width: int, height: int, actors: tuple[ActorStatistics, ...], more: dict[str, Any]
+    width: int, height: int, actors: tuple[ActorStatistics, ...], notice: str, more: dict[str, Any]
 ) -> None:
-    url = "http://127.0.0.1:43211/#token=abcdefghijklmnopqrstuvwxyz012345"
-    lines = drawn(make_snapshot(**LARGE, **more, actors=actors), width=width, height=height, url=url)
+    snapshot = make_snapshot(**LARGE, **more, actors=actors)
+    lines = drawn(snapshot, width=width, height=height, url=URL, notice=notice)
     text = "\n".join(lines)
     assert len(lines) <= height
-    for part in (*FIELDS, url, "12 updates behind (p95 24)", "12,346 updates (p95 40,960)", "4,521", "4,721"):
+    assert lines[0].rstrip() == URL
+    for part in (
+        *FIELDS,
+        notice,
+        "12 updates behind (p95 24)",
+        "12,346 updates (p95 40,960)",
+        "4,521",
+        "4,721",
+    ):
         assert part in text, part
     assert "\u2026" not in text, "nothing is cut"
     if more:
         assert "[ASYNC011] reward is nan" in text
     if actors == MANY:
         assert re.search(r"and \d\d more", text)
-        assert "actor 60: boom" in text or (more and height == 24), "the run's error comes before an actor's"
+        assert "actor 60: boom" in text or height == 24, "messages come before an actor's error"
     elif actors:
         assert "4000" in text and "4001" in text
+
+
+@pytest.mark.parametrize("notice", ["", NOTICE])
+@pytest.mark.parametrize("actors", [MANY[:2], MANY])
+@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan " * 9, "state": "failed"}])
+def test_a_small_window_shows_address_state_returns_and_actors(
+    notice: str, actors: tuple[ActorStatistics, ...], more: dict[str, Any]
+) -> None:
+    lines = drawn(make_snapshot(**more, actors=actors), width=50, height=14, url=URL, notice=notice)
+    text = "\n".join(lines)
+    assert len(lines) <= 14 and max(map(len, lines)) <= 50
+    assert lines[0] == URL
+    for part in ("dqn CartPole-v1 seed 3", "return/100 123.5", "evaluation 200", "env steps/s 3,400", notice):
+        assert part in text, part
+    assert "nearest stop: 4,000 steps" in text
+    assert f"{len(actors)} actors running" in text
+    assert not more or "[ASYNC011] reward is nan" in text
+    assert more or "acting 2.6 updates behind" in text
+
+
+@pytest.mark.parametrize("size", [(20, 6), (50, 3), (79, 10), (120, 12), (10, 40)])
+def test_no_window_is_too_small(size: tuple[int, int]) -> None:
+    width, height = size
+    lines = drawn(make_snapshot(), width=width, height=height)
+    assert max(map(len, lines)) <= width
+    assert "".join(lines).startswith("dqn CartPole")
+
+
+def test_after_the_end_actors_are_shown_as_ended() -> None:
+    ended = make_snapshot(
+        state="stopped", stop_reason="total_steps", actors=(make_actor(0, state="stopped"),)
+    )
+    assert any(re.search(r"4000\s+ended .* -  ", line) for line in drawn(ended, height=24))
+    assert any("1 actor ended" in line for line in drawn(ended, width=50))
 
 
 def test_the_screen_lists_as_many_actors_as_there_is_room_for() -> None:
@@ -232,18 +327,26 @@ def test_the_screen_lists_as_many_actors_as_there_is_room_for() -> None:
     ("mean", "text"), [(0.0, "0 updates"), (1.0, "1 update"), (0.96, "0.96 updates"), (35.4, "35 updates")]
 )
 def test_policy_lag_in_words(mean: float, text: str) -> None:
-    assert f"acting {text} behind (p95 4)," in readout(make_snapshot(policy_lag_mean=mean)).line()
-
-
-def test_the_screen_shows_the_page_and_the_error() -> None:
-    lines = drawn(make_snapshot(error="[ASYNC011] reward is nan"), url="http://127.0.0.1:8000")
-    assert "http://127.0.0.1:8000" in lines[-1]
-    assert any("[ASYNC011] reward is nan" in line for line in lines)
+    pace = {field.label: field.value for field in readout(make_snapshot(policy_lag_mean=mean)).pace}
+    assert pace["acting"] == f"{text} behind (p95 4)"
 
 
 def test_a_free_pace_and_no_limit_draw_too() -> None:
     free = make_snapshot(total_steps=None, target_return=None, samples_per_insert_target=None, actors=())
-    assert any("1,000 steps, 12s elapsed" in line for line in drawn(free))
+    assert any("until it is stopped" in line for line in drawn(free))
+
+
+def test_a_notice_is_drawn_at_once_and_stays() -> None:
+    stream = io.StringIO()
+    console = RunConsole(stream=stream, live=True)
+    console.interval_seconds = 1000.0
+    console.show(make_snapshot())
+    wait_until(lambda: "staleness" in stream.getvalue(), "the first screen")
+    console.notify("SIGINT: stopping, once more to kill")
+    wait_until(lambda: "once more to kill" in stream.getvalue(), "the notice")
+    console.show(make_snapshot(state="stopped", stop_reason="interrupted"))
+    console.close()
+    assert stream.getvalue().rindex("once more to kill") > stream.getvalue().rindex("interrupted")
 
 
 # --- not a terminal -------------------------------------------------------------------------------------
@@ -263,12 +366,12 @@ def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
         console.show(make_snapshot(env_steps=second))
         # The drawing thread has looked at this one; whether it draws it is its own business.
         wait_until(lambda before=before: looks[0] > before, "a look at the clock")  # type: ignore[misc]
-        due = second // 10 + 1
+        due = second // 10 + 2  # the first line is the title
         wait_until(lambda due=due: stream.getvalue().count("\n") >= due, f"line {due}")  # type: ignore[misc]
     console.show(make_snapshot(env_steps=99, state="stopped", stop_reason="total_steps"))
     console.close()
     console.close()
-    steps = re.findall(r"\| (\d+)/4,000 steps", stream.getvalue())
+    steps = re.findall(r"(\d+)/4,000 steps", stream.getvalue())
     assert steps == ["0", "10", "20", "30", "99"]
     assert "\x1b" not in stream.getvalue()
 
@@ -376,7 +479,8 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def test_a_reader_that_leaves_breaks_nothing() -> None:
     with showing(stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().decode().rstrip() == LINE
+        lines = [process.stdout.readline().decode().rstrip() for _ in range(2)]
+        assert lines == ["dqn CartPole-v1 seed 3", LINE]
         process.stdout.close()
         finish(process)
 
@@ -402,7 +506,7 @@ def on_a_terminal(**environment: str) -> str:
         with showing(environment, stdout=theirs) as process:
             os.close(theirs)
             reader.start()
-            wait_until(lambda: b"samples/insert" in b"".join(parts), "the first screen")
+            wait_until(lambda: b"810" in b"".join(parts), "the first screen")
             finish(process)
         reader.join(PATIENCE_SECONDS)
     finally:
@@ -429,7 +533,7 @@ def test_no_color_is_obeyed() -> None:
 def test_a_dumb_terminal_gets_lines() -> None:
     text = on_a_terminal(TERM="dumb")
     assert "\x1b" not in text
-    assert text.splitlines()[0] == LINE
+    assert text.splitlines()[:2] == ["dqn CartPole-v1 seed 3", LINE]
 
 
 def test_a_snapshot_is_not_needed() -> None:

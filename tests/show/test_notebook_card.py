@@ -114,7 +114,9 @@ def test_one_output_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         card.show(make_snapshot(return_mean=float(i), env_steps=1000 * i))
     assert len(display.shown) == 1 and len(display.updates) == 2
     assert "polyline" in display.updates[-1]["text/html"]
-    assert display.updates[-1]["text/plain"].startswith("dqn CartPole-v1 seed 3 training | 2,000/4,000 steps")
+    assert display.updates[-1]["text/plain"].startswith(
+        "dqn CartPole-v1 seed 3: 12s training 2,000/4,000 steps"
+    )
 
 
 def test_a_long_run_keeps_a_short_curve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,54 @@
+"""The live page of a run: its server, its token, its addresses and `http.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
+from asyncrl.server import RunServer, write_http_file
+from asyncrl.show.metrics import Snapshot
+
+TOKEN_BYTES = 15
+"""Random bytes of the token: 20 characters, with which the address fits 50 columns."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the page shows, and what its buttons do; see `RunServer`."""
+
+    snapshot: Callable[[], Snapshot]
+    options: Callable[[], dict[str, Any]]
+    stop: Callable[[], None]
+    checkpoint: Callable[[], Coroutine[Any, Any, str]]
+    ready: Callable[[], bool]
+
+
+async def serve(
+    config: TrainerConfig, served: Served, directory: RunDirectory, stack: contextlib.AsyncExitStack
+) -> tuple[str, str] | None:
+    """Serve the page until `stack` closes it; its address without and with the token, None where `http` is off."""
+    if config.http == "off":
+        return None
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    server = RunServer(
+        snapshot=served.snapshot,
+        config=served.options,
+        stop=served.stop,
+        checkpoint=served.checkpoint,
+        ready=served.ready,
+        host=config.host,
+        port=0 if config.http == "auto" else int(config.http),
+        token=token,
+    )
+    await server.start()
+    stack.push_async_callback(server.close)
+    if directory.path is not None:
+        with refuse_unwritable(directory.path):
+            write_http_file(directory.path / "http.json", url=server.url, pid=os.getpid(), token=token)
+    return server.url, f"{server.url}/#token={token}"

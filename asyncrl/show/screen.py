@@ -1,0 +1,209 @@
+"""The terminal's screen: a snapshot as one rich renderable that fits the window.
+
+The first line is the address of the page. From 80 columns and 24 lines on everything is shown, actors as a table. A
+smaller window gets short lines, the most important first, as many as it has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.show.metrics import Snapshot
+from asyncrl.show.numbers import duration, percent, plain
+from asyncrl.show.readout import Field, Readout, readout
+
+FULL_COLUMNS, FULL_LINES = 80, 24
+"""Smallest window of the full screen."""
+THREE_GROUPS_COLUMNS = 112
+"""Minimum width for the three groups of values side by side."""
+ERROR_LINES = 3
+"""Most lines of the error that ended the run; all of it is printed below the screen."""
+
+STATE_STYLES = {
+    "training": "bold green",
+    "running": "green",
+    "evaluating": "bold cyan",
+    "starting": "cyan",
+    "stopping": "bold yellow",
+    "stopped": "bold",
+    "failed": "bold red",
+    "restarting": "yellow",
+    "waiting": "cyan",
+    "ended": "dim",
+}
+
+
+def screen(
+    snapshot: Snapshot, width: int, height: int, *, url: str | None = None, notice: str = ""
+) -> RenderableType:
+    """The view in a window of `width` columns and `height` lines; at most that high, nothing in it is cut. Pure.
+
+    Args:
+        snapshot: what is shown.
+        width: columns of the window.
+        height: its lines.
+        url: address of the page.
+        notice: a message that stays, such as the answer to Ctrl-C.
+    """
+    if width < FULL_COLUMNS or height < FULL_LINES:
+        return _small(snapshot, width, height, url, notice)
+    words = readout(snapshot)
+    groups, lines = _groups(words, width)
+    head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
+    head.append(Text(words.progress, no_wrap=len(words.progress) <= width))
+    foot = _messages(words.error, notice, width)
+    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + _height(foot, width)
+    parts = [*head, Text(), groups]
+    if snapshot.actors:
+        parts += [Text(), _actors(snapshot.actors, height - used - 2)]
+    return Group(*parts, *foot)
+
+
+def _address(url: str | None) -> list[RenderableType]:
+    if not url:
+        return []
+    shown = plain(url)
+    return [Text(shown, style=Style(color="cyan", underline=True, link=shown), overflow="fold")]
+
+
+def _title(words: Readout, state: str, width: int) -> RenderableType:
+    """Algorithm, environment, seed and state on the left, counts on the right where there is room for both."""
+    left = Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(state, "")))
+    room = width - len(left) - len(words.counts)
+    return Text.assemble(left, " " * room if room >= 2 else "  ", (words.counts, "dim"))
+
+
+def _bar(words: Readout) -> RenderableType:
+    if words.fraction is None:
+        return Text()
+    bar = ProgressBar(
+        total=1.0, completed=words.fraction, complete_style="green", finished_style="bold green"
+    )
+    # A bar alone does not end its line; a grid does.
+    grid = Table.grid(expand=True)
+    grid.add_row(bar)
+    return grid
+
+
+def _messages(error: str, notice: str, width: int) -> list[Text]:
+    """The notice, and the run's error in at most `ERROR_LINES` lines."""
+    texts = [Text(plain(notice), style="bold yellow")] if notice else []
+    room = (ERROR_LINES - 1) * width
+    error = error if len(error) <= room else f"{error[: room - 3]}..."
+    return [*texts, Text(error, style="bold red")] if error else texts
+
+
+def _height(texts: Iterable[Text], width: int) -> int:
+    """Lines of wrapped texts; words that wrap early may need one more."""
+    return sum(len(text) // width + 1 + (len(text) > width) for text in texts)
+
+
+def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
+    """The three groups of values, and their number of lines."""
+    speed, learning, pace = words.speed, words.learning, words.pace
+    if width >= THREE_GROUPS_COLUMNS:
+        grid = _beside((26, "Learning", learning), (26, "Speed", speed), (44, "Async", pace))
+        return grid, 1 + max(len(learning), len(speed), len(pace))
+    upper = _beside((1, "Learning", learning), (1, "Speed", speed))
+    half = (len(pace) + 1) // 2
+    lower = _beside((48, "Async", pace[:half]), (28, "", pace[half:]))
+    return Group(upper, lower), 2 + max(len(learning), len(speed)) + half
+
+
+def _beside(*groups: tuple[int, str, tuple[Field, ...]]) -> Table:
+    """Groups of values in one row, each with its fraction of the width."""
+    grid = Table.grid(expand=True, padding=(0, 3))
+    for ratio, _, _ in groups:
+        grid.add_column(ratio=ratio)
+    grid.add_row(*(_group(name, fields) for _, name, fields in groups))
+    return grid
+
+
+def _group(name: str, fields: tuple[Field, ...]) -> Table:
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row(Text(name, style="bold cyan"), "")
+    for field in fields:
+        table.add_row(field.label, Text(field.value))
+    return table
+
+
+def _actors(actors: tuple[ActorStatistics, ...], rows: int) -> RenderableType:
+    """A heading and at most `rows` lines below it: actors, the number of those not listed, the last errors."""
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="dim")
+    for heading in ("actor", "pid", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("steps/s", "waits", "ring", "heard", "restarts", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    errors = [f"actor {actor.index}: {plain(actor.last_error)}" for actor in actors if actor.last_error]
+    errors = errors[: max(0, min(2, rows - 2))]
+    listed = rows - len(errors)
+    if len(actors) > listed:
+        listed = max(1, listed - 1)
+    for actor in actors[:listed]:
+        table.add_row(*_actor_cells(actor))
+    parts: list[RenderableType] = [table]
+    if len(actors) > listed:
+        parts.append(Text(f"and {len(actors) - listed} more", style="dim"))
+    parts += [Text(error, style="yellow", no_wrap=True, overflow="ellipsis") for error in errors]
+    return Group(*parts)
+
+
+def _actor_cells(actor: ActorStatistics) -> list[Text]:
+    name = "ended" if actor.state == "stopped" else actor.state
+    cells = [
+        Text(str(actor.index)),
+        Text(str(actor.pid or "-")),
+        Text(name, style=STATE_STYLES.get(name, "")),
+    ]
+    memory = f"{actor.private_bytes / 1e6:,.0f} MB" if actor.private_bytes else "-"
+    age = actor.heartbeat_age_seconds
+    heard = f"{age * 1000:.0f}ms" if 0 <= age < 1 else duration(age)
+    numbers = (
+        f"{actor.env_steps_per_second:,.0f}",
+        percent(actor.wait_fraction),
+        percent(actor.ring_fill),
+        "-" if name == "ended" else heard,
+        str(actor.restarts),
+        memory,
+    )
+    return cells + [Text(text) for text in numbers]
+
+
+def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> RenderableType:
+    """Short lines, as many as fit: whatever must be read first, then the rest by importance."""
+    words = readout(snapshot)
+    first = [*_address(url), _title_small(words, snapshot.state)]
+    first += [*_messages(words.error, notice, width), Text(words.progress)]
+    room = height - sum(_height([line], width) for line in first if isinstance(line, Text))
+    lines: list[RenderableType] = []
+    for line in _short_lines(words, width):
+        if (room := room - 1) >= 0:
+            lines.append(line)
+    return Group(*first, *lines)
+
+
+def _title_small(words: Readout, state: str) -> Text:
+    return Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(state, "")))
+
+
+def _short_lines(words: Readout, width: int) -> list[Text]:
+    """Every value, packed into lines of `width` columns in the order of importance."""
+    first = [*words.learning[:2], words.speed[0], Field("", words.actors)]
+    rest = [*words.learning[2:], *words.speed[1:], Field("", words.counts), *words.pace]
+    lines: list[Text] = []
+    for field in (*first, *rest):
+        text = Text.assemble((field.label, "dim"), " " if field.label else "", field.value)
+        if lines and len(lines[-1]) + 3 + len(text) <= width:
+            lines[-1] = Text.assemble(lines[-1], "   ", text)
+        else:
+            lines.append(text)
+    return lines
