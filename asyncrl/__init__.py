@@ -25,22 +25,28 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
+    from asyncrl.run.callbacks import Callback
     from asyncrl.run.config import TrainerConfig
     from asyncrl.run.run_thread import TrainResult
+    from asyncrl.run.running import running, stop_all
     from asyncrl.run.trainer import Trainer, train
-    from asyncrl.show.metrics import EvaluationResult, Snapshot
+    from asyncrl.show.metrics import EvaluationResult, Snapshot, flat
     from asyncrl.version import __version__
 
 # Names that are not here are looked for among the algorithms' records.
 _HOMES = {
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
+    "Callback": "asyncrl.run.callbacks",
     "EvaluationResult": "asyncrl.show.metrics",
     "Snapshot": "asyncrl.show.metrics",
     "TrainResult": "asyncrl.run.run_thread",
     "Trainer": "asyncrl.run.trainer",
     "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",
+    "flat": "asyncrl.show.metrics",
+    "running": "asyncrl.run.running",
+    "stop_all": "asyncrl.run.running",
     "train": "asyncrl.run.trainer",
 }
 
@@ -56,6 +62,7 @@ __all__ = [
     "TD3",
     "AsyncRLError",
     "AsyncRLWarning",
+    "Callback",
     "EvaluationResult",
     "Rainbow",
     "Snapshot",
@@ -63,6 +70,9 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "__version__",
+    "flat",
+    "running",
+    "stop_all",
     "train",
 ]
 

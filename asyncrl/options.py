@@ -146,7 +146,40 @@ def _convert(kind: Any, value: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         return tuple(_convert(get_args(kind)[0], item) for item in items)
+    if origin is Mapping:
+        texts = texts_of_mapping(value) if isinstance(value, Mapping) else value
+        return mapping_from_texts([texts] if isinstance(texts, str) else texts)
     return _SCALARS[kind](value)
+
+
+def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
+    """A mapping from texts such as `gravity:9`; a value that is no Python literal is a text.
+
+    Raises:
+        ValueError: an item has no key.
+    """
+    values = {}
+    for text in texts:
+        key, _, value = text.partition(":")
+        if not key.isidentifier() or not value:
+            raise ValueError(text)
+        try:
+            values[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[key] = value
+    return values
+
+
+def texts_of_mapping(values: Mapping[str, Any]) -> list[str]:
+    """The texts from which `mapping_from_texts` makes `values` again.
+
+    Raises:
+        ValueError: a value is no Python literal.
+    """
+    texts = [f"{key}:{value!r}" for key, value in values.items()]
+    if mapping_from_texts(texts) != dict(values):
+        raise ValueError(values)
+    return texts
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:
@@ -212,6 +245,8 @@ def describe(kind: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(kind))
     if origin is tuple:
         return f"a list, each item {describe(get_args(kind)[0])}"
+    if origin is Mapping:
+        return "key:value pairs of Python literals"
     return _NAMES[kind]
 
 

@@ -20,7 +20,8 @@ from harness import Report
 from asyncrl import DQN
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning.balance import Balance
-from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter

@@ -24,6 +24,15 @@ GRACE_SECONDS = 3.0
 _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Runs of the command line without `--run-dir` do not lie in the working tree."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCRL_RUNS", str(folder))
+        yield folder
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a child process, a thread of ours, or a pipe, socket or memfd open."""

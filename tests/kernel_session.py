@@ -1,20 +1,25 @@
 """Drives a real Jupyter kernel in a process of its own, for `test_notebooks.py`: its client leaves sockets open.
 
 python kernel_session.py run NOTEBOOK OUTPUT     executes all cells and writes the notebook with its outputs
-python kernel_session.py interrupt               prints {"seconds", "ename", "done"} of an interrupted run
+python kernel_session.py life                    prints what was seen: run again, two at once, interrupt, restart
 """
 
 from __future__ import annotations
 
+import ast
 import json
-import queue
 import sys
 import time
 from typing import Any
 
 import nbformat
+import psutil
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
+
+OPTIONS = "num_actors=1, envs_per_actor=4, total_steps=10**8"
+START = f"trainer = Trainer('CartPole-v1', 'dqn', seed={{seed}}, {OPTIONS})\ntrainer.start()\ntrainer"
+RUN = f"trainer = Trainer('CartPole-v1', 'dqn', http='off', {OPTIONS})\nresult = await trainer.run()"
 
 
 def run(path: str, output: str) -> None:
@@ -23,46 +28,98 @@ def run(path: str, output: str) -> None:
     nbformat.write(notebook, output)
 
 
-def interrupt() -> None:
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
+class Kernel:
+    """A kernel, and cells that are executed in it."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def execute(self, code: str, value: str = "None") -> Any:
+        """Execute a cell, then evaluate `value`; a cell that raises prints its error."""
+        content = self.reply_to(self.client.execute(code, user_expressions={"value": f"{value}"}))
+        assert content["status"] == "ok", content["traceback"]
+        (found,) = content["user_expressions"].values()
+        assert found["status"] == "ok", found
+        return ast.literal_eval(found["data"]["text/plain"])
+
+    def reply_to(self, message: str) -> dict[str, Any]:
+        while True:
+            reply = self.client.get_shell_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") == message:
+                return reply["content"]
+
+    def wait_for_output(self, message: str, kind: str) -> str:
+        """The HTML of the next output of this kind of the cell."""
+        while True:
+            output = self.client.get_iopub_msg(timeout=60)
+            if output["msg_type"] == kind and output["parent_header"].get("msg_id") == message:
+                return output["content"]["data"]["text/html"]
+
+    def wait_until(self, condition: str) -> None:
+        deadline = time.monotonic() + 30
+        while not self.execute("", condition):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+def life() -> None:
+    kernel, seen = Kernel(), {}
     try:
-        client.wait_for_ready(timeout=60)
-        _execute(client, "from asyncrl import Trainer; trainer = Trainer('CartPole-v1', 'dqn', http='off')")
-        running = client.execute("await trainer.run()")
-        deadline = time.monotonic() + 60
-        while not _card_was_redrawn(client):
-            assert time.monotonic() < deadline, "the live card was not redrawn"
-        before = time.monotonic()
-        manager.interrupt_kernel()
-        reply = _reply_to(client, running)
-        seconds = time.monotonic() - before
-        done = _execute(client, "assert trainer.done")["status"] == "ok"
-        print(json.dumps({"seconds": seconds, "ename": reply.get("ename"), "done": done}))
+        kernel.execute("import asyncrl; from asyncrl import Trainer; cards = []")
+        first = kernel.client.execute(START.format(seed=1))
+        seen["card"] = kernel.wait_for_output(first, "display_data")
+        assert kernel.reply_to(first)["status"] == "ok"
+        seen["url_of_first"] = kernel.execute("first = trainer", "trainer.url")
+        kernel.execute(START.format(seed=1))
+        seen["again"] = kernel.execute(
+            "", "[first.done, first.result.stop_reason, trainer.done, len(asyncrl.running())]"
+        )
+        kernel.execute(START.format(seed=2))
+        seen["two_at_once"] = kernel.execute("", "[t.config.seed for t in asyncrl.running()]")
+        kernel.execute("asyncrl.stop_all()")
+        seen["after_stop_all"] = kernel.execute("", "[len(asyncrl.running()), trainer.result.stop_reason]")
+        seen |= _interrupted(kernel)
+        seen |= _restarted(kernel)
+        print(json.dumps(seen))
     finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+        kernel.close()
 
 
-def _execute(client: Any, code: str) -> dict[str, Any]:
-    return _reply_to(client, client.execute(code))
+def _interrupted(kernel: Kernel) -> dict[str, Any]:
+    running = kernel.client.execute(RUN)
+    kernel.wait_for_output(running, "update_display_data")
+    before = time.monotonic()
+    kernel.manager.interrupt_kernel()
+    status = kernel.reply_to(running)["status"]
+    seconds = time.monotonic() - before
+    return {
+        "interrupt": [status, kernel.execute("", "result.stop_reason"), kernel.execute("", "trainer.done")],
+        "interrupt_seconds": seconds,
+    }
 
 
-def _reply_to(client: Any, message_id: str) -> dict[str, Any]:
-    while True:
-        reply = client.get_shell_msg(timeout=60)
-        if reply["parent_header"].get("msg_id") == message_id:
-            return reply["content"]
-
-
-def _card_was_redrawn(client: Any) -> bool:
-    try:
-        return client.get_iopub_msg(timeout=0.2)["msg_type"] == "update_display_data"
-    except queue.Empty:
-        return False
+def _restarted(kernel: Kernel) -> dict[str, Any]:
+    kernel.execute(START.format(seed=3))
+    kernel.wait_until("trainer.snapshot().env_steps > 0")
+    children = psutil.Process(kernel.execute("import os", "os.getpid()")).children(recursive=True)
+    kernel.manager.restart_kernel(now=True)
+    kernel.client.wait_for_ready(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    kernel.execute("import asyncrl; from asyncrl import Trainer")
+    return {
+        "children_before_restart": len(children),
+        "children_after_restart": len(alive),
+        "after_restart": kernel.execute(RUN.replace("10**8", "2_000"), "result.stop_reason"),
+    }
 
 
 if __name__ == "__main__":
-    {"run": run, "interrupt": interrupt}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "life": life}[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Every notebook runs top to bottom in a real kernel, and Interrupt stops a run at once."""
+"""Every notebook runs top to bottom in a real kernel, which may be interrupted, run again and restarted."""
 
 import json
 import subprocess
@@ -41,9 +41,15 @@ def test_quickstart_runs_top_to_bottom(tmp_path):
     assert "max_seconds" in value_of(cells[5])
 
 
-def test_interrupt_stops_a_run():
-    result = json.loads(session("interrupt"))
-    assert result["done"]
-    assert result["ename"] in ("CancelledError", "KeyboardInterrupt")
-    # a second on an idle machine; three leave room for a busy one
-    assert result["seconds"] < 3
+def test_the_life_of_a_kernel():
+    seen = json.loads(session("life"))
+    assert "dqn CartPole-v1 seed 1" in seen["card"], "`trainer` at the end of a cell is the card"
+    assert seen["url_of_first"].startswith("http://127.0.0.1:"), "start() returns when the URL is known"
+    assert seen["again"] == [True, "stopped", False, 1], (
+        "a cell that runs again ends the run it started before"
+    )
+    assert seen["two_at_once"] == [1, 2] and seen["after_stop_all"] == [0, "stopped"]
+    # 0.14 s on an idle machine; two leave room for a busy one
+    assert seen["interrupt"] == ["ok", "interrupted", True] and seen["interrupt_seconds"] < 2
+    assert seen["children_before_restart"] > 1 and seen["children_after_restart"] == 0
+    assert seen["after_restart"] == "total_steps"

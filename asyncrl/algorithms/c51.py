@@ -93,13 +93,13 @@ class C51(QLearning):
     name: ClassVar[str] = "c51"
 
     num_atoms: int = 51
-    """Returns whose probabilities are learned, evenly spaced from `v_min` to `v_max`; at least 2."""
+    """Atoms of the return distribution, evenly spaced from `v_min` to `v_max`; at least 2."""
 
     v_min: float = -10.0
-    """Smallest discounted return that can be told apart, below `v_max`."""
+    """Smallest atom of the return distribution, below `v_max`."""
 
     v_max: float = 10.0
-    """Largest discounted return that can be told apart."""
+    """Largest atom of the return distribution."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

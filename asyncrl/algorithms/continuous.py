@@ -68,7 +68,7 @@ class ContinuousControl(OffPolicy):
     hidden_sizes: tuple[int, ...] = (256, 256)
 
     actor_learning_rate: float | None = None
-    """Step size of the actor's Adam at the start, above 0; none takes `learning_rate`. Follows its schedule."""
+    """Learning rate of the actor, above 0; none takes `learning_rate`. It follows the same schedule."""
 
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's."""

@@ -42,7 +42,7 @@ class CrossQ(MaximumEntropy):
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's. The paper has 2048."""
 
     norm_momentum: float = 0.99
-    """Share of the running mean and variance that is kept at every update, from 0 to 1."""
+    """Momentum of batch normalisation's running statistics: the fraction kept at every update, from 0 to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,10 +46,10 @@ class DeterministicActor(ContinuousControl):
     """Noise on the actor's actions: independent at each step, or correlated over steps (Ornstein-Uhlenbeck)."""
 
     exploration_scale: float = 0.1
-    """Standard deviation of that noise, in units of half the action range, at least 0."""
+    """Standard deviation of the exploration noise, in units of half the action range, at least 0."""
 
     exploration_scale_last: float | None = None
-    """That of the last stream, above 0, with a geometric ladder in between; none gives all streams the same."""
+    """`exploration_scale` of the last stream, above 0, geometric in between; none: the same for all streams."""
 
     exploration_theta: float = 0.15
     """Decay of the Ornstein-Uhlenbeck noise per step (theta dt), above 0 and at most 1."""

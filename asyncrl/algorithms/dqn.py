@@ -64,10 +64,10 @@ class DQN(QLearning):
     name: ClassVar[str] = "dqn"
 
     huber_delta: float | None = 1.0
-    """Size of the error from which the loss grows linearly, above 0; none is the squared loss."""
+    """Threshold of the Huber loss, above 0; none is the squared loss."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

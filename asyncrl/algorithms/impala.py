@@ -104,28 +104,28 @@ class IMPALA(OnPolicy):
     """Correction of actions that an older policy chose: V-trace, or none."""
 
     rho_bar: float = 1.0
-    """Truncation of V-trace that decides which policy's values are learned, above 0."""
+    """Truncation of V-trace's rho: which policy's values are learned; above 0."""
 
     c_bar: float = 1.0
-    """Truncation of V-trace that decides how far back an error is carried, above 0."""
+    """Truncation of V-trace's c: how far back an error is propagated; above 0."""
 
     pg_rho_bar: float = 1.0
     """Truncation of the policy gradient's importance weight, above 0."""
 
     minibatches: int = 1
-    """Parts that a pass is cut into, whole streams each, one gradient step per part; at least 1."""
+    """Minibatches of a pass, of whole streams, at least 1."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
 
     past_segments: int = 0
-    """Segments kept after their first use, at least 0, of which `past_per_batch` are mixed into a batch."""
+    """Capacity of the replay of past segments, at least 0; `past_per_batch` of them are mixed into a batch."""
 
     past_per_batch: int = 0
-    """Kept segments that are drawn, all alike, for every batch, at least 0 and at most `past_segments`."""
+    """Past segments sampled uniformly into every batch, at least 0 and at most `past_segments`."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
-    """Factor on a row's loss for its staleness s, beside V-trace: 1, (1 + s)^-rate or exp(-rate s)."""
+    """Weight of a row in the loss, by its staleness s, beside V-trace: 1, (1 + s)^-rate or exp(-rate s)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,13 +48,13 @@ class MaximumEntropy(ContinuousControl):
     """Number of critics, at least 1."""
 
     ent_coef: float | None = None
-    """Coefficient of the entropy (alpha), above 0; none adapts it until the entropy is `target_entropy`."""
+    """Entropy coefficient (alpha), above 0; none tunes it automatically towards `target_entropy`."""
 
     ent_coef_initial: float = 1.0
-    """Initial coefficient of the entropy where it is adapted, above 0."""
+    """Initial entropy coefficient where it is tuned automatically, above 0."""
 
     target_entropy: float | None = None
-    """Entropy, of actions in -1..1, that the coefficient is adapted to; none takes minus the number of their values."""
+    """Target entropy of actions in -1..1; none takes minus the number of action dimensions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

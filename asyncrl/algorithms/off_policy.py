@@ -35,16 +35,16 @@ class OffPolicy(WithPresets):
     entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards
 
     learning_rate: float = 1e-3
-    """Step size of Adam at the start, above 0."""
+    """Learning rate of Adam, above 0; the initial one where it is scheduled."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """What the learning rate does: stay, or fall in a straight line to `learning_rate_final`."""
+    """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""
 
     learning_rate_final: float = 0.0
-    """Where the linear schedule ends, at least 0."""
+    """Final learning rate of the linear schedule, at least 0."""
 
     learning_rate_updates: int = 100_000
-    """Updates over which the linear schedule falls, whatever the run's steps are; at least 1."""
+    """Updates from the initial to the final learning rate, at least 1; independent of the run's steps."""
 
     batch_size: int = 64
     """Transitions per update, at least 1."""
@@ -53,67 +53,67 @@ class OffPolicy(WithPresets):
     """Discount per environment step, from 0 to 1."""
 
     reward_scale: float = 1.0
-    """Factor on the rewards that are learned from, above 0; values, supports and entropies are in its units."""
+    """Factor on rewards, above 0; action values, supports and entropies are in scaled units."""
 
     n_step: int = 1
-    """Rewards that are summed before the value of the next state is bootstrapped, in steps, from 1 to 255."""
+    """Steps of the n-step return, from 1 to 255."""
 
     prioritized: bool = False
-    """Draw transitions in proportion to their priority (Schaul et al. 2016); otherwise all alike."""
+    """Prioritized replay (Schaul et al. 2016); otherwise transitions are sampled uniformly."""
 
     alpha: float = 0.6
-    """Exponent of the priorities, from 0 to 1; 0 draws all alike."""
+    """Exponent of the priorities, from 0 to 1; 0 samples uniformly."""
 
     beta_start: float = 0.4
-    """Exponent of the importance weights at the start, from 0 to 1."""
+    """Initial exponent of the importance weights, from 0 to 1."""
 
     beta_end: float = 1.0
-    """Exponent of the importance weights at the end of the run's steps, from 0 to 1."""
+    """Final exponent of the importance weights, from 0 to 1; linear over `total_steps`."""
 
     replay_capacity: int = 100_000
-    """Environment steps that the replay holds over all actors, at least 1."""
+    """Capacity of the replay in environment steps, over all actors, at least 1."""
 
     learning_starts: int = 1_000
     """Environment steps over all actors before the first update, at least 1."""
 
     samples_per_insert: float | None = 16.0
-    """How often a step is trained on, on average, held from both sides; none lets both sides run freely."""
+    """Average number of times that a step is trained on; none lets actors and learner run freely."""
 
     samples_per_insert_error: float | None = None
-    """Samples by which either side may run ahead of `samples_per_insert` when relaxed; none chooses it."""
+    """Allowed deviation from `samples_per_insert` when relaxed, in samples; none chooses it."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
-    """relaxed lets actors and learner run freely within the balance; lockstep is exact: same seed, same numbers."""
+    """relaxed: actors and learner run freely within the balance; lockstep: reproducible to the bit."""
 
     lockstep_lag: int = 4
-    """Policy lag that lockstep holds, in updates, at least 1: from publishing weights to receiving their steps."""
+    """Policy lag of lockstep, in updates, at least 1."""
 
     publish_interval: int | Literal["auto"] = "auto"
-    """Updates between two publications of weights when relaxed; auto keeps their cost under 5 % of the updates'."""
+    """Updates between publications of weights when relaxed; auto: their cost stays under 5 % of the updates'."""
 
     max_staleness: int | None = None
-    """Oldest policy that is learned from, in updates; none sets no bound."""
+    """Maximum staleness of a sample, in updates; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
-    """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
+    """Weight of a sample in the loss, by its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
 
     staleness_rate: float = 0.5
     """Rate of the staleness correction, at least 0."""
 
     tau: float = 0.02
-    """Fraction of the way that a soft target goes at every update, above 0 and at most 1."""
+    """Polyak coefficient of the target network, above 0 and at most 1."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers, at least one layer."""
 
     adam_eps: float = 1e-8
-    """Term that Adam adds to its denominator, above 0."""
+    """Epsilon of Adam, above 0."""
 
     max_grad_norm: float | None = None
-    """Length to which a longer gradient is shortened, above 0; none leaves gradients alone."""
+    """Maximum gradient norm, above 0; none disables clipping."""
 
     matmul_precision: Literal["highest", "medium"] = "highest"
-    """Float32 products, or ones of rounded factors (bfloat16 on a CPU with AMX, TF32 on a GPU) summed in float32."""
+    """Precision of wide matrix products: float32, or bfloat16 (CPU with AMX) or TF32 (GPU) factors."""
 
     network: NetworkFactory | None = field(default=None, metadata={"option": False})
     """Makes each network in place of a perceptron: `network(inputs, outputs)` returns a `torch.nn.Module`."""

@@ -49,7 +49,7 @@ class OnPolicy(WithPresets):
     """Columns of the rollout that `prepare` fills."""
 
     learning_rate: float = 1e-3
-    """Step size of Adam at the start, above 0."""
+    """Learning rate of Adam, above 0; the initial one where it is scheduled."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
@@ -58,7 +58,7 @@ class OnPolicy(WithPresets):
     """Discount per environment step, from 0 to 1."""
 
     epochs: int = 1
-    """Passes over the segments of a batch, at least 1."""
+    """Epochs over the segments of a batch, at least 1."""
 
     ent_coef: float = 0.0
     """Entropy coefficient of the loss, at least 0."""
@@ -67,7 +67,7 @@ class OnPolicy(WithPresets):
     """Coefficient of the value loss (half the squared error), at least 0."""
 
     max_grad_norm: float | None = 0.5
-    """Maximum norm of the gradient of both networks, above 0; none disables clipping."""
+    """Maximum gradient norm, over policy and value network together, above 0; none disables clipping."""
 
     normalize_observations: bool = False
     """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
@@ -91,7 +91,7 @@ class OnPolicy(WithPresets):
     """Logarithm of the standard deviation of real-valued actions at the start."""
 
     adam_eps: float = 1e-5
-    """Term that Adam adds to its denominator, above 0."""
+    """Epsilon of Adam, above 0."""
 
     segment_length: int = 128
     """Rows of a segment: steps of each environment that are learned from together, at least 1."""
@@ -100,19 +100,19 @@ class OnPolicy(WithPresets):
     """Segments of one batch, at least 1; none takes as many as there are actors."""
 
     discipline: Literal["relaxed", "lockstep", "synchronous"] = "relaxed"
-    """Batches of the segments that came first; of one per actor, a version behind; or with actors waiting."""
+    """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
 
     queue_batches: int = 1
-    """Batches that actors may work ahead where the discipline is relaxed, at least 1."""
+    """Batches that actors may collect ahead when relaxed, at least 1."""
 
     max_staleness: int | None = None
-    """Oldest policy that is learned from, in publications of weights; none sets no bound."""
+    """Maximum staleness of a segment, in policy versions; none sets no bound."""
 
     staleness_rate: float = 0.5
     """Rate of the power and exponential corrections, at least 0."""
 
     reuse_epochs: int = 0
-    """Further passes over a batch while no new one has arrived, at least 0."""
+    """Maximum additional epochs over a batch while no new one has arrived, at least 0."""
 
     network: NetworkFactory | None = field(default=None, metadata={"option": False})
     """`network(inputs, outputs)` makes the policy's and the value's torch module; hidden sizes are then unused."""

@@ -130,10 +130,10 @@ class PPO(OnPolicy):
     """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
     minibatch_size: int = 256
-    """Steps per gradient step at most, at least 1; a pass is divided evenly."""
+    """Maximum steps of a minibatch, at least 1; an epoch is divided evenly."""
 
     target_kl: float | None = None
-    """End the passes over a batch at 1.5 times this divergence from the old policy, above 0; none never does."""
+    """Stop the epochs of a batch at 1.5 times this KL divergence from the old policy, above 0; none never stops."""
 
     normalize_advantages: bool = True
     """Standardise the advantages of a batch to mean 0 and standard deviation 1."""

@@ -91,37 +91,37 @@ class QLearning(OffPolicy):
     max_grad_norm: float | None = 10.0
 
     double: bool = True
-    """Let the online network choose the action whose target value is bootstrapped (van Hasselt et al. 2016)."""
+    """Double Q-learning: the online network selects the bootstrapped action (van Hasselt et al. 2016)."""
 
     dueling: bool = False
-    """Have a value and an advantage stream, each `hidden_sizes[-1]` wide, as last layer (Wang et al. 2016)."""
+    """Dueling network: value and advantage streams, each `hidden_sizes[-1]` wide (Wang et al. 2016)."""
 
     noisy: bool = False
-    """Explore by learned noise in the weights of all layers but the first (Fortunato et al. 2018), beside epsilon."""
+    """Noisy networks in all layers but the first (Fortunato et al. 2018), beside epsilon-greedy exploration."""
 
     noisy_sigma: float = 0.5
-    """Standard deviation of a noisy weight at the start, times the root of its layer's inputs; above 0."""
+    """Initial standard deviation of noisy weights, times the square root of the layer's inputs; above 0."""
 
     target_update: Literal["soft", "hard"] = "soft"
-    """How the target follows: by `tau` at every update, or by a copy every `target_update_interval`."""
+    """Target network: soft (by `tau` at every update) or hard (a copy every `target_update_interval`)."""
 
     target_update_interval: int = 500
-    """Updates between two copies of a hard target, at least 1."""
+    """Updates between copies to a hard target network, at least 1."""
 
     exploration_initial: float = 1.0
-    """Share of random actions at the start, from 0 to 1."""
+    """Initial epsilon: fraction of random actions, from 0 to 1."""
 
     exploration_final: float = 0.05
-    """Share of random actions after `exploration_steps`, from 0 to 1."""
+    """Final epsilon, after `exploration_steps`, from 0 to 1."""
 
     exploration_steps: int = 10_000
-    """Environment steps over all actors in which exploration falls to its final share, at least 0."""
+    """Environment steps, over all actors, in which epsilon falls linearly to `exploration_final`; at least 0."""
 
     exploration_ladder: float = 0.0
-    """Ape-X exponent: stream i of M explores with share^(1 + ladder i / (M - 1)); 0 treats streams alike."""
+    """Ape-X exponent: stream i of M explores with epsilon^(1 + ladder i / (M - 1)); 0: all streams alike."""
 
     exploration_repeat: int = 1
-    """Most steps for which a random action is kept, at least 1; how many is drawn each time (Dabney et al. 2021)."""
+    """Maximum steps that a random action is repeated, at least 1; the number is drawn (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

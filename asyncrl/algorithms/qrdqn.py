@@ -77,13 +77,13 @@ class QRDQN(QLearning):
     name: ClassVar[str] = "qrdqn"
 
     num_quantiles: int = 32
-    """Quantiles of the return that are learned for each action; at least 1. The loss's time is its square."""
+    """Quantiles of each action's return distribution, at least 1; the loss costs its square."""
 
     huber_delta: float | None = 1.0
-    """The paper's kappa: error from which the loss is linear, above 0; none is plain quantile regression."""
+    """Threshold of the quantile Huber loss (kappa), above 0; none is plain quantile regression."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to what the transitions seen so far allow, so that no estimate runs off."""
+    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

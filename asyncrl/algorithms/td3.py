@@ -65,10 +65,10 @@ class TD3(DeterministicActor):
     """Number of critics, at least 1; the smallest of their target values is bootstrapped."""
 
     target_noise: float = 0.2
-    """Standard deviation of the noise on the target's action, in units of half the action range, at least 0."""
+    """Standard deviation of target policy smoothing, in units of half the action range, at least 0."""
 
     target_noise_clip: float = 0.5
-    """Largest absolute value of that noise, in units of half the action range, at least 0."""
+    """Clip of the target noise, in units of half the action range, at least 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

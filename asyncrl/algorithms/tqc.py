@@ -80,7 +80,7 @@ class TQC(MaximumEntropy):
     """Atoms of each critic's distribution of returns, at least 1."""
 
     top_quantiles_to_drop_per_critic: int = 2
-    """Largest atoms left out of the target, times the number of critics; at least 0, below `num_quantiles`."""
+    """Largest atoms dropped from the target, per critic; at least 0, below `num_quantiles`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_origin
 
 from asyncrl.options import Option, coerce, describe, near_miss, option_help
 
 R = TypeVar("R")
 
-SHORT = {"num_actors": "--actors", "total_steps": "--steps"}
+SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}
 """Short forms of the most common flags."""
+_ITEMS = {"env_kwargs": "KEY:VALUE", "wrappers": "MODULE:NAME"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,10 +67,20 @@ def _add(group: argparse._ArgumentGroup, option: Option, prefix: str) -> None:
     if not prefix and option.name in SHORT:
         flags.insert(0, SHORT[option.name])
     text = option.help.replace("%", "%%").rstrip(".")
-    if not option.required and option.type is not bool:
+    if not option.required and option.type is not bool and option.default not in ((), {}):
         text += f" (default: {_shown(option.default)})"
     common: dict[str, Any] = {"dest": f"{prefix}{option.name}", "help": text}
-    if option.type is bool:
+    if get_origin(option.type) is Mapping or option.type == tuple[str, ...]:
+        # Several after one flag, or the flag several times; the record converts them together.
+        group.add_argument(
+            *flags,
+            nargs="+",
+            action="extend",
+            default=argparse.SUPPRESS,
+            metavar=_ITEMS[option.name],
+            **common,
+        )
+    elif option.type is bool:
         text += f" (default: {'yes' if option.default else 'no'})"
         common |= {"help": text, "default": argparse.SUPPRESS}
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)

@@ -92,6 +92,8 @@ def _run(command: Command, arguments: list[str]) -> int:
     options = module.parse(arguments)
     if not command.needs_server:
         return module.run(options, None)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # modules of the user's environments, after all that is installed
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()

@@ -7,6 +7,7 @@ else from the record's default.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
-from asyncrl.errors import AsyncRLError
+from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
+from asyncrl.errors import AsyncRLError, UserError
 from asyncrl.options import near_miss, option_help, option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
@@ -50,8 +52,25 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     if algo not in ALGORITHMS:
         parser.unknown("algorithm", algo, near_miss(algo, ALGORITHMS) or ", ".join(ALGORITHMS))
     tuned = {"env": env, "algo": algo, **preset_options(algo, env), **in_file}
+    if file is not None and _is_own_file(in_file.get("run_dir"), file):
+        del tuned["run_dir"]
+    if (
+        tuned.get("env_file")
+        and flags.get("env_file", "") is not None
+        and {"env_kwargs", "wrappers"} & set(flags)
+    ):
+        parser.error(
+            "--env-kwargs and --wrapper cannot change the pickled environment of --config; name the environment"
+        )
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
+    if "run_dir" not in flags and "run_dir" not in tuned:
+        config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
     return config, _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+
+
+def _is_own_file(run_dir: str | None, file: Path) -> bool:
+    """Whether `file` is the `config.toml` of that run: the run that trains again needs another directory."""
+    return run_dir is not None and Path(run_dir).expanduser().resolve() == file.resolve().parent
 
 
 def _algorithm(
@@ -115,6 +134,10 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer | None) -> 
 
         try:
             return train(config, algorithm, server, interrupts)
+        except UserError:
+            if config.run_dir is not None:
+                remove_if_never_trained(Path(config.run_dir))
+            raise
         except ValueError as error:
             # Some rules are checked when the run is built, such as a pace that would deadlock: they read alike.
             flag = flag_refused(error, algorithm)

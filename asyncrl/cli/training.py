@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.plain_warnings import show_warnings_plainly
+from asyncrl.cli.table import COMMANDS
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.run_thread import TrainResult
 from asyncrl.run.trainer import Trainer
 from asyncrl.show.console import RunConsole, discard
-from asyncrl.show.metrics import Snapshot
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+
+PATIENCE_SECONDS = 10.0
+"""Start-up time from which the view shows that the run is starting."""
+NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
+"""Commands that come after a run, and what stands behind its path."""
 
 
 def train(
@@ -30,18 +38,19 @@ def train(
 
         def show(snapshot: Snapshot) -> None:
             console.url = trainer.page_url
-            console.show(snapshot)
+            if is_worth_showing(snapshot):
+                console.show(snapshot)
 
         try:
             result = trainer.learn(on_snapshot=show)
         except Exception:
             if trainer.result is not None:  # the run failed after it had learned
                 console.close()
-                _print(describe_result(trainer.result))
+                _print(describe_result(trainer.result, _best(trainer)))
             raise
         finally:
             console.close()
-    _print(describe_result(result))
+        _print(describe_result(result, _best(trainer)))
     return EXIT_CODE if interrupts.count else 0
 
 
@@ -53,23 +62,53 @@ def _print(text: str) -> None:
         discard(sys.stdout)
 
 
-def describe_result(result: TrainResult) -> str:
-    """Closing lines of a run: stop reason, return, cost, files."""
-    summary, evaluation = result.summary, result.evaluation
-    reached = "not evaluated"
-    if evaluation is not None:
-        mean, deviation = evaluation.return_mean, evaluation.return_std
-        reached = f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} greedy episodes"
+def _best(trainer: Trainer) -> EvaluationResult | None:
+    """The best greedy evaluation of the run."""
+    snapshot = trainer.snapshot()
+    return snapshot.best_evaluation if snapshot is not None else None
+
+
+def is_worth_showing(snapshot: Snapshot) -> bool:
+    """Whether there is more to see than zeros: an error that is found before training is printed alone."""
+    if snapshot.env_steps or snapshot.state not in ("starting", "failed"):
+        return True
+    return snapshot.state == "starting" and snapshot.wall_seconds > PATIENCE_SECONDS
+
+
+def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
+    """Closing lines of a run: stop reason, returns, cost, files, and the commands that come next."""
+    summary = result.summary
     lines = [
-        f"stopped by   {result.stop_reason}",
-        f"return       {reached}",
-        f"training     {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
+        f"stopped by    {result.stop_reason}",
+        f"best return   {_return(best)}{_when(best)}",
+        f"final return  {_return(result.evaluation)}",
+        f"training      {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
         *_target_line(summary),
-        f"start-up     {summary['startup_seconds']:.2f} s",
-        f"files        {result.run_dir if result.run_dir is not None else 'none (--run-dir DIR keeps them)'}",
+        f"start-up      {summary['startup_seconds']:.2f} s",
+        *_files(result.run_dir),
     ]
     return "\n".join(lines)
+
+
+def _return(evaluation: EvaluationResult | None) -> str:
+    if evaluation is None:
+        return "not evaluated"
+    mean, deviation = evaluation.return_mean, evaluation.return_std
+    return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} greedy episodes"
+
+
+def _when(evaluation: EvaluationResult | None) -> str:
+    return "" if evaluation is None else f", after {evaluation.env_steps:,} steps"
+
+
+def _files(run_dir: Path | None) -> list[str]:
+    """Where the run lies, and the commands that take it."""
+    if run_dir is None:
+        return ["files         none (they were kept without --run-dir none)"]
+    path = shlex.quote(str(run_dir))
+    commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items() if name in COMMANDS]
+    return [f"files         {run_dir}", *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands))]
 
 
 def _target_line(summary: dict[str, Any]) -> list[str]:
@@ -77,6 +116,6 @@ def _target_line(summary: dict[str, Any]) -> list[str]:
     if summary.get("steps_to_target") is None:
         return []
     return [
-        f"target       reached after {summary['time_to_target_seconds']:.2f} s, {summary['steps_to_target']:,} steps, "
+        f"target        reached after {summary['time_to_target_seconds']:.2f} s, {summary['steps_to_target']:,} steps, "
         f"{summary['updates_to_target']:,} updates"
     ]

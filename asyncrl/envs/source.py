@@ -7,21 +7,21 @@ the user did); it travels as bytes, and is built in the processes forked for it.
 from __future__ import annotations
 
 import copy
-import difflib
-import importlib
 import pickle
-import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
+from asyncrl.envs.registered import extra_for, find
 from asyncrl.errors import (
     AsyncRLError,
     ConfigurationError,
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
     from gymnasium.vector import VectorEnv
 
-_EXTRAS = (
-    ("atari", re.compile(r"^ALE/|NoFrameskip-|Deterministic-|\bale[-_]py\b", re.IGNORECASE)),
-    ("mujoco", re.compile(r"mujoco", re.IGNORECASE)),
-    ("box2d", re.compile(r"box2d", re.IGNORECASE)),
-)
-
 
 @dataclass(frozen=True)
 class EnvSource:
@@ -49,13 +43,15 @@ class EnvSource:
 
     Attributes:
         name: the id, or the factory's qualified name.
-        kind: `"id"`, `"spec"` (a gymnasium EnvSpec) or `"factory"`.
-        payload: the id as UTF-8, or the cloudpickled spec or factory; unpickled in the process that builds it only.
+        kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (a gymnasium EnvSpec) or
+            `"factory"`.
+        payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
+            unpickled in the process that builds it only.
         main_only: the id is registered here, by the main script itself, where no actor can see it.
     """
 
     name: str
-    kind: Literal["id", "spec", "factory"]
+    kind: Literal["id", "changed", "spec", "factory"]
     payload: bytes
     main_only: bool = False
 
@@ -87,6 +83,21 @@ class EnvSource:
                 f"got {type(env).__name__}: {env!r}"
             )
         return cls(factory_name(env), "factory", pack_factory(env))
+
+    def changed(self, kwargs: Mapping[str, Any], wrappers: Sequence[Wrapper]) -> EnvSource:
+        """The same environment with keyword arguments for its constructor, and within wrappers, innermost first.
+
+        Raises:
+            TypeError: a wrapper is neither a name nor callable.
+            FactoryNotPicklable: a wrapper cannot be sent (ASYNC001).
+        """
+        if not kwargs and not wrappers:
+            return self
+        names = [name_of_wrapper(wrapper) for wrapper in wrappers]
+        if self.kind == "id" and None not in names:
+            payload = pack_changes(self.payload.decode(), kwargs, [name for name in names if name])
+            return EnvSource(self.name, "changed", payload, self.main_only)
+        return EnvSource(self.name, "factory", pack_factory(ChangedFactory(self, kwargs, tuple(wrappers))))
 
     @classmethod
     def _from_id(cls, env_id: str) -> EnvSource:
@@ -165,59 +176,25 @@ class EnvSource:
             )
         return first  # type: ignore[return-value]
 
-    def _maker(self) -> Callable[[], Any]:
+    def _maker(self) -> Callable[..., Any]:
+        """Makes the environment; keyword arguments go to its constructor."""
+        if self.kind == "changed":
+            env_id, kwargs, wrappers = unpack_changes(self.payload)
+            inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker()
+            return lambda: wrapped(inner(**kwargs), wrappers)
         import gymnasium
 
-        named = self._registered() if self.kind == "id" else pickle.loads(self.payload)
+        by_id = self.kind == "id"
+        named = find(self.payload.decode(), self.main_only) if by_id else pickle.loads(self.payload)
         if not isinstance(named, gymnasium.envs.registration.EnvSpec):
-            factory: Callable[[], Any] = named
+            factory: Callable[..., Any] = named
             return factory
         spec = copy.copy(named)
         spec.order_enforce = False
-        return lambda: gymnasium.make(spec, disable_env_checker=True)
-
-    def _registered(self) -> GymnasiumSpec:
-        """The registered spec of this id; `module:` in front of it is imported first, as gymnasium does."""
-        import gymnasium
-
-        module, _, env_id = self.payload.decode().rpartition(":")
-        if module:
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                if error.name is None or not module.startswith(error.name):
-                    raise
-                raise UnknownEnvironment(
-                    f"There is no environment {self.name}: no module named {error.name!r} can be imported.",
-                    fix=f"install the package that provides {error.name!r}, or correct the id",
-                ) from None
-        if env_id not in gymnasium.registry and _EXTRAS[0][1].search(env_id):
-            _register_atari()
-        try:
-            return gymnasium.spec(env_id)
-        except gymnasium.error.Error as error:
-            raise self._unknown(env_id, str(error)) from None
-
-    def _unknown(self, env_id: str, reason: str) -> UnknownEnvironment:
-        import gymnasium
-
-        if self.main_only:
-            return UnknownEnvironment(
-                f"The environment {self.name} is registered in __main__ only, where actors cannot see it.",
-                fix=f"put its class and gymnasium.register() into a module and use 'module:{env_id}', "
-                "or give a factory: Trainer(lambda: MyEnv(), ...)",
-            )
-        near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=4, cutoff=0.6)
-        facts: dict[str, object] = {"gymnasium says": reason}
-        if near:
-            facts["near misses"] = ", ".join(near)
-        extra = _extra_for(env_id)
-        fix = f'pip install "asyncrl[{extra}]"' if extra else "correct the id"
-        fix += "" if extra else ", or import the package that registers it ('package:Env-v0')"
-        return UnknownEnvironment(f"There is no environment {self.name}.", facts=facts, fix=fix)
+        return partial(gymnasium.make, spec, disable_env_checker=True)
 
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
-        extra = _extra_for(f"{self.name} {error}") or _extra_for(traceback.format_exc())
+        extra = extra_for(f"{self.name} {error}") or extra_for(traceback.format_exc())
         return UnknownEnvironment(
             f"The environment {self.name} needs a package that is not installed.",
             facts={"gymnasium says": str(error)},
@@ -228,6 +205,8 @@ class EnvSource:
         fix = "make it build in a fresh process; it is not tried again"
         if "ModuleNotFoundError" in what or "ImportError" in what:
             fix = "actors import by name what is not defined in the main script: put that module on sys.path"
+        if "unexpected keyword argument" in what:
+            fix = "correct env_kwargs (--env-kwargs): its names are those of the constructor's arguments"
         return EnvironmentNotBuilt(
             f"The constructor of {self.name} {what}",
             facts={"environment": self.name},
@@ -262,15 +241,14 @@ def _entry_module(spec: GymnasiumSpec) -> str:
     return str(entry or "").partition(":")[0]
 
 
-def _extra_for(text: str) -> str | None:
-    return next((extra for extra, pattern in _EXTRAS if pattern.search(text)), None)
+@dataclass(frozen=True)
+class ChangedFactory:
+    """A factory, or a spec, with changes that only a pickle can keep."""
 
+    source: EnvSource
+    kwargs: Mapping[str, Any]
+    wrappers: tuple[Wrapper, ...]
 
-def _register_atari() -> None:
-    try:
-        ale_py: Any = importlib.import_module("ale_py")
-    except ImportError:
-        return
-    import gymnasium
-
-    gymnasium.register_envs(ale_py)
+    def __call__(self) -> Any:
+        """Build it."""
+        return wrapped(self.source._maker()(**self.kwargs), self.wrappers)

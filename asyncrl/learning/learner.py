@@ -9,8 +9,7 @@
 The ticks are those of an `UpdateLoop`: `relaxed_replay.py` draws from replay, `segment_loop.py` takes segments
 in order of arrival. A burst is long against the hand-over between the threads and short against a human; the loop
 stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
-(see `trainer`). Torch keeps its thread count per thread, so the learner's thread sets its own: left alone it ran a tiny
-network four times slower.
+(see `coordinator.py`).
 
 Waiting is moderated: while data comes in denser than a millisecond, a loop that says so sleeps for one and
 looks again; otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks
@@ -21,23 +20,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
 from asyncrl.learning.balance import BalanceStatistics
 from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
-
-T = TypeVar("T")
 
 DENSE_SECONDS = 0.001
 """A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
@@ -45,30 +41,6 @@ DRAIN_SECONDS = 0.1
 """The longest sleep: what a lost bell costs."""
 NOTHING = HistogramStatistics()
 """Distribution of no values."""
-
-
-class LearnerThread:
-    """The one thread that touches the network; created by the trainer, shut down by it.
-
-    Args:
-        torch_threads: intra-operation threads of torch on this thread.
-    """
-
-    def __init__(self, torch_threads: int = 1) -> None:
-        self._executor = ThreadPoolExecutor(
-            max_workers=1,
-            thread_name_prefix="asyncrl-learner",
-            initializer=_prepare_thread,
-            initargs=(torch_threads,),
-        )
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the thread, after whatever runs there now; its exception is raised here."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
-
-    def close(self) -> None:
-        """Let the thread end after what it does now."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -137,6 +109,7 @@ class Learner:
         self._last_wait = float("inf")
         self._stopping = False
         self._held = False
+        self._ended = False
         self._data = asyncio.Event()
         self._resumed = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -180,6 +153,7 @@ class Learner:
                     await self._wait_for_data()
         finally:
             loop.remove_reader(self._doorbell.fileno())
+            self._ended = True
             self._quiet.set()
 
     def stop(self) -> None:
@@ -189,12 +163,16 @@ class Learner:
         self._resumed.set()
 
     async def hold(self) -> None:
-        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted."""
+        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted.
+
+        Returns at once where `run` has ended, whose last checkpoint may still be under way.
+        """
         self._held = True
         self._resumed.clear()
-        self._quiet.clear()
         self._data.set()
-        await self._quiet.wait()
+        if not self._ended:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     def resume(self) -> None:
         """Go on after `hold`."""
@@ -291,9 +269,3 @@ class Learner:
             stored_steps=statistics.stored_steps,
             discarded_steps=statistics.discarded_steps,
         )
-
-
-def _prepare_thread(torch_threads: int) -> None:
-    """Both settings are per thread. Denormal moments of dead units would cost Adam up to a twentieth."""
-    torch.set_num_threads(torch_threads)
-    torch.set_flush_denormal(True)

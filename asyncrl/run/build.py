@@ -30,7 +30,8 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerThread
+from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.config import TrainerConfig, usable_cores
@@ -172,6 +173,7 @@ async def build(
     saver = CheckpointSaver(
         config, algorithm, spec, setup.directory, learner, setup.clock, lambda: reporting.episodes.count
     )
+    saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
     reporting.schedule = schedule
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)

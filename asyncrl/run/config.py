@@ -7,8 +7,9 @@ are in its own record (`asyncrl.algorithms`); the two records together reproduce
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from asyncrl.options import coerce, option_help, require_at_least, require_positive
 
@@ -26,6 +27,12 @@ class TrainerConfig:
 
     env_file: str | None = None
     """File with the pickled factory or spec of `env`, which a run directory keeps; using it runs the code in it."""
+
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's constructor, such as gravity:9; values are Python literals."""
+
+    wrappers: tuple[str, ...] = ()
+    """Wrappers of the environment as module:Name, the innermost first; each takes an environment and returns one."""
 
     algo: str
     """Name of the algorithm."""
@@ -86,7 +93,7 @@ class TrainerConfig:
     """Maximum restarts of a killed actor within a minute; one more death ends the run."""
 
     run_dir: str | None = None
-    """Directory of the run's files; none writes no files."""
+    """Directory of the run's files; none writes no files. A command makes one in `runs/` unless told otherwise."""
 
     report_interval_seconds: float = 1.0
     """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import coerce, near_miss, option_help, option_values
+from asyncrl.options import coerce, near_miss, option_help, option_values, texts_of_mapping
 from asyncrl.run.config import TrainerConfig
 
 R = TypeVar("R")
@@ -45,6 +45,11 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
     if trainer.get("env_file") is not None:  # beside the file that names it
         trainer["env_file"] = str(file.parent / trainer["env_file"])
     return tables
+
+
+def read_trainer(file: Path) -> dict[str, Any]:
+    """The table of the run's options alone, checked like `read_config`; no algorithm is loaded."""
+    return _checked_table(TrainerConfig, _parse(file).get(TRAINER, {}), file, TRAINER, {})
 
 
 def _known_paths(algorithms: Mapping[str, type]) -> list[str]:
@@ -123,6 +128,8 @@ def _table(path: str, record: Any) -> str:
 def _assignment(name: str, value: object) -> str:
     if isinstance(value, tuple):
         value = list(value)
+    if isinstance(value, Mapping):
+        value = texts_of_mapping(value)
     if dataclasses.is_dataclass(value):
         raise TypeError(f"{name} must be a TOML value, got {value!r}")
     return tomli_w.dumps({name: value}).rstrip("\n")

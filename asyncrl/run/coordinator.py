@@ -2,9 +2,8 @@
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-Every task has a name and the run's task group as parent. The run ends when the first of these happens: the learner has
-used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms `target_return`, somebody calls `stop`, or
-anything raises. Nothing here steps an environment, touches a row or computes a gradient.
+The run ends when the learner has used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms
+`target_return`, somebody calls `stop`, or anything raises. Nothing here touches a row or computes a gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import dataclasses
 import gc
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +27,7 @@ from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
@@ -56,6 +55,7 @@ class Coordinator:
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
+        callbacks: the user's; called at the events of the run.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
@@ -72,6 +72,7 @@ class Coordinator:
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
         started: float | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
@@ -82,10 +83,9 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(
-            Path(config.run_dir) if config.run_dir else None, config.checkpoints_kept
-        )
-        self._reporting = Reporting(config, self._clock, on_snapshot)
+        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept)
+        self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
+        self._reporting.callbacks.attach(self.stop, self.fail)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
@@ -131,6 +131,7 @@ class Coordinator:
             parts = self.parts = await self._build_unless_stopped(stack)
             gc.collect()
             gc.freeze()
+            self._reporting.callbacks.start()
             return await self._train(parts), None
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
@@ -205,14 +206,13 @@ class Coordinator:
                 self._reporting.open_files(self._directory.path)
 
     def _actor_died(self) -> None:
-        """Have the learner look at the rings: the dead actor's bell may be lost."""
-        if self.parts is not None:
+        if self.parts is not None:  # the dead actor's bell may be lost
             self.parts.learner.data_arrived()
 
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises the error of a task or an actor."""
+        """Learn until the run ends; returns why. Raises the error that ended it."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:

@@ -20,6 +20,7 @@ from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.report import EpisodeWindow, SnapshotBuilder
@@ -89,6 +90,7 @@ class Reporting:
         config: the run's options.
         clock: the training clock.
         listener: called with every snapshot.
+        callbacks: called with every report and evaluation.
 
     Attributes:
         state: the run's state, as the next snapshot shows it.
@@ -98,8 +100,13 @@ class Reporting:
     """
 
     def __init__(
-        self, config: TrainerConfig, clock: TrainClock, listener: Callable[[Snapshot], None]
+        self,
+        config: TrainerConfig,
+        clock: TrainClock,
+        listener: Callable[[Snapshot], None],
+        callbacks: Callbacks | None = None,
     ) -> None:
+        self.callbacks = callbacks or Callbacks(None)
         self.state = "starting"
         self.has_epsilon = False
         self.pool: ActorPool | None = None
@@ -142,9 +149,10 @@ class Reporting:
             self._builder.count_waiting(self.pool.wait_seconds())
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """Write an evaluation at once, and make a report due that shows it."""
+        """Write an evaluation at once, tell the callbacks, and make a report due that shows it."""
         if self._writers is not None:
             self._writers.write_evaluation(result)
+        self.callbacks.evaluation(result)
         self._times.ask()
 
     async def run(self, learner: Learner) -> None:
@@ -163,6 +171,7 @@ class Reporting:
         if self._writers is not None:
             self._writers.write(snapshot)
         self._call_listener(snapshot)
+        self.callbacks.report(snapshot)
         self._warn_of_staleness(snapshot)
         return snapshot
 

@@ -40,11 +40,11 @@ class RunDirectory:
         ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
     """
 
-    def __init__(self, path: Path | None, checkpoints_kept: int = 3) -> None:
-        self.path = path
+    def __init__(self, path: str | Path | None, checkpoints_kept: int = 3) -> None:
+        self.path = Path(path) if path else None
         self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
-        if path is None:
+        if (path := self.path) is None:
             return
         with refuse_unwritable(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)

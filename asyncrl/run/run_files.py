@@ -24,7 +24,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config
+from asyncrl.run.config_file import dump_config, read_trainer
 from asyncrl.run.run_directory import RunDirectory, describe_run
 
 ENVIRONMENT = "environment.pkl"
@@ -38,17 +38,27 @@ def write_run_files(
     network = getattr(algorithm, "network", None)
     if network is not None:
         directory.write_bytes(NETWORK, pack_network(network))
-    if source.kind != "id":
+    pickled = source.kind in ("spec", "factory")
+    if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
-    config = dataclasses.replace(config, env_file=None if source.kind == "id" else ENVIRONMENT)
+    config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None)
     directory.write_text("config.toml", dump_config(config, algorithm))
     directory.write_json("meta.json", describe_run(config.seed))
 
 
 def environment_of_run(run: Path, name: str) -> EnvSource:
-    """The environment `name` of a run: its pickle where the directory has one, else the id. Unpickles nothing."""
-    file = run / ENVIRONMENT
-    return EnvSource.from_file(name, file) if file.exists() else EnvSource.from_user(name)
+    """The environment `name` of a run: its pickle where the directory has one, else the id. Unpickles nothing.
+
+    The pickle has the run's keyword arguments and wrappers within it; an id takes them from `config.toml`.
+
+    Raises:
+        ConfigurationError: `config.toml` cannot be read (ASYNC017).
+    """
+    file, config = run / ENVIRONMENT, run / "config.toml"
+    if file.exists():
+        return EnvSource.from_file(name, file)
+    options = read_trainer(config) if config.exists() else {}
+    return EnvSource.from_user(name).changed(options.get("env_kwargs", {}), options.get("wrappers", ()))
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
@@ -34,6 +37,8 @@ except ImportError:  # Windows, or a platform without a wheel
 
 CLOSE_SECONDS = 10.0
 """How long `stop_or_kill` waits for the run to end before it kills its processes."""
+SERVED_SECONDS = 60.0
+"""How long `wait_until_served` waits; the run goes on starting afterwards."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class RunThread:
         result: the result, also of a failed run; None before its end, or where it has no weights.
         snapshot: the newest snapshot, None before the first.
         listeners: called with every snapshot, on this thread.
+        awaited: whether somebody waits for the result; otherwise an error is printed.
     """
 
     def __init__(
@@ -83,11 +89,14 @@ class RunThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coordinator: Coordinator | None = None
         self._stop_reason: str | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call `stop` while this thread holds it
+        self._served = threading.Event()
+        self._callbacks = Callbacks(None)
         self.done: Future[TrainResult] = Future()
         self.result: TrainResult | None = None
         self.snapshot: Snapshot | None = None
         self.listeners: list[Callable[[Snapshot], None]] = []
+        self.awaited = True
 
     @property
     def started(self) -> bool:
@@ -99,7 +108,7 @@ class RunThread:
         """The run; None before its thread has made it."""
         return self._coordinator
 
-    def start(self, config: TrainerConfig) -> None:
+    def start(self, config: TrainerConfig, callbacks: Callbacks) -> None:
         """Start the run and return at once. Raises RuntimeError if it was started before."""
         with self._lock:
             if self._thread is not None:
@@ -108,10 +117,27 @@ class RunThread:
                 self._server = ForkServer()
                 self._server.start()
             atexit.register(self.close)
+            self._callbacks = callbacks
             self._thread = threading.Thread(
                 target=self._run, args=(config,), name="asyncrl-coordinator", daemon=True
             )
             self._thread.start()
+
+    def wait_until_served(self) -> None:
+        """Wait until the live page has its address; from then on an error is printed unless somebody waits.
+
+        Raises what has ended the run before that.
+        """
+        try:
+            self._served.wait(SERVED_SECONDS)
+        except KeyboardInterrupt:
+            self.stop("interrupted")
+            raise
+        with self._lock:
+            if not self.done.done():
+                self.awaited = False
+                return
+        self.done.result()
 
     def stop(self, reason: str) -> None:
         """End the run in good order; returns at once. The first reason counts."""
@@ -159,10 +185,22 @@ class RunThread:
             error = raised
         # The registration would keep this object, and its memory, to the end of the process.
         atexit.unregister(self.close)
-        if result is not None:
-            self.done.set_result(result)
-        else:
-            self.done.set_exception(error)
+        with self._lock:
+            if result is not None:
+                self.done.set_result(result)
+            else:
+                self.done.set_exception(error)
+            if error is not None and not self.awaited:
+                self._print(config, error)
+        self._served.set()
+
+    def _print(self, config: TrainerConfig, error: BaseException) -> None:
+        """Tell of the error that ended a run in the background."""
+        if isinstance(error, StoppedWhileStarting):
+            return
+        text = f"asyncrl: the run of {config.algo} in {config.env} has failed\n{describe_error(error)}"
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     async def _main(self, config: TrainerConfig) -> TrainResult:
         assert self._server is not None
@@ -172,7 +210,13 @@ class RunThread:
             from asyncrl.run.coordinator import Coordinator
 
             coordinator = Coordinator(
-                config, self._algorithm, self._source, self._server, self._receive, self._started_at
+                config,
+                self._algorithm,
+                self._source,
+                self._server,
+                self._receive,
+                self._started_at,
+                self._callbacks,
             )
         except BaseException:
             self._server.close()
@@ -183,13 +227,19 @@ class RunThread:
         if reason is not None:
             coordinator.stop(reason)
         try:
-            return _result(await coordinator.run(), config)
+            result = self.result = _result(await coordinator.run(), config)
         finally:
-            if coordinator.outcome is not None:
+            if self.result is None and coordinator.outcome is not None:
                 self.result = _result(coordinator.outcome, config)
+            self._callbacks.end(self.result)
+        if self._callbacks.error is not None:
+            raise self._callbacks.error
+        return result
 
     def _receive(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
+        if snapshot.error is None:  # else the run ends now, and `wait_until_served` raises its error
+            self._served.set()
         for listener in self.listeners:
             listener(snapshot)
 

@@ -38,6 +38,7 @@ class CheckpointSaver:
 
     Attributes:
         failure: why the last save failed, "" where it did not.
+        on_saved: called with the path of every checkpoint that was written.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CheckpointSaver:
         self._learner = learner
         self._clock = clock
         self._episodes = episodes
+        self.on_saved: Callable[[str], None] = lambda _: None
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self.failure = ""
@@ -128,7 +130,9 @@ class CheckpointSaver:
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         folder = self._directory.checkpoints
         assert folder is not None
-        return str(await asyncio.to_thread(folder.save, state, meta, best=best))
+        path = str(await asyncio.to_thread(folder.save, state, meta, best=best))
+        self.on_saved(path)
+        return path
 
     def _warn(self, error: Exception) -> None:
         before, self.failure = self.failure, error_text(error)

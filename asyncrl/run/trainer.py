@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.envs.changes import described
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import BlockingCallInLoop, ConfigurationError
-from asyncrl.options import near_miss, option_help
+from asyncrl.errors import BlockingCallInLoop
 from asyncrl.protocols import Algorithm
+from asyncrl.run import running
+from asyncrl.run.arguments import RunOptions, algorithm_and_options
+from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.kernel_interrupt import interrupt_stops
 from asyncrl.run.run_thread import RunThread, TrainResult
+from asyncrl.run.with_block import ClosedByWith
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.notebook import LiveCard, live_card
+from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
 
 
-class Trainer:
+class Trainer(ClosedByWith, ShownByCard):
     """Trains one agent in one environment; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)
@@ -34,14 +37,15 @@ class Trainer:
         env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
         algorithm: a record such as `DQN(...)`, or an algorithm's name, which takes its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
-        options: fields of `TrainerConfig`.
+        options: fields of `TrainerConfig`, which `help(TrainerConfig)` explains; `wrappers` may hold classes and
+            functions too.
 
     Attributes:
         config: every option of the run except its algorithm's.
         algorithm: the algorithm's record.
 
     Raises:
-        TypeError: an option that does not exist.
+        TypeError: an option that does not exist, or a class in place of a record.
         ValueError: a value outside its range.
         FactoryNotPicklable: the factory cannot be sent to another process (ASYNC001).
     """
@@ -52,15 +56,16 @@ class Trainer:
         algorithm: Algorithm | str = "dqn",
         *,
         server: ForkServer | None = None,
-        **options: Any,
+        **options: Unpack[RunOptions],
     ) -> None:
+        wrappers = tuple(options.pop("wrappers", ()))
         source = EnvSource.from_user(env)
-        if isinstance(algorithm, str):
-            algorithm, options = with_preset(algorithm, source.name, options)
-        check_options(options)
-        self.config = TrainerConfig(env=source.name, algo=algorithm.name, **options)
-        self.algorithm = algorithm
-        self._run = RunThread(algorithm, source, server, None)
+        record, given = algorithm_and_options(algorithm, source.name, dict(options))
+        named = tuple(described(wrapper) for wrapper in wrappers)
+        self.config = TrainerConfig(env=source.name, algo=record.name, wrappers=named, **given)
+        self.algorithm = record
+        source = source.changed(self.config.env_kwargs, wrappers)
+        self._run = RunThread(record, source, server, None)
 
     @classmethod
     def from_config(
@@ -86,6 +91,7 @@ class Trainer:
             source = EnvSource.from_file(config.env, Path(config.env_file))
         else:
             source = EnvSource.from_user(config.env if env is None else env)
+            source = source.changed(config.env_kwargs, config.wrappers)
         trainer.config, trainer.algorithm = config, algorithm
         trainer._run = RunThread(algorithm, source, server, started)
         return trainer
@@ -99,14 +105,18 @@ class Trainer:
         max_seconds: float | None = None,
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
+
+        A run that was interrupted leaves its result in `self.result`.
 
         Args:
             total_steps: environment steps over all actors.
             max_seconds: seconds of training.
             target_return: mean return of a confirmed greedy evaluation.
-            on_snapshot: called with every snapshot, on the run's thread.
+            on_snapshot: called with every snapshot, on the run's thread; one that raises ends nothing.
+            callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
@@ -120,7 +130,7 @@ class Trainer:
             )
         if on_snapshot is not None:
             self._run.listeners.append(on_snapshot)
-        self.start(total_steps, max_seconds=max_seconds, target_return=target_return)
+        self._start(total_steps, max_seconds, target_return, callbacks)
         try:
             return self._run.done.result()
         except KeyboardInterrupt:
@@ -133,12 +143,14 @@ class Trainer:
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> TrainResult:
         """Train like `learn`, without blocking the caller's event loop; a notebook cell shows a live card.
 
-        Cancellation (a notebook's Interrupt) stops the run first.
+        A notebook's Interrupt ends the run and returns its result. Cancellation stops the run first.
         """
-        self.start(total_steps, max_seconds=max_seconds, target_return=target_return)
+        await asyncio.to_thread(running.close_earlier_runs_of, running_cell())
+        self._start(total_steps, max_seconds, target_return, callbacks)
         card = live_card()
         if card is None:
             return await self.wait()
@@ -156,20 +168,49 @@ class Trainer:
         *,
         max_seconds: float | None = None,
         target_return: float | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
-        """Start the run and return at once. Raises RuntimeError if it was started before."""
+        """Start the run and return when `url` is known; the run goes on in the background.
+
+        In a notebook, a run that the same cell has started before is stopped first. An error that ends the run later
+        is printed once, unless somebody waits for it.
+
+        Raises:
+            RuntimeError: it was started before.
+            AsyncRLError: the error that ended the run at once.
+        """
+        running.close_earlier_runs_of(running_cell())
+        self._start(total_steps, max_seconds, target_return, callbacks)
+        self._run.wait_until_served()
+
+    def _start(
+        self,
+        total_steps: int | None,
+        max_seconds: float | None,
+        target_return: float | None,
+        callbacks: Sequence[Any],
+    ) -> None:
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(self.config, **rules)
-        self._run.start(config)
-        self.config = config
+        called = Callbacks(self, callbacks)
+        if not self._run.started:
+            self.config = config
+        self._run.start(config, called)
+        running.add(self, running_cell())
+        self._run.done.add_done_callback(lambda _: running.remove(self))
 
     async def wait(self) -> TrainResult:
-        """Wait for the result of a started run. Raises the error that ended it."""
+        """Wait for the result of a started run. Raises the error that ended it.
+
+        A notebook's Interrupt ends the run and returns its result.
+        """
         if not self._run.started:
             raise RuntimeError("the run was not started; call trainer.start() first")
+        self._run.awaited = True
         try:
-            return await asyncio.shield(asyncio.wrap_future(self._run.done))
+            with interrupt_stops(lambda: self.stop("interrupted")):
+                return await asyncio.shield(asyncio.wrap_future(self._run.done))
         except asyncio.CancelledError:
             await asyncio.to_thread(self._run.stop_or_kill)
             raise
@@ -185,22 +226,6 @@ class Trainer:
     def close(self) -> None:
         """Stop and wait until nothing of the run is left; idempotent."""
         self._run.close()
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Trainer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
@@ -228,6 +253,10 @@ class Trainer:
         """The newest snapshot, None before the first."""
         return self._run.snapshot
 
+    def _show_in(self, card: LiveCard) -> None:
+        """Redraw `card` with every snapshot to come."""
+        self._run.listeners.append(card.follow)
+
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
         """Yield snapshots during the run, at most one per interval, the last one included."""
         shown = None
@@ -242,32 +271,10 @@ class Trainer:
             yield self._run.snapshot
 
 
-def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Any) -> TrainResult:
+def train(env: Any, algorithm: Algorithm | str = "dqn", **options: Unpack[RunOptions]) -> TrainResult:
     """Train in one line: `asyncrl.train("CartPole-v1", "dqn", total_steps=50_000)`. Options as for `Trainer`."""
     with Trainer(env, algorithm, **options) as trainer:
         return trainer.learn()
-
-
-def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
-    """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
-    if name not in ALGORITHMS:
-        miss = near_miss(name, ALGORITHMS)
-        raise ConfigurationError(
-            f"no algorithm is called {name!r}",
-            facts={"algorithms": ", ".join(ALGORITHMS)},
-            fix=f"write {miss!r}" if miss else "choose one of these",
-        )
-    return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Raise TypeError for a name that is no option of the run."""
-    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
-    for name in options:
-        if name not in known:
-            miss = near_miss(name, known)
-            hint = f"; did you mean {miss}?" if miss else ""
-            raise TypeError(f"Trainer has no option {name!r}{hint}")
 
 
 async def _show(trainer: Trainer, card: LiveCard) -> None:

@@ -1,9 +1,14 @@
-"""The live card of a notebook: one output that shows the run while it trains, and its last state afterwards."""
+"""The live card of a notebook: one output that shows the run while it trains, and its last state afterwards.
+
+This is the only door to IPython: the card, the cell that runs now, and whether there is a kernel at all.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from typing import Any
@@ -12,6 +17,8 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.show.readout import Field, Readout, readout
 
 HISTORY_POINTS = 240
+FOLLOW_SECONDS = 0.5
+"""Least time between two redraws of a card that follows a run."""
 
 # Colours of the notebook's theme (JupyterLab's variables), or of the system where it has none.
 INK = "var(--jp-content-font-color1, CanvasText)"
@@ -37,16 +44,24 @@ class LiveCard:
             raise ImportError("the live card needs IPython: pip install 'asyncrl[notebook]'") from None
         self._handle: Any = None
         self._returns: list[float] = []
+        self._shown_at = -float("inf")
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Redraw the card unless that was done just now; the last snapshot of a run is always drawn."""
+        if snapshot.stop_reason is not None or time.monotonic() - self._shown_at >= FOLLOW_SECONDS:
+            self.show(snapshot)
 
     def show(self, snapshot: Snapshot) -> None:
         """Create the card, or redraw it."""
+        self._shown_at = time.monotonic()
         if snapshot.return_mean is not None:
             self._returns = _thin([*self._returns, snapshot.return_mean])
         words = readout(snapshot)
-        bundle = {
-            "text/html": card_html(snapshot, self._returns),
-            "text/plain": f"{words.title}: {words.line()}",
-        }
+        self.show_text(f"{words.title}: {words.line()}", card_html(snapshot, self._returns))
+
+    def show_text(self, text: str, html: str) -> None:
+        """Create the card, or redraw it, with this content."""
+        bundle = {"text/html": html, "text/plain": text}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)
         else:
@@ -69,12 +84,16 @@ def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
     )
     grid = "".join(_group(name, fields) for name, fields in words.groups)
     error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
+    return _box(
+        f'{head}{_bar(words)}<div style="display:flex;gap:12px 36px;flex-wrap:wrap;margin-top:12px">'
+        f"{grid}{_curve(returns)}</div>{error}"
+    )
+
+
+def _box(inner: str) -> str:
     return (
         f'<div style="color:{INK};border:1px solid {LINE};border-radius:8px;padding:14px 18px;max-width:48em;'
-        f'font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums">{head}{_bar(words)}'
-        f'<div style="display:flex;gap:12px 36px;flex-wrap:wrap;margin-top:12px">'
-        f"{grid}{_curve(returns)}</div>"
-        f"{error}</div>"
+        f'font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums">{inner}</div>'
     )
 
 
@@ -123,9 +142,80 @@ def _thin(values: list[float]) -> list[float]:
     return values if len(values) <= HISTORY_POINTS else values[::2]
 
 
+class ShownByCard:
+    """A run that shows itself: as the live card at the end of a notebook's cell, as a line elsewhere."""
+
+    config: Any
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest snapshot, None before the first."""
+        raise NotImplementedError
+
+    def _show_in(self, card: LiveCard) -> None:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        snapshot = self.snapshot()
+        if snapshot is None:
+            return f"Trainer({self.config.env!r}, {self.config.algo!r}, seed={self.config.seed}): not started"
+        return f"Trainer: {readout(snapshot).line()}"
+
+    def _repr_html_(self) -> str:
+        snapshot = self.snapshot()
+        return _box(escape(repr(self))) if snapshot is None else card_html(snapshot)
+
+    def _ipython_display_(self) -> None:
+        card, snapshot = live_card(), self.snapshot()
+        if card is None:
+            print(repr(self))
+        elif snapshot is None:
+            card.show_text(repr(self), self._repr_html_())
+            self._show_in(card)
+        else:
+            card.show(snapshot)
+            if snapshot.stop_reason is None:
+                self._show_in(card)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One execution of a notebook's cell.
+
+    Attributes:
+        key: what names the cell: its id, or its code where the frontend sends no id.
+        execution: names the execution.
+    """
+
+    key: str
+    execution: str
+
+    def is_again(self, earlier: Cell) -> bool:
+        """Whether this runs the cell of `earlier` once more."""
+        return self.key == earlier.key and self.execution != earlier.execution
+
+
+def running_cell() -> Cell | None:
+    """The cell that runs now, None outside a Jupyter kernel."""
+    kernel = _kernel()
+    if kernel is None:
+        return None
+    request = kernel.get_parent("shell")
+    key = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code", "")
+    execution = request.get("header", {}).get("msg_id", "")
+    return Cell(str(key), str(execution)) if key and execution else None
+
+
+def in_kernel() -> bool:
+    """Whether this process is a Jupyter kernel."""
+    return _kernel() is not None
+
+
 def live_card() -> LiveCard | None:
     """A card for the running cell, or None outside a Jupyter kernel."""
+    return LiveCard() if in_kernel() else None
+
+
+def _kernel() -> Any:
     if "IPython" not in sys.modules:
         return None
-    shell = import_module("IPython").get_ipython()
-    return LiveCard() if getattr(shell, "kernel", None) is not None else None
+    return getattr(import_module("IPython").get_ipython(), "kernel", None)

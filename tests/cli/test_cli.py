@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,10 @@ class FakeTrainer:
     made: FakeTrainer
     url = None
     result = None
+    best = EvaluationResult(490.5, 3.0, 490.0, 10, 5, 20_000, 1.0)
+
+    def snapshot(self) -> Any:
+        return types.SimpleNamespace(best_evaluation=self.best)
 
     @classmethod
     def from_config(
@@ -292,13 +297,16 @@ def test_a_run_prints_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]
 ) -> None:
     trainer.learns = lambda self: "target_return"
-    assert main([*TRAIN, "--run-dir", str(tmp_path / "x")]) == 0
-    assert capsys.readouterr().out == (
-        "stopped by   target_return\n"
-        "return       487.2 +/- 12.5 over 100 greedy episodes\n"
-        "training     1.50 s, 31,000 steps, 8,000 updates\n"
-        "start-up     0.90 s\n"
-        f"files        {tmp_path / 'x'}\n"
+    assert main([*TRAIN, "--run-dir", str(tmp_path / "x y")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "stopped by    target_return\n"
+        "best return   490.5 +/- 3.0 over 10 greedy episodes, after 20,000 steps\n"
+        "final return  487.2 +/- 12.5 over 100 greedy episodes\n"
+        "training      1.50 s, 31,000 steps, 8,000 updates\n"
+        "start-up      0.90 s\n"
+        f"files         {tmp_path / 'x y'}\n"
+        f"next          asyncrl eval '{tmp_path / 'x y'}'\n"
     )
     assert isinstance(trainer.made.server, FakeServer)
     assert FakeServer.log == ["start", "close"]
@@ -389,7 +397,7 @@ def test_the_first_signal_stops_in_good_order(
     assert main(TRAIN) == 130
     assert signal.getsignal(number) is before
     out, err = capfd.readouterr()
-    assert "stopped by   interrupted\nreturn       not evaluated\n" in out
+    assert "final return  not evaluated\n" in out
     assert err == f"{number.name}: stopping, once more to kill\n"
     assert not trainer.made.killed
     assert FakeServer.log == ["start", "close"]

@@ -75,9 +75,9 @@ def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
     options = ["--steps", "2k", "--http", "off", "--target-eval-episodes", "3", *SMALL]
     first = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options, "--run-dir", str(directory))
     assert (first.returncode, first.stderr) == (0, "")
-    assert "stopped by   total_steps\n" in first.stdout
+    assert "stopped by    total_steps\n" in first.stdout
     assert "over 3 greedy episodes\n" in first.stdout
-    assert f"files        {directory}\n" in first.stdout
+    assert f"files         {directory}\n" in first.stdout
 
     played = asyncrl("eval", str(directory), "--episodes", "4", "--json")
     assert (played.returncode, played.stderr) == (0, "")
@@ -86,11 +86,14 @@ def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
     assert 2_000 <= result["env_steps"] <= 2_008
 
     again = ["--config", str(directory / "config.toml"), "--steps", "1k"]
-    refused = asyncrl("train", *again)
+    refused = asyncrl("train", *again, "--run-dir", str(directory))
     assert refused.returncode == 1
     assert "run_dir must be a new or empty directory" in refused.stderr
-    second = asyncrl("train", *again, "--run-dir", str(tmp_path / "second"))
+    second = asyncrl("train", *again)
     assert (second.returncode, second.stderr) == (0, "")
+    kept = Path(next(line.split()[1] for line in second.stdout.splitlines() if line.startswith("files")))
+    assert kept.parent == Path(os.environ["ASYNCRL_RUNS"])
+    assert (kept / "summary.json").exists() and (kept / "checkpoints" / "latest").exists()
 
 
 def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
@@ -101,7 +104,7 @@ def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (130, "SIGINT: stopping, once more to kill\n")
-    assert "stopped by   interrupted\n" in out
+    assert "stopped by    interrupted\n" in out
     assert json.loads((directory / "summary.json").read_text())["stop_reason"] == "interrupted"
     assert not (directory / "http.json").exists()
     assert running(children) == []
@@ -134,3 +137,44 @@ def test_a_port_in_use_is_named() -> None:
     assert done.returncode == 4
     assert "[ASYNC007]" in done.stderr
     assert str(port) in done.stderr
+
+
+def test_an_error_before_training_is_printed_alone() -> None:
+    runs = set(Path(os.environ["ASYNCRL_RUNS"]).iterdir())
+    done = asyncrl("train", "Cartpole-v1", "--algo", "dqn", "--http", "off")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("[ASYNC006] There is no environment Cartpole-v1.")
+    assert set(Path(os.environ["ASYNCRL_RUNS"]).iterdir()) == runs, "a mistake leaves no directory"
+
+
+MODULE = '''
+import gymnasium
+
+class Marked(gymnasium.Wrapper):
+    """Leaves a file that says which environment it has wrapped."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        with open("marked", "a") as file:
+            file.write(f"{env.unwrapped._sutton_barto_reward}\\n")
+
+gymnasium.register("Mine-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=50)
+'''
+
+
+def test_modules_of_the_working_directory_are_found_by_the_script(tmp_path: Path) -> None:
+    (tmp_path / "my_module_here.py").write_text(MODULE)
+    options = ["--algo", "dqn", *SMALL, "--actors", "1", "--steps", "1k", "--http", "off", "--run-dir", "x"]
+    options += ["--env-kwargs", "sutton_barto_reward:True", "--wrapper", "my_module_here:Marked"]
+    # As an installed script is started: without the working directory on sys.path.
+    line = [sys.executable, "-P", "-m", "asyncrl", "train", "my_module_here:Mine-v0", *options]
+    line += ["--target-eval-episodes", "1", "--eval-interval-steps", "500"]
+    done = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    marks = (tmp_path / "marked").read_text().split()
+    assert set(marks) == {"True"}, "every environment has its keyword arguments"
+    assert len(marks) >= 1 + 4 + 1, "the probe's, the actor's and the evaluator's"
+    config = (tmp_path / "x" / "config.toml").read_text()
+    assert 'wrappers = [\n    "my_module_here:Marked",\n]' in config and "sutton_barto_reward:True" in config

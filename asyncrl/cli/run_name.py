@@ -1,0 +1,48 @@
+"""Where a run of the command line is kept when `--run-dir` does not say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+
+def runs_folder() -> Path:
+    """Folder of the runs: `ASYNCRL_RUNS`, or `runs` in the working directory."""
+    return Path(os.environ.get("ASYNCRL_RUNS") or "runs").expanduser()
+
+
+def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = None) -> Path:
+    """`runs/<env>-<algo>-s<seed>-<yyyymmdd-hhmmss>`, with `-2`, `-3`, ... where that exists already.
+
+    Args:
+        env: the environment's id; what a file name should not hold becomes a hyphen.
+        algo: the algorithm's name.
+        seed: of the run.
+        now: local time, None for now.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", env).strip("-.") or "env"
+    first = runs_folder() / f"{name}-{algo}-s{seed}-{stamp}"
+    path, count = first, 1
+    while path.exists():
+        count += 1
+        path = first.with_name(f"{first.name}-{count}")
+    return path
+
+
+def remove_if_never_trained(run_dir: Path) -> None:
+    """Remove a directory that `new_run_dir` has named and whose run ended before its first step, by a mistake.
+
+    A misspelt environment would leave one at every try; the error has said all there is to say.
+    """
+    if run_dir.parent != runs_folder() or not re.search(r"-s\d+-\d{8}-\d{6}(-\d+)?$", run_dir.name):
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        if summary["env_steps"] == 0 and not any((run_dir / "checkpoints").iterdir()):
+            shutil.rmtree(run_dir)

@@ -1,0 +1,82 @@
+"""Changes to an environment: keyword arguments of its constructor, and wrappers around it.
+
+Both are texts that a command line, `config.toml` and a checkpoint can hold (`gravity:9`, `module:Name`), and travel as
+JSON, which runs no code. A wrapper that no other process can import by name travels as a pickle instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.options import mapping_from_texts, texts_of_mapping
+
+Wrapper = str | Callable[[Any], Any]
+"""`"module:Name"`, or the class or function itself: it takes an environment and returns one."""
+
+
+def name_of_wrapper(wrapper: Wrapper) -> str | None:
+    """`module:Name` of a wrapper; None where no other process can import it by that.
+
+    Raises:
+        TypeError: it is neither a name nor callable.
+    """
+    if isinstance(wrapper, str):
+        return wrapper
+    if not callable(wrapper):
+        raise TypeError(f"wrappers must be 'module:Name' or callable, got {wrapper!r}")
+    module, name = getattr(wrapper, "__module__", None), getattr(wrapper, "__qualname__", "")
+    if module in (None, "__main__") or not name.isidentifier():
+        return None
+    return f"{module}:{name}"
+
+
+def described(wrapper: Wrapper) -> str:
+    """The name of a wrapper in `config.toml`."""
+    return name_of_wrapper(wrapper) or str(getattr(wrapper, "__qualname__", type(wrapper).__name__))
+
+
+def pack_changes(env_id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str]) -> bytes:
+    """An id with its changes, as bytes."""
+    return json.dumps([env_id, texts_of_mapping(kwargs), list(wrappers)]).encode()
+
+
+def unpack_changes(payload: bytes) -> tuple[str, dict[str, Any], list[str]]:
+    """What `pack_changes` has packed."""
+    env_id, kwargs, wrappers = json.loads(payload)
+    return env_id, mapping_from_texts(kwargs), wrappers
+
+
+def wrapped(env: Any, wrappers: Sequence[Wrapper]) -> Any:
+    """`env` within the wrappers, the first one innermost.
+
+    Raises:
+        ConfigurationError: a wrapper cannot be found (ASYNC017).
+    """
+    for wrapper in wrappers:
+        env = (_find(wrapper) if isinstance(wrapper, str) else wrapper)(env)
+    return env
+
+
+def _find(name: str) -> Callable[[Any], Any]:
+    module, _, attribute = name.rpartition(":")
+    found: Any = None
+    reason = "it is not of the form module:Name"
+    if module:
+        try:
+            found = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            found, reason = None, str(error)
+    if not callable(found):
+        raise ConfigurationError(
+            f"the wrapper {name} cannot be found: {reason if found is None else 'it cannot be called'}",
+            fix="name a class or function that takes the environment, such as "
+            "gymnasium.wrappers:FlattenObservation or my_module:MyWrapper",
+        )
+    wrapper: Callable[[Any], Any] = found
+    return wrapper

@@ -1,0 +1,94 @@
+"""An environment's id looked up in gymnasium's registry, and what to say where it is not there (ASYNC006)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.errors import UnknownEnvironment
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+_EXTRAS = (
+    ("atari", re.compile(r"^ALE/|NoFrameskip-|Deterministic-|\bale[-_]py\b", re.IGNORECASE)),
+    ("mujoco", re.compile(r"mujoco", re.IGNORECASE)),
+    ("box2d", re.compile(r"box2d", re.IGNORECASE)),
+)
+
+
+def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., Any]:
+    """The registered spec of an id, or the class or function of `module:Name`; imports the module in front of it.
+
+    Args:
+        name: `CartPole-v1`, `module:Mine-v0` or `module:Mine`.
+        main_only: the id is registered by the main script itself, which is not this process.
+
+    Raises:
+        UnknownEnvironment: ASYNC006.
+    """
+    import gymnasium
+
+    module, _, env_id = name.rpartition(":")
+    made = getattr(_imported(module, name), env_id, None) if module else None
+    if env_id not in gymnasium.registry and _EXTRAS[0][1].search(env_id):
+        _register_atari()
+    if env_id not in gymnasium.registry and callable(made):
+        maker: Callable[..., Any] = made
+        return maker
+    try:
+        return gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise _unknown(name, env_id, str(error), main_only) from None
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        extra = extra_for(name) or extra_for(error.name)
+        fix = f"install the package that provides {error.name!r}, or correct the id"
+        raise UnknownEnvironment(
+            f"There is no environment {name}: no module named {error.name!r} can be imported.",
+            fix=f'pip install "asyncrl[{extra}]"' if extra else fix,
+        ) from None
+
+
+def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnvironment:
+    import gymnasium
+
+    if main_only:
+        return UnknownEnvironment(
+            f"The environment {name} is registered in __main__ only, where actors cannot see it.",
+            fix=f"put its class and gymnasium.register() into a module and use 'module:{env_id}', "
+            "or give a factory: Trainer(lambda: MyEnv(), ...)",
+        )
+    near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=4, cutoff=0.6)
+    facts: dict[str, object] = {"gymnasium says": reason}
+    if near:
+        facts["near misses"] = ", ".join(near)
+    extra = extra_for(env_id)
+    fix = f'pip install "asyncrl[{extra}]"' if extra else "correct the id"
+    fix += "" if extra else ", or import the package that registers it ('package:Env-v0')"
+    return UnknownEnvironment(f"There is no environment {name}.", facts=facts, fix=fix)
+
+
+def extra_for(text: str) -> str | None:
+    """The extra of this package that installs what `text` names, None where no extra does."""
+    env_id = text.rpartition(":")[2]
+    return next((extra for extra, pattern in _EXTRAS if pattern.search(text) or pattern.search(env_id)), None)
+
+
+def _register_atari() -> None:
+    try:
+        ale_py: Any = importlib.import_module("ale_py")
+    except ImportError:
+        return
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)

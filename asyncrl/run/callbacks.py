@@ -1,0 +1,125 @@
+"""Callbacks: what a user has called at the events of a run, on the run's own thread.
+
+A callback is any object with one or more of the methods of `Callback`. Training waits for a callback's return, so a
+callback that takes long slows the run down. It ends the run by `return False` or `trainer.stop()`.
+
+A callback that raises ends the run in good order: checkpoint, summary, closed processes. The exception is then raised
+by `learn`, `run` or `wait`. The other callbacks are called to the end, the failed one only by `on_end`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+
+HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")
+
+
+class Callback:
+    """Base of callbacks; override what you need. `trainer` is the run's `Trainer`."""
+
+    def on_start(self, trainer: Any) -> bool | None:
+        """The actors are ready and the live page is served; training begins when this returns."""
+
+    def on_report(self, trainer: Any, snapshot: Snapshot) -> bool | None:
+        """A report is due: by steps, by seconds, or because an evaluation has ended; the last one ends the run."""
+
+    def on_evaluation(self, trainer: Any, evaluation: EvaluationResult) -> bool | None:
+        """An evaluation has ended; `evaluation.env_steps` is the step at which its weights were copied."""
+
+    def on_checkpoint(self, trainer: Any, path: str) -> bool | None:
+        """A checkpoint was written to `path`. Only runs with a `run_dir` write checkpoints."""
+
+    def on_end(self, trainer: Any, result: Any) -> None:
+        """The run has ended and is closed; called wherever `on_start` was, also after an error.
+
+        `result` is the `TrainResult`, or None of a run that left no weights.
+        """
+
+
+class Callbacks:
+    """The callbacks of one run; used on the run's thread once it has begun.
+
+    Args:
+        trainer: handed to every callback.
+        callbacks: objects with methods of `Callback`.
+
+    Attributes:
+        error: the first exception that a callback has raised, or None.
+
+    Raises:
+        TypeError: an object has none of the methods, or is a class.
+    """
+
+    def __init__(self, trainer: Any, callbacks: Sequence[Any] = ()) -> None:
+        for index, callback in enumerate(callbacks):
+            _check(index, callback)
+        self.error: Exception | None = None
+        self._trainer = trainer
+        self._callbacks = tuple(callbacks)
+        self._failed: list[Any] = []
+        self._started = False
+        self._stop: Callable[[], None] = lambda: None
+        self._fail: Callable[[BaseException], None] = lambda _: None
+
+    def attach(self, stop: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        """Say how a callback ends the run: in good order, or with an error."""
+        self._stop, self._fail = stop, fail
+
+    def start(self) -> None:
+        """Call `on_start`. Raises what a callback has raised."""
+        self._started = True
+        self._call("on_start")
+        if self.error is not None:
+            raise self.error
+
+    def report(self, snapshot: Snapshot) -> None:
+        """Call `on_report`."""
+        self._call("on_report", snapshot)
+
+    def evaluation(self, evaluation: EvaluationResult) -> None:
+        """Call `on_evaluation`."""
+        self._call("on_evaluation", evaluation)
+
+    def checkpoint(self, path: str) -> None:
+        """Call `on_checkpoint`."""
+        self._call("on_checkpoint", path)
+
+    def end(self, result: Any) -> None:
+        """Call `on_end`, once, where `on_start` was called."""
+        self._failed = []
+        self._call("on_end", result)
+        self._started = False
+
+    def _call(self, hook: str, *event: Any) -> None:
+        if not self._started:
+            return
+        for callback in self._callbacks:
+            method = getattr(callback, hook, None)
+            if method is None or any(callback is failed for failed in self._failed):
+                continue
+            try:
+                if method(self._trainer, *event) is False and hook != "on_end":
+                    self._stop()
+            except Exception as error:
+                self._note(callback, error)
+
+    def _note(self, callback: Any, error: Exception) -> None:
+        self._failed.append(callback)
+        if self.error is None:
+            self.error = error
+        with contextlib.suppress(RuntimeError):  # the run's loop has ended: it is raised all the same
+            self._fail(error)
+
+
+def _check(index: int, callback: Any) -> None:
+    if isinstance(callback, type):
+        raise TypeError(f"callbacks[{index}] must be an object, got the class; write {callback.__name__}()")
+    if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+        raise TypeError(
+            f"callbacks[{index}] must have one of the methods {', '.join(HOOKS)}, "
+            f"got {type(callback).__name__}"
+        )

@@ -1,0 +1,79 @@
+"""The runs of this process that have not ended, and the notebook cell that each was started in.
+
+A notebook cell that is run again ends the runs that it started the time before: their variables have been bound anew,
+and nothing else could reach them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncrl.show.notebook import Cell
+
+
+class Run(Protocol):
+    """A started run: a `Trainer`."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        ...
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run in good order; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Stop and wait until nothing of the run is left."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Started:
+    run: Run
+    cell: Cell | None
+
+
+_started: list[_Started] = []
+_lock = threading.Lock()
+
+
+def add(run: Run, cell: Cell | None) -> None:
+    """Note that `run` was started, in `cell` of a notebook or None."""
+    with _lock:
+        _started.append(_Started(run, cell))
+
+
+def remove(run: Run) -> None:
+    """Note that `run` has ended."""
+    with _lock:
+        _started[:] = [started for started in _started if started.run is not run]
+
+
+def running() -> tuple[Run, ...]:
+    """The trainers whose runs have not ended, oldest first."""
+    with _lock:
+        return tuple(started.run for started in _started if not started.run.done)
+
+
+def stop_all() -> None:
+    """Stop every run of this process in good order, and wait until nothing of them is left."""
+    _close(running())
+
+
+def close_earlier_runs_of(cell: Cell | None) -> None:
+    """Stop the runs that an earlier execution of `cell` has started, and wait for them."""
+    if cell is None:
+        return
+    with _lock:
+        earlier = tuple(s.run for s in _started if s.cell is not None and cell.is_again(s.cell))
+    _close(earlier)
+
+
+def _close(runs: tuple[Run, ...]) -> None:
+    for run in runs:  # all at once, then wait
+        run.stop()
+    for run in runs:
+        run.close()

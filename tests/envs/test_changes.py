@@ -1,0 +1,184 @@
+"""Keyword arguments and wrappers of an environment: by name as text, by value as a pickle."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
+from asyncrl.options import coerce, mapping_from_texts, texts_of_mapping
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import dump_config, read_config, read_trainer
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.run_files import environment_of_run, write_run_files
+from asyncrl.run.trainer import Trainer
+
+FLAT = "gymnasium.wrappers:FlattenObservation"
+
+
+class Slow(gymnasium.ActionWrapper[Any, Any, Any]):
+    """A wrapper that a test module defines."""
+
+    def action(self, action: Any) -> Any:
+        return action
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is searched for modules, with one in it."""
+    module = """
+        import gymnasium
+        import numpy as np
+
+        class Tiny(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+            action_space = gymnasium.spaces.Discrete(2)
+
+            def __init__(self, size=1):
+                self.size = size
+
+            def reset(self, *, seed=None, options=None):
+                super().reset(seed=seed)
+                return np.zeros(3, np.float32), {}
+
+            def step(self, action):
+                return np.zeros(3, np.float32), 1.0, False, False, {}
+
+        gymnasium.register("Tiny-v0", entry_point=Tiny)
+        not_callable = 3
+    """
+    (tmp_path / "module_in_folder.py").write_text(textwrap.dedent(module))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["gravity:9"], {"gravity": 9}),
+        (["a:-1.5", "b:True", "c:None"], {"a": -1.5, "b": True, "c": None}),
+        (["mode:human", "range:(0.2, 1.0)"], {"mode": "human", "range": (0.2, 1.0)}),
+        (["path:a:b", "names:['x', 'y']"], {"path": "a:b", "names": ["x", "y"]}),
+    ],
+)
+def test_texts_and_mappings(texts: list[str], values: dict[str, Any]) -> None:
+    assert mapping_from_texts(texts) == values
+    assert mapping_from_texts(texts_of_mapping(values)) == values
+    config = TrainerConfig(env="x", algo="dqn", env_kwargs=texts)  # type: ignore[arg-type]
+    assert config.env_kwargs == values == TrainerConfig(env="x", algo="dqn", env_kwargs=values).env_kwargs
+
+
+@pytest.mark.parametrize(
+    "wrong", [["gravity"], [":9"], ["gravity:"], ["9:gravity"], {"f": max}, 3, {"a": float("nan")}]
+)
+def test_what_is_no_mapping_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="env_kwargs must be key:value pairs of Python literals, got"):
+        TrainerConfig(env="x", algo="dqn", env_kwargs=wrong)
+
+
+def test_the_file_keeps_them(tmp_path: Path) -> None:
+    from asyncrl.algorithms import ALGORITHMS, DQN
+
+    kwargs = {"gravity": 9, "range": (0.2, 1.0), "mode": "human", "nothing": None}
+    config = TrainerConfig(env="x", algo="dqn", env_kwargs=kwargs, wrappers=(FLAT, "a:B"))
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(config, DQN()))
+    assert TrainerConfig(**read_config(file, ALGORITHMS)["trainer"]) == config
+    assert TrainerConfig(**read_trainer(file)) == config
+    assert coerce("wrappers", tuple[str, ...], []) == ()
+
+
+def test_an_id_takes_them_without_a_pickle() -> None:
+    source = EnvSource.from_user("Blackjack-v1").changed({"natural": True}, [])
+    assert (source.name, source.kind) == ("Blackjack-v1", "changed")
+    assert json.loads(source.payload) == ["Blackjack-v1", ["natural:True"], []]
+    env: Any = source.build()
+    assert env.unwrapped.natural is True
+    flat: Any = EnvSource.from_user("Blackjack-v1").changed({}, [FLAT]).build()
+    assert isinstance(flat.observation_space, gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete)
+    source = EnvSource.from_user("Blackjack-v1")
+    assert source.changed({}, []) is source
+
+
+def test_the_first_wrapper_is_the_innermost() -> None:
+    env: Any = EnvSource.from_user("CartPole-v1").changed({}, [Slow, FLAT]).build()
+    assert isinstance(env, gymnasium.wrappers.FlattenObservation)
+    assert isinstance(env.env, Slow)
+
+
+def test_a_local_wrapper_and_a_factory_travel_as_a_pickle() -> None:
+    class Local(Slow):
+        pass
+
+    source = EnvSource.from_user("CartPole-v1").changed({}, [Local])
+    assert source.kind == "factory"
+    assert type(source.build()).__name__ == "Local"
+
+    def make(length: float) -> Any:
+        env = gymnasium.make("CartPole-v1")
+        env.unwrapped.length = length  # type: ignore[attr-defined]
+        return env
+
+    made: Any = EnvSource.from_user(make).changed({"length": 0.25}, []).build()
+    assert made.unwrapped.length == 0.25
+
+
+def test_classes_of_modules_are_environments(in_folder: Path) -> None:
+    for name in ("module_in_folder:Tiny", "module_in_folder:Tiny-v0"):
+        env: Any = EnvSource.from_user(name).changed({"size": 5}, []).build()
+        assert env.unwrapped.size == 5 and env.reset()[0].dtype == np.float32
+    with pytest.raises(UnknownEnvironment, match=r"There is no environment module_in_folder:Tinny"):
+        EnvSource.from_user("module_in_folder:Tinny").build()
+    with pytest.raises(UnknownEnvironment):
+        EnvSource.from_user("module_in_folder:not_callable").build()
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UnknownEnvironment) as error:
+        EnvSource.from_user("ale_py:ALE/Pong-v5").build()
+    assert error.value.fix == 'pip install "asyncrl[atari]"'
+
+
+def test_mistakes_name_what_to_mend() -> None:
+    source = EnvSource.from_user("CartPole-v1")
+    with pytest.raises(EnvironmentNotBuilt, match="unexpected keyword argument 'gravty'") as refused:
+        source.changed({"gravty": 1}, []).build()
+    assert refused.value.fix.startswith("correct env_kwargs (--env-kwargs)")
+    for name, reason in (
+        ("gymnasium.wrappers:Flat", "has no attribute 'Flat'"),
+        ("no_such_module_at_all:X", "No module named"),
+        ("FlattenObservation", "not of the form module:Name"),
+        ("gymnasium:__version__", "cannot be called"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            source.changed({}, [name]).build()
+    with pytest.raises(TypeError, match="wrappers must be 'module:Name' or callable, got 3"):
+        source.changed({}, [3])  # type: ignore[list-item]
+
+
+def test_a_trainer_takes_and_keeps_them(tmp_path: Path) -> None:
+    trainer = Trainer("CartPole-v1", "dqn", env_kwargs={"sutton_barto_reward": True}, wrappers=[FLAT, Slow])
+    assert trainer.config.env_kwargs == {"sutton_barto_reward": True}
+    assert trainer.config.wrappers == (FLAT, f"{__name__}:Slow")
+    source = trainer._run._source
+    env: Any = source.build()
+    assert isinstance(env, Slow) and env.unwrapped._sutton_barto_reward is True
+    directory = RunDirectory(tmp_path / "run")
+    try:
+        write_run_files(directory, trainer.config, trainer.algorithm, source)
+    finally:
+        directory.close()
+    assert environment_of_run(tmp_path / "run", "CartPole-v1") == source
+    again = Trainer.from_config(trainer.config, trainer.algorithm)
+    assert again._run._source == source

@@ -1,0 +1,151 @@
+"""Callbacks: what is called when, on which thread, and how one ends a run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_records import small
+
+from asyncrl import Callback, Trainer, flat
+from asyncrl.run.callbacks import Callbacks
+
+
+class Journal(Callback):
+    """Writes down every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.threads: set[str] = set()
+
+    def _note(self, hook: str, event: Any = None) -> None:
+        self.calls.append((hook, event))
+        self.threads.add(threading.current_thread().name)
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._note("start", trainer.config.total_steps)
+
+    def on_report(self, trainer: Trainer, snapshot: Any) -> None:
+        self._note("report", snapshot)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Any) -> None:
+        self._note("evaluation", evaluation)
+
+    def on_checkpoint(self, trainer: Trainer, path: str) -> None:
+        assert Path(path).exists()
+        self._note("checkpoint", path)
+
+    def on_end(self, trainer: Trainer, result: Any) -> None:
+        assert result is trainer.result
+        self._note("end", result)
+
+    def events(self, hook: str) -> list[Any]:
+        return [event for name, event in self.calls if name == hook]
+
+
+def trainer(tmp_path: Path | None = None, **options: Any) -> Trainer:
+    small_dqn = small("dqn", learning_starts=200, samples_per_insert=4.0)
+    given = {"http": "off", "num_actors": 1, "eval_interval_steps": 1_000, "eval_episodes": 2, **options}
+    return Trainer("CartPole-v1", small_dqn, run_dir=tmp_path, target_eval_episodes=3, **given)
+
+
+def test_a_run_tells_its_callbacks_what_happens(tmp_path: Path) -> None:
+    journal, own = Journal(), trainer(tmp_path, report_interval_steps=500, report_interval_seconds=60.0)
+    result = own.learn(total_steps=3_000, callbacks=[journal])
+    hooks = [hook for hook, _ in journal.calls]
+    assert hooks[0] == "start" and hooks[-1] == "end" and hooks.count("start") == hooks.count("end") == 1
+    assert journal.events("start") == [3_000] and journal.events("end") == [result]
+    assert journal.threads == {"asyncrl-coordinator"}
+    assert [e.env_steps // 1_000 for e in journal.events("evaluation")][:2] == [1, 2]
+    reports = journal.events("report")
+    assert reports[-1].stop_reason == "total_steps" and all(r.state != "starting" for r in reports)
+    assert flat(reports[-1])["time/total_timesteps"] >= 3_000
+    assert {str(Path(path).parent) for path in journal.events("checkpoint")} == {
+        str(tmp_path / "checkpoints")
+    }
+
+
+def test_a_run_of_less_than_a_second_has_reports_by_steps() -> None:
+    journal = Journal()
+    short = trainer(report_interval_steps=1_000, report_interval_seconds=60.0, eval_interval_steps=None)
+    short.learn(total_steps=20_000, callbacks=[journal])
+    steps = [report.env_steps for report in journal.events("report")]
+    # One for each 1,000 steps, unless they come faster than 20 a second.
+    assert len(steps) >= 4 and steps == sorted(steps)
+
+
+def test_a_callback_stops_the_run_by_false() -> None:
+    class Enough(Callback):
+        def on_evaluation(self, trainer: Trainer, evaluation: Any) -> bool:
+            return False
+
+    result = trainer().learn(callbacks=[Enough()])  # without it the run would never end
+    assert result.stop_reason == "stopped" and 1_000 <= result.summary["env_steps"] < 100_000
+
+
+class Pruned(Exception):
+    """Like `optuna.TrialPruned`."""
+
+
+class Failing(Callback):
+    def __init__(self, hook: str) -> None:
+        self.calls = 0
+        setattr(self, hook, self._raise)
+
+    def _raise(self, *event: Any) -> None:
+        self.calls += 1
+        raise Pruned("not promising")
+
+
+def test_an_exception_ends_the_run_in_good_order_and_is_raised(tmp_path: Path) -> None:
+    failing, journal, own = Failing("on_evaluation"), Journal(), trainer(tmp_path)
+    with pytest.raises(Pruned, match="not promising"):
+        own.learn(callbacks=[failing, journal])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["stop_reason"] == "failed" and failing.calls == 1
+    assert (tmp_path / "checkpoints" / "latest").exists()
+    assert own.result is not None and own.result.stop_reason == "failed"
+    assert journal.events("end") == [own.result], "the others are called to the end"
+
+
+def test_an_exception_in_on_end_is_raised_and_one_in_on_start_trains_nothing() -> None:
+    own = trainer()
+    with pytest.raises(Pruned):
+        own.learn(total_steps=500, callbacks=[Failing("on_end")])
+    assert own.result is not None and own.result.stop_reason == "total_steps"
+    journal, own = Journal(), trainer()
+    with pytest.raises(Pruned):
+        own.learn(callbacks=[Failing("on_start"), journal])
+    assert [hook for hook, _ in journal.calls] == ["start", "report", "end"]
+    (last,) = journal.events("report")
+    assert (last.state, last.env_steps, last.updates) == ("failed", 0, 0)
+
+
+def test_a_callback_must_be_one() -> None:
+    with pytest.raises(
+        TypeError, match=r"callbacks\[0\] must be an object, got the class; write Journal\(\)"
+    ):
+        Callbacks(None, [Journal])
+    with pytest.raises(
+        TypeError, match=r"callbacks\[1\] must have one of the methods on_start, .* got function"
+    ):
+        Callbacks(None, [Journal(), lambda: None])
+
+
+def test_any_object_with_a_method_will_do() -> None:
+    class Plain:
+        seen: Any = None
+
+        def on_end(self, trainer: Any, result: Any) -> None:
+            self.seen = result
+
+    plain, callbacks = Plain(), None
+    callbacks = Callbacks("trainer", [plain])
+    callbacks.end("too early")
+    callbacks.start()
+    callbacks.report(None)  # type: ignore[arg-type]
+    callbacks.end("result")
+    assert plain.seen == "result"
