@@ -80,7 +80,7 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "samples_per_insert_target": 4.0,
         "samples_per_insert_achieved": 3.98,
         "ring_fill": 0.62,
-        "replay_rows": 900,
+        "replay_steps": 900,
         "replay_capacity": 65536,
         "actors": (make_actor(0), make_actor(1)),
         "actor_restarts": 0,

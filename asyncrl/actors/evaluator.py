@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.deaths import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, EpisodePlayer, Episodes, run_episodes
+from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import EvaluatorPlan
 from asyncrl.actors.probe import READY_SECONDS

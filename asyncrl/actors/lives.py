@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from asyncrl.actors.child import ChildDied
-from asyncrl.actors.deaths import actor_killed
+from asyncrl.actors.exit_errors import actor_killed
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.errors import AsyncRLError, RingQuarantined
 

@@ -170,7 +170,7 @@ class ActorPool:
     def statistics(self) -> tuple[ActorStatistics, ...]:
         """One record per actor; rates and fractions are over the last second or so."""
         return tuple(
-            a.vitals.statistics(
+            a.heartbeat.statistics(
                 pid=a.child.pid if a.child is not None and a.child.exited is None else 0,
                 state=a.state(self._closing),
                 restarts=a.restarts,
@@ -280,7 +280,7 @@ class ActorPool:
                 if not actor.ring.look_over() and actor.alive and actor.child is not None:
                     actor.child.kill()
                     continue
-                silent = actor.vitals.look(awake_seconds)
+                silent = actor.heartbeat.look(awake_seconds)
                 limit = self._step_timeout if actor.ready else self._ready_timeout
                 if silent > limit and actor.alive and actor.hung is None:
                     await self._end_hung(actor, silent)
@@ -290,7 +290,7 @@ class ActorPool:
         assert child is not None
         stack = await child.python_stack()
         if actor.child is child and actor.alive:  # it may have died while it was asked
-            actor.hung = actor.vitals.hung(silent, actor.ready, stack)
+            actor.hung = actor.heartbeat.hung(silent, actor.ready, stack)
             child.kill()
 
     def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:

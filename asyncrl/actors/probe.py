@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.deaths import actor_killed, build_hung
+from asyncrl.actors.exit_errors import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec

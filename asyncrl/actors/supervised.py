@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncrl.actors.child import Child
+from asyncrl.actors.heartbeat import Heartbeat
 from asyncrl.actors.restarts import RestartBudget
-from asyncrl.actors.vitals import Vitals
 from asyncrl.errors import EnvironmentHung
 from asyncrl.shm.ring import PUBLISHED, RingReader
 
@@ -24,7 +24,7 @@ class SupervisedActor:
         restarts: lives begun after the first.
         hung: the report on this life, where it was found hanging and is being killed for it.
         last_error: one line, or "".
-        vitals: signs of life.
+        heartbeat: signs of life.
         episodes_seen: finished episodes that the pool has handed out.
         ended: there will be no further life.
     """
@@ -40,7 +40,7 @@ class SupervisedActor:
         self.restarts = 0
         self.hung: EnvironmentHung | None = None
         self.last_error = ""
-        self.vitals = Vitals(index, ring)
+        self.heartbeat = Heartbeat(index, ring)
         self.episodes_seen = 0
         self.ended = False
 
@@ -54,7 +54,7 @@ class SupervisedActor:
         self.child = child
         self.ready, self.hung = False, None
         self._began_at = int(self.ring.header[PUBLISHED])
-        self.vitals.begin_life()
+        self.heartbeat.begin_life()
 
     def set_ready(self) -> None:
         """Its environments are built and reset."""

@@ -143,7 +143,7 @@ class SnapshotBuilder:
             samples_per_insert_target=balance.target if balance else None,
             samples_per_insert_achieved=balance.achieved if balance else 0.0,
             ring_fill=_mean([actor.ring_fill for actor in actors]),
-            replay_rows=learner.stored_steps if learner else 0,
+            replay_steps=learner.stored_steps if learner else 0,
             replay_capacity=self.replay_capacity,
             actors=actors,
             actor_restarts=sum(actor.restarts for actor in actors),

@@ -105,7 +105,7 @@ class Snapshot:
     samples_per_insert_target: float | None
     samples_per_insert_achieved: float
     ring_fill: float
-    replay_rows: int
+    replay_steps: int
     replay_capacity: int
     actors: tuple[ActorStatistics, ...]
     actor_restarts: int
@@ -221,7 +221,7 @@ RUN_METRICS: Final = (
            "Rate of gradient steps", charted=True, label="updates/s", form=",.0f"),
     Metric("discarded_fraction", None, "",
            "Fraction of the inserted steps that became too stale to use", label="discarded", form=".1%"),
-    Metric("replay_rows", None, "environment steps", "Steps that may be sampled, or are complete and not taken"),
+    Metric("replay_steps", None, "environment steps", "Steps that may be sampled, or are complete and not taken"),
     Metric("replay_capacity", None, "environment steps", "Steps that all rings can hold"),
 )
 """Numbers of a `Snapshot`, in file order."""

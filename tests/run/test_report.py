@@ -83,7 +83,7 @@ def test_a_snapshot_takes_over_what_the_parts_say(builder: SnapshotBuilder, cloc
     clock.now += 1.0
     snapshot = builder.snapshot("training", actors=(make_actor(),), learner=learner_report())
     assert (snapshot.discipline, snapshot.training_target, snapshot.target_return) == ("relaxed", 300.0, None)
-    assert (snapshot.replay_rows, snapshot.replay_capacity) == (64, 4096)
+    assert (snapshot.replay_steps, snapshot.replay_capacity) == (64, 4096)
     assert snapshot.discarded_fraction == 20 / 1000
     assert (snapshot.samples_per_insert_target, snapshot.samples_per_insert_achieved) == (4.0, 3.5)
     assert (snapshot.loss, snapshot.train_metrics) == (0.5, {"train/kl": 0.01})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.actors.deaths import actor_hung
+from asyncrl.actors.exit_errors import actor_hung
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.errors import EnvironmentHung
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS, WAIT_NS, RingReader
@@ -17,7 +17,7 @@ from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS, WAIT_NS, RingRead
 _RATE_SECONDS = 1.0
 
 
-class Vitals:
+class Heartbeat:
     """What the header of one ring says of the actor that writes it.
 
     Args:

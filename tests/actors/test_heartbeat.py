@@ -5,9 +5,9 @@ import os
 import pytest
 
 from asyncrl.actors.awake import AwakeClock
-from asyncrl.actors.deaths import actor_hung, actor_killed, how_it_ended
+from asyncrl.actors.exit_errors import actor_hung, actor_killed, how_it_ended
 from asyncrl.actors.forkserver import ChildExit
-from asyncrl.actors.vitals import Vitals, private_bytes
+from asyncrl.actors.heartbeat import Heartbeat, private_bytes
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import RingLayout, RingReader, Segment
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS
@@ -29,7 +29,7 @@ def test_time_in_which_the_supervisor_was_stopped_does_not_count() -> None:
 
 def test_any_movement_is_a_sign_of_life() -> None:
     ring = make_ring()
-    watched = Vitals(0, ring)
+    watched = Heartbeat(0, ring)
     watched.look(1.0)
     assert watched.look(1.0) == 2.0
     ring.header[HEARTBEAT_NS] += 1
@@ -44,7 +44,7 @@ def test_any_movement_is_a_sign_of_life() -> None:
 
 def test_report_of_a_hang_names_the_median_step() -> None:
     ring = make_ring()
-    watched = Vitals(3, ring)
+    watched = Heartbeat(3, ring)
     for steps in (10, 20, 30, 130):
         ring.header[STEPS] = steps
         watched.look(0.1)
