@@ -256,16 +256,6 @@ class TrainedPolicy:
         action = self._environment_form(action)
         return (action[0] if single else action), None
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """What `load_arrays` needs to act the same again, as plain arrays (copies)."""
-        return {"weights": self.weights.copy()}
-
-    def load_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `arrays` returned. Raises KeyError or ValueError where it does not fit."""
-        weights = np.array(arrays["weights"], np.float32)
-        self.policy.load_weights(weights)
-        self.weights = weights
-
     def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
         kind = self.spec.action
         if isinstance(kind, DiscreteAction):

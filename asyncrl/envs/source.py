@@ -7,6 +7,7 @@ the user did); it travels as bytes, and is built in the processes forked for it.
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 import traceback
@@ -131,11 +132,14 @@ class EnvSource:
                 fix="check the path, or give the environment itself: Trainer(make_env, ...)",
             ) from error
 
-    def build(self) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    def build(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         """Build one environment (or the factory's vector of them); called in the process that steps it.
 
         Gymnasium's passive checker and order enforcement are left out: `describe` has checked once what they
         would look at on every step, and an actor always resets first. The time limit stays.
+
+        Args:
+            render_mode: what to make it with, where it can be made with one (see `asyncrl.envs.rendering`).
 
         Raises:
             UnknownEnvironment: no such id, or a package it needs is not installed (ASYNC006).
@@ -147,7 +151,7 @@ class EnvSource:
         from gymnasium.vector import VectorEnv
 
         try:
-            env = self._maker()()
+            env = _made(self._maker(), render_mode)
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
@@ -181,7 +185,7 @@ class EnvSource:
         if self.kind == "changed":
             env_id, kwargs, wrappers = unpack_changes(self.payload)
             inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker()
-            return lambda: wrapped(inner(**kwargs), wrappers)
+            return lambda **more: wrapped(inner(**kwargs | more), wrappers)
         import gymnasium
 
         by_id = self.kind == "id"
@@ -234,6 +238,21 @@ def describe(source: EnvSource) -> EnvSpec:
         env.close()
 
 
+def _made(maker: Callable[..., Any], render_mode: str | None, **kwargs: Any) -> Any:
+    """What `maker` makes, with the render mode where it takes one."""
+    if render_mode is not None and _takes_render_mode(maker):
+        kwargs["render_mode"] = render_mode
+    return maker(**kwargs)
+
+
+def _takes_render_mode(factory: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def _entry_module(spec: GymnasiumSpec) -> str:
     entry = spec.entry_point
     if callable(entry):
@@ -249,6 +268,6 @@ class ChangedFactory:
     kwargs: Mapping[str, Any]
     wrappers: tuple[Wrapper, ...]
 
-    def __call__(self) -> Any:
+    def __call__(self, render_mode: str | None = None) -> Any:
         """Build it."""
-        return wrapped(self.source._maker()(**self.kwargs), self.wrappers)
+        return wrapped(_made(self.source._maker(), render_mode, **self.kwargs), self.wrappers)

@@ -171,7 +171,14 @@ async def build(
     channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
     learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
     saver = CheckpointSaver(
-        config, algorithm, spec, setup.directory, learner, setup.clock, lambda: reporting.episodes.count
+        config,
+        algorithm,
+        spec,
+        setup.source,
+        setup.directory,
+        learner,
+        setup.clock,
+        lambda: reporting.episodes.count,
     )
     saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)

@@ -22,11 +22,19 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.errors import CheckpointError, error_text, printable
-from asyncrl.run.checkpoint_format import FORMAT_VERSION, MAGIC, PREFIX, digest_of, encode, is_whole
+from asyncrl.run.checkpoint_format import (
+    FORMAT_VERSION,
+    MAGIC,
+    PREFIX,
+    digest_of,
+    encode,
+    is_whole,
+    write_atomically,
+)
 from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.version import __version__
 
-__all__ = ["CheckpointMeta", "SavedPolicy", "does_not_fit", "load", "read_policy", "save", "sync_directory"]
+__all__ = ["CheckpointMeta", "SavedPolicy", "does_not_fit", "load", "read_policy", "save"]
 
 MAX_HEADER_BYTES = 16 << 20
 """Longest header: the bounds of a box of a hundred thousand actions fit."""
@@ -62,7 +70,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
     payload = io.BytesIO()
     torch.save(_tensors(state), payload)
     header = json.dumps(meta_to_json(meta)).encode()
-    _write_atomically(path, encode(header, payload.getvalue()))
+    write_atomically(path, encode(header, payload.getvalue()))
 
 
 def load(
@@ -206,30 +214,6 @@ def _damaged(path: Path, check: str, how: str) -> CheckpointError:
 
 def _refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
     return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
-
-
-def _write_atomically(path: Path, chunks: list[bytes]) -> None:
-    # In the same directory, so that the rename stays within one file system; the pid keeps two writers apart.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass

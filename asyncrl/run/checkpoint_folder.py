@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.run.checkpoint import CheckpointMeta, save, sync_directory
+from asyncrl.run.checkpoint import CheckpointMeta, save
+from asyncrl.run.checkpoint_format import sync_directory
 
 
 class CheckpointFolder:

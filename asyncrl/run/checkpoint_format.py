@@ -62,3 +62,28 @@ def is_whole(path: Path) -> bool:
             return right and digest_of(file) == digest
     except OSError:
         return False
+
+
+def write_atomically(path: Path, chunks: list[bytes]) -> None:
+    """Write a file so that at every moment the old one or the new one stands there, whole. Raises OSError."""
+    # In the same directory, so that the rename stays within one file system; the pid keeps two writers apart.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` survive a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

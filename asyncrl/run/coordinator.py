@@ -18,7 +18,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
@@ -279,7 +278,7 @@ class Coordinator:
         if parts is not None:
             ending.learner, ending.saver = parts.learner, parts.saver
             ending.schedule, ending.evaluator = parts.schedule, parts.evaluator
-            ending.make_policy = lambda weights: TrainedPolicy(parts.spec, parts.policy, weights)
+            ending.make_policy = parts.saver.origin.policy
             ending.weights = self._target_weights
         try:
             return await ending.end(reason, error)

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.errors import (
     AsyncRLError,
     EvaluationIncomplete,
@@ -31,6 +30,7 @@ from asyncrl.errors import (
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.run.report import summarize
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
@@ -59,12 +59,14 @@ class Outcome:
 
     Attributes:
         policy: the weights that were evaluated last (those that reached the target, if it was reached).
+        best: the policy of the best evaluation, or None where none was made.
         evaluation: of those weights, or None where none was made.
         summary: what `summary.json` holds.
         snapshot: the last one.
     """
 
-    policy: TrainedPolicy
+    policy: PortablePolicy
+    best: BestPolicy | None
     evaluation: EvaluationResult | None
     summary: dict[str, Any]
     snapshot: Snapshot
@@ -90,7 +92,7 @@ class Ending:
         stop_requested: set when somebody asks the run to stop.
         eval_episodes: episodes of the final evaluation.
         learner, saver, schedule, evaluator: of the run, None where it failed before they were built.
-        make_policy: the policy with given weights.
+        make_policy: the policy with given weights, evaluated or the last ones.
         last_report: the learner's report of the last snapshot, used where it cannot give one any more.
         weights: those that reached the target, or None: the learner's present ones.
         on_evaluation: told twice a second how many episodes of the final evaluation have finished, and how many it has.
@@ -106,7 +108,7 @@ class Ending:
     saver: CheckpointSaver | None = None
     schedule: EvaluationSchedule | None = None
     evaluator: Evaluator | None = None
-    make_policy: Callable[[NDArray[np.float32]], TrainedPolicy] | None = None
+    make_policy: Callable[[NDArray[np.float32], EvaluationResult | Snapshot], PortablePolicy] | None = None
     last_report: LearnerReport | None = None
     weights: NDArray[np.float32] | None = None
     on_evaluation: Callable[[int, int], None] = lambda finished, episodes: None
@@ -145,7 +147,19 @@ class Ending:
         self._write_summary(summary)
         if weights is None or self.make_policy is None:
             return None, error
-        return Outcome(self.make_policy(weights), evaluation, summary, snapshot), error
+        policy = self.make_policy(weights, evaluation or snapshot)
+        return Outcome(policy, self._best(), evaluation, summary, snapshot), error
+
+    def _best(self) -> BestPolicy | None:
+        schedule = self.schedule
+        if (
+            schedule is None
+            or schedule.best is None
+            or schedule.best_weights is None
+            or self.make_policy is None
+        ):
+            return None
+        return BestPolicy(self.make_policy(schedule.best_weights, schedule.best), schedule.best)
 
     async def _look_at_learner(
         self, error: BaseException | None

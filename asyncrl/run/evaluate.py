@@ -86,6 +86,7 @@ class EvaluationSchedule:
     Attributes:
         evaluations: results of all evaluations so far, in order.
         best: the best of them (the first of several), or None.
+        best_weights: the weights of the best, or None.
         holds_training: whether training stands still for an evaluation, or has ended and evaluation goes on.
     """
 
@@ -114,6 +115,7 @@ class EvaluationSchedule:
         self._playing: asyncio.Timeout | None = None
         self.evaluations: tuple[EvaluationResult, ...] = ()
         self.best: EvaluationResult | None = None
+        self.best_weights: NDArray[np.float32] | None = None
         self.holds_training = False
 
     @property
@@ -238,6 +240,6 @@ class EvaluationSchedule:
     async def _record(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
         self.evaluations += (result,)
         if self.best is None or result.return_mean > self.best.return_mean:
-            self.best = result
+            self.best, self.best_weights = result, weights
             await self._on_best(result, weights)
         self._on_evaluation(result)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class TrainResult:
     """The result of training.
 
     Attributes:
-        policy: acts with the run's final weights, or those that reached `target_return`.
+        policy: acts with the run's final weights, or those that reached `target_return`; `policy.save(path)` keeps it.
+        best: the policy of the best evaluation and its figure, or None where nothing was evaluated.
         evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
@@ -54,11 +55,12 @@ class TrainResult:
         run_dir: directory of the run's files, or None.
     """
 
-    policy: TrainedPolicy
+    policy: PortablePolicy
     evaluation: EvaluationResult | None
     stop_reason: str
     summary: dict[str, Any]
     run_dir: Path | None
+    best: BestPolicy | None = None
 
 
 class RunThread:
@@ -247,6 +249,7 @@ class RunThread:
 def _result(outcome: Outcome, config: TrainerConfig) -> TrainResult:
     return TrainResult(
         policy=outcome.policy,
+        best=outcome.best,
         evaluation=outcome.evaluation,
         stop_reason=outcome.snapshot.stop_reason or "stopped",
         summary=outcome.summary,

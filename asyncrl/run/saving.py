@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.envs.source import EnvSource
 from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, error_text
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
@@ -22,6 +24,7 @@ from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.run.checkpoint import CheckpointMeta
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.portable_policy import PolicyOrigin
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.show.metrics import EvaluationResult
 
@@ -30,13 +33,14 @@ class CheckpointSaver:
     """Writes checkpoints of one run, off the loop's thread and one at a time; event-loop thread only.
 
     Args:
-        config, algorithm, spec: what the run is.
+        config, algorithm, spec, source: what the run is.
         directory: where they go; one without a path saves nothing.
         learner: whose state.
         clock: the training clock.
         episodes: how many training episodes have ended.
 
     Attributes:
+        origin: makes the policies of the run.
         failure: why the last save failed, "" where it did not.
         on_saved: called with the path of every checkpoint that was written.
     """
@@ -46,14 +50,21 @@ class CheckpointSaver:
         config: TrainerConfig,
         algorithm: Algorithm,
         spec: EnvSpec,
+        source: EnvSource,
         directory: RunDirectory,
         learner: Learner,
         clock: TrainClock,
         episodes: Callable[[], int],
     ) -> None:
+        meta = CheckpointMeta(
+            env=config.env,
+            algo=config.algo,
+            spec=spec,
+            options=option_values(algorithm),
+            seed=config.seed,
+        )
+        self.origin = PolicyOrigin(algorithm, source, meta)
         self._config = config
-        self._algorithm = algorithm
-        self._spec = spec
         self._directory = directory
         self._learner = learner
         self._clock = clock
@@ -145,12 +156,8 @@ class CheckpointSaver:
             warnings.warn(FilesNotWritten(text), stacklevel=2)
 
     def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
-        return CheckpointMeta(
-            env=self._config.env,
-            algo=self._config.algo,
-            spec=self._spec,
-            options=option_values(self._algorithm),
-            seed=self._config.seed,
+        return replace(
+            self.origin.meta,
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,
             episodes=self._episodes(),

@@ -208,15 +208,6 @@ def test_predict_explores_only_when_asked() -> None:
     assert share == pytest.approx(1 - 0.5 * 2 / 3, abs=0.04), "the rate at the end of the schedule"
 
 
-def test_trained_policy_round_trips_through_plain_arrays() -> None:
-    model, obs = trained(), np.random.default_rng(4).normal(size=(5, 4))
-    arrays = model.arrays()
-    other = TrainedPolicy(SPEC, policy(seed=9), np.zeros(LAYOUT.weight_count, np.float32))
-    other.load_arrays(arrays)
-    arrays["weights"][:] = 0
-    assert (other.predict(obs)[0] == model.predict(obs)[0]).all()
-
-
 def test_layout_must_fit_the_observation() -> None:
     with pytest.raises(ValueError, match=r"layout\.inputs must be 4, the values of one observation, got 5"):
         QPolicy(SPEC, QLayout(5, (4,), 3))

@@ -448,7 +448,7 @@ class Rig:
     updates = 7
     max_seconds: float | None = None
     cut_episodes = finished_episodes = 0
-    best = None
+    best = best_weights = None
 
     def __init__(self, run: Path | None, fails: str = "") -> None:
         from asyncrl.learning.clock import TrainClock
@@ -469,7 +469,7 @@ class Rig:
             saver=self,  # type: ignore[arg-type]
             schedule=self,  # type: ignore[arg-type]
             evaluator=self,
-            make_policy=lambda weights: weights,  # type: ignore[arg-type,return-value]
+            make_policy=lambda weights, _: weights,  # type: ignore[arg-type,return-value]
         )
 
     def _note(self, step: str) -> None:

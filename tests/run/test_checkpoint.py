@@ -201,7 +201,7 @@ if in_place:
                 for start in range(0, len(chunk), 4096):
                     file.write(chunk[start : start + 4096])
                     file.flush()
-    checkpoint._write_atomically = write
+    checkpoint.write_atomically = write
 spec = EnvSpec("e", (4,), "float32", DiscreteAction(2))
 path = directory / "latest"
 

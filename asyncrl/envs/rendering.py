@@ -1,0 +1,77 @@
+"""Environments that are made to be looked at: with a render mode, refused before anything starts where they have none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError, error_text
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
+    """Build one environment that renders in `mode`, such as `"human"` or `"rgb_array"`.
+
+    A factory is called with `render_mode=mode` where it takes that argument. Another one is called as it is; where its
+    environment was made by `gymnasium.make`, gymnasium's record of that is made again with the mode.
+
+    Raises:
+        ConfigurationError: it has no such mode, or its factory does not let it be chosen.
+        AsyncRLError: it cannot be built; see `EnvSource.build`.
+    """
+    from gymnasium.vector import VectorEnv
+
+    env: Any = source.build()
+    try:
+        if isinstance(env, VectorEnv):
+            what = f"{source.name} makes a vector of environments, of which none can be shown alone"
+            raise _cannot_render(source, mode, what, "give a factory of one environment")
+        if env.render_mode == mode:
+            return env  # type: ignore[no-any-return]
+        modes = [str(known) for known in env.metadata.get("render_modes", ())]
+        if mode not in modes and not (mode == "human" and "rgb_array" in modes):
+            raise _cannot_render(source, mode, f"{source.name} cannot render as {mode!r}", _other(modes))
+        again: Any = source.build(mode)
+        if again.render_mode != mode:
+            again.close()
+            again = _made_again(source, env, mode)
+    except BaseException:
+        env.close()
+        raise
+    env.close()
+    return again  # type: ignore[no-any-return]
+
+
+def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, Any]:
+    """The same environment with the render mode, by gymnasium's record of how it was made."""
+    import gymnasium
+
+    try:
+        spec = env.spec
+        if spec is None:
+            raise ValueError("it was not made by gymnasium.make")
+        again = gymnasium.make(spec, render_mode=mode)
+    except Exception as error:  # of a wrapper that keeps no record, too
+        raise _no_choice(source, mode, error_text(error)) from error
+    if again.render_mode != mode:
+        again.close()
+        raise _no_choice(source, mode, f"it was made with {again.render_mode!r}")
+    return again
+
+
+def _other(modes: list[str]) -> str:
+    return (
+        f"its render modes are {', '.join(modes)}" if modes else "it has no render modes: write its render()"
+    )
+
+
+def _no_choice(source: EnvSource, mode: str, reason: str) -> ConfigurationError:
+    what = f"{source.name} can render as {mode!r}, but its factory does not say so, and it cannot be changed: {reason}"
+    fix = "give the factory an argument: `def make(render_mode=None)`, passed on to the environment"
+    return _cannot_render(source, mode, what, fix)
+
+
+def _cannot_render(source: EnvSource, mode: str, what: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(what, facts={"environment": source.name, "render mode": mode}, fix=fix)

@@ -1,0 +1,163 @@
+"""`asyncrl.load`: a policy out of a policy file, a checkpoint or a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.modules import NetworkFactory
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import AsyncRLError, CheckpointError, error_text
+from asyncrl.protocols import Algorithm
+from asyncrl.run.checkpoint_format import MAGIC
+from asyncrl.run.checkpoint_meta import CheckpointMeta
+from asyncrl.run.config_file import make_record
+from asyncrl.run.policy_file import read_policy_file, refused
+from asyncrl.run.portable_policy import PortablePolicy
+from asyncrl.run.run_files import environment_of_run, network_of_run, unpickled_network
+
+
+def load(
+    path: str | Path,
+    *,
+    checkpoint: str | None = None,
+    network: NetworkFactory | None = None,
+    trusted: bool = False,
+) -> PortablePolicy:
+    """Load a policy that acts with NumPy alone; nothing in the file is run.
+
+    Args:
+        path: a file that `policy.save` wrote, a checkpoint, or a run's directory. The latter two import torch to read.
+        checkpoint: of a run's directory: `"best"`, `"latest"` or a number of steps; None is the best, or the latest
+            where nothing was evaluated.
+        network: the algorithm's option `network`, where the policy has a network of its own; such one acts with torch.
+        trusted: unpickle the network that the file holds, which runs code of whoever made the file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or does not fit this version (ASYNC019); or it has a network of
+            its own and neither `network` nor `trusted` is given.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() or _is_checkpoint(path):
+        return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
+    file = read_policy_file(path)
+    kind = file.environment_kind
+    source = (
+        EnvSource.from_user(file.meta.env)
+        if file.environment is None
+        else EnvSource(file.meta.env, kind, file.environment)
+    )
+    pickled = file.network
+    if pickled is None:
+        return _policy(path, file.meta, file.weights, source, None)
+    own = _own_network(path, network, trusted, lambda: unpickled_network(pickled))
+    return _policy(path, file.meta, file.weights, source, own)
+
+
+def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
+    """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is."""
+    if not path.is_dir():
+        return path
+    folder = path / "checkpoints"
+    if checkpoint is None:
+        checkpoint = "best" if (folder / "best").exists() else "latest"
+    return folder / checkpoint
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(len(MAGIC)) == MAGIC
+    except OSError:  # told when the policy is read
+        return False
+
+
+def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) -> PortablePolicy:
+    from asyncrl.run.checkpoint import read_policy
+    from asyncrl.run.run_files import NETWORK
+
+    saved = read_policy(path)
+    run = path.parent.parent
+    own = None
+    if (run / NETWORK).exists():
+        own = _own_network(path, network, trusted, lambda: network_of_run(run))
+    return _policy(path, saved.meta, saved.weights, environment_of_run(run, saved.meta.env), own)
+
+
+def _own_network(
+    path: Path,
+    given: NetworkFactory | None,
+    trusted: bool,
+    unpickle: Callable[[], NetworkFactory | None],
+) -> NetworkFactory | None:
+    """The network of a policy that has one of its own: the one given, or the pickled one where it is trusted."""
+    if given is not None:
+        return given
+    if not trusted:
+        what = "the policy has a network of its own, which is kept as a pickle, and a pickle can run any code"
+        fix = "give the network: load(path, network=make_network); or load(path, trusted=True) if you trust the file"
+        raise refused(path, what, "network", fix)
+    try:
+        return unpickle()
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        what = f"the policy's network cannot be unpickled: {type(error).__name__}: {error_text(error)}"
+        raise refused(path, what, "network", "put the modules it was defined with on sys.path") from error
+
+
+def _policy(
+    path: Path,
+    meta: CheckpointMeta,
+    weights: NDArray[np.float32],
+    source: EnvSource,
+    network: NetworkFactory | None,
+) -> PortablePolicy:
+    """The policy. Raises `CheckpointError` where options, environment and weights do not fit each other."""
+    try:
+        algorithm = algorithm_of(path, meta.algo, meta.options, network)
+        count = _weight_count(algorithm, meta)
+        if count == weights.shape[0]:
+            return PortablePolicy(algorithm, weights, meta, source)
+    except CheckpointError:
+        raise
+    except AsyncRLError as error:
+        raise _does_not_fit(path, error.what) from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise _does_not_fit(path, error_text(error) or type(error).__name__) from None
+    raise _does_not_fit(
+        path, f"its options make a policy of {count:,} weights, it holds {weights.shape[0]:,}"
+    )
+
+
+def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
+    """Weights of the policy, of its layout alone: nothing of that size is allocated."""
+    layout = getattr(algorithm, "acting_layout", None) or algorithm.layout
+    return int(layout(meta.spec).weight_count)
+
+
+def algorithm_of(
+    path: Path, name: str, options: Mapping[str, Any], network: NetworkFactory | None = None
+) -> Algorithm:
+    """The record of an algorithm out of a header.
+
+    Raises:
+        CheckpointError: this version has no such algorithm.
+        ConfigurationError: it has no such options or values.
+    """
+    record = ALGORITHMS.get(name)
+    if record is None:
+        names = ", ".join(ALGORITHMS)
+        what = f"it was written by algorithm {name!r}, which this version does not have (it has {names})"
+        raise refused(path, what, "algorithm", "use it with the asyncrl that wrote it")
+    algorithm = make_record(record, dict(options), file=path, path=name)
+    return algorithm if network is None else record(**{**dict(options), "network": network})
+
+
+def _does_not_fit(path: Path, what: str) -> CheckpointError:
+    return refused(path, f"the policy does not fit: {what}", "options")
