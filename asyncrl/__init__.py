@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.run.callbacks import Callback
     from asyncrl.run.config import TrainerConfig
+    from asyncrl.run.load import load
     from asyncrl.run.run_thread import TrainResult
     from asyncrl.run.running import running, stop_all
     from asyncrl.run.trainer import Trainer, train
@@ -45,6 +46,7 @@ _HOMES = {
     "TrainerConfig": "asyncrl.run.config",
     "__version__": "asyncrl.version",
     "flat": "asyncrl.show.metrics",
+    "load": "asyncrl.run.load",
     "running": "asyncrl.run.running",
     "stop_all": "asyncrl.run.running",
     "train": "asyncrl.run.trainer",
@@ -71,6 +73,7 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "flat",
+    "load",
     "running",
     "stop_all",
     "train",

@@ -19,7 +19,7 @@ def make_parser() -> Parser:
         usage="asyncrl eval RUN [options]",
         description="Play greedy episodes with the policy of a run.",
     )
-    parser.add_argument("RUN", help="directory of a run, or a checkpoint file")
+    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
     add_options(parser, "options of the evaluation", EvalOptions, skip=("run",))
     return parser
 

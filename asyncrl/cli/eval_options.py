@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from asyncrl.options import require_at_least
 
@@ -13,13 +12,13 @@ class EvalOptions:
     """Options of `asyncrl eval`."""
 
     run: str
-    """Directory of a run, or a checkpoint file."""
+    """Directory of a run, a checkpoint file, or a policy file."""
 
     episodes: int = 20
     """Greedy episodes to play."""
 
-    checkpoint: str = "latest"
-    """Checkpoint of the run: latest, best, or a number of steps."""
+    checkpoint: str | None = None
+    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
 
     seed: int = 0
     """Seed of the episodes."""
@@ -30,9 +29,3 @@ class EvalOptions:
     def __post_init__(self) -> None:
         require_at_least("episodes", self.episodes, 1)
         require_at_least("seed", self.seed, 0)
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint file."""
-        run = Path(self.run)
-        return run / "checkpoints" / self.checkpoint if run.is_dir() else run

@@ -1,34 +1,29 @@
-"""Greedy episodes with the policy of a checkpoint, for `asyncrl eval`. Imports torch."""
+"""Greedy episodes with the policy of a run or of a file, for `asyncrl eval`. Imports torch for checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from asyncrl.actors.episodes import Episodes
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.plain_warnings import show_warnings_plainly
-from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, ConfigurationError, error_text
-from asyncrl.protocols import Algorithm
-from asyncrl.run.checkpoint import SavedPolicy, does_not_fit, read_policy
-from asyncrl.run.config_file import make_record
+from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.run.load import checkpoint_file, load
+from asyncrl.run.portable_policy import PortablePolicy
 
 
 def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
-    """Play greedy episodes with a checkpoint's weights and print the returns; returns the exit code."""
+    """Play greedy episodes with a policy's weights and print the returns; returns the exit code."""
     show_warnings_plainly()
-    saved = read_policy(options.path)
-    returns, lengths = asyncio.run(_play(saved, options, server or ForkServer()))
-    record = _evaluation_record(options, saved, returns, lengths)
+    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
+    returns, lengths = asyncio.run(_play(policy, options, server or ForkServer()))
+    record = _evaluation_record(options, path, policy, returns, lengths)
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)
     else:
@@ -37,51 +32,39 @@ def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
             f"over {options.episodes} greedy episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
             f"length       {record['length_mean']:.1f} steps\n"
-            f"policy       {saved.meta.algo} on {saved.meta.env} after {saved.meta.env_steps:,} steps\n"
-            f"file         {options.path}",
+            f"policy       {describe_policy(path, policy)}\n"
+            f"file         {path}",
             flush=True,
         )
     return 0
 
 
-async def _play(
-    saved: SavedPolicy, options: EvalOptions, server: ForkServer
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    meta = saved.meta
-    policy = _policy_bytes(saved, options.path)
-    source = EnvSource.from_user(meta.env)
-    evaluator = RemoteEvaluator(server, source, meta.spec, policy, seed=options.seed)
+def describe_policy(path: Path, policy: PortablePolicy) -> str:
+    """Which policy is played: the best or the latest of its run, what learned it, in what and how long."""
+    meta = policy.meta
+    which = f"{path.name}, " if path.name in ("best", "latest") else ""
+    reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
+    return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}"
+
+
+async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:
+    packed = pack_policy(policy.policy)
+    evaluator = RemoteEvaluator(server, policy.source, policy.spec, packed, seed=options.seed)
     try:
-        return await evaluator.evaluate(saved.weights, options.episodes)
+        return await evaluator.evaluate(policy.weights, options.episodes)
     finally:
         await evaluator.close()
 
 
-def _policy_bytes(saved: SavedPolicy, path: Path) -> bytes:
-    """The pickled policy of a checkpoint. Raises `CheckpointError` where options and weights do not fit."""
-    meta = saved.meta
-    try:
-        algorithm = algorithm_of(meta.algo, dict(meta.options), path)
-        policy = algorithm.make_policy(meta.spec)
-    except AsyncRLError as error:
-        raise does_not_fit(path, error.what) from None
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
-        raise does_not_fit(path, error_text(error) or type(error).__name__) from None
-    if policy.weight_count != saved.weights.shape[0]:
-        what = f"its options make a policy of {policy.weight_count:,} weights, it holds {saved.weights.shape[0]:,}"
-        raise does_not_fit(path, what)
-    return pickle.dumps(policy)
-
-
 def _evaluation_record(
-    options: EvalOptions, saved: SavedPolicy, returns: NDArray[np.float64], lengths: NDArray[np.int64]
+    options: EvalOptions, path: Path, policy: PortablePolicy, returns: Any, lengths: Any
 ) -> dict[str, Any]:
     return {
-        "checkpoint": str(options.path),
-        "env": saved.meta.env,
-        "algo": saved.meta.algo,
-        "env_steps": saved.meta.env_steps,
-        "policy_version": saved.meta.policy_version,
+        "checkpoint": str(path),
+        "env": policy.meta.env,
+        "algo": policy.meta.algo,
+        "env_steps": policy.meta.env_steps,
+        "policy_version": policy.meta.policy_version,
         "seed": options.seed,
         "episodes": int(returns.shape[0]),
         "return_mean": float(returns.mean()),
@@ -90,19 +73,3 @@ def _evaluation_record(
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
     }
-
-
-def algorithm_of(name: str, options: dict[str, Any], checkpoint: Path) -> Algorithm:
-    """Make the algorithm's record from a checkpoint's header.
-
-    Raises:
-        ConfigurationError: this version has no such algorithm or options.
-    """
-    record = ALGORITHMS.get(name)
-    if record is None:
-        raise ConfigurationError(
-            f"the checkpoint was written by algorithm {name!r}, which this version does not have",
-            facts={"file": checkpoint, "algorithms": ", ".join(ALGORITHMS)},
-            fix="evaluate it with the asyncrl that wrote it",
-        )
-    return make_record(record, options, file=checkpoint, path=name)

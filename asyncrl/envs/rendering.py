@@ -1,4 +1,4 @@
-"""Environments that are made to be looked at: with a render mode, refused before anything starts where they have none."""
+"""Environments that are made with a render mode, and refused before anything starts where they do not have it."""
 
 from __future__ import annotations
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 
+EnvKind = Literal["id", "changed", "spec", "factory"]
+"""How an environment was named; see `EnvSource`."""
+
+
 @dataclass(frozen=True)
 class EnvSource:
     """An environment as the user named it, ready to travel.
@@ -52,7 +56,7 @@ class EnvSource:
     """
 
     name: str
-    kind: Literal["id", "changed", "spec", "factory"]
+    kind: EnvKind
     payload: bytes
     main_only: bool = False
 

@@ -34,7 +34,7 @@ from asyncrl.run.checkpoint_format import (
 from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.version import __version__
 
-__all__ = ["CheckpointMeta", "SavedPolicy", "does_not_fit", "load", "read_policy", "save"]
+__all__ = ["CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
 MAX_HEADER_BYTES = 16 << 20
 """Longest header: the bounds of a box of a hundred thousand actions fit."""
@@ -107,11 +107,6 @@ def read_policy(path: Path) -> SavedPolicy:
     if not np.isfinite(weights).all():
         raise _refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
     return SavedPolicy(meta, weights)
-
-
-def does_not_fit(path: Path, what: str) -> CheckpointError:
-    """ASYNC019 for a checkpoint whose options, environment and weights do not fit each other or this version."""
-    return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
 def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:

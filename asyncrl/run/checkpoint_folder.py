@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.checkpoint_format import sync_directory
+from asyncrl.run.checkpoint_meta import CheckpointMeta
 
 
 class CheckpointFolder:
@@ -29,6 +29,8 @@ class CheckpointFolder:
 
     def save(self, state: Mapping[str, Any], meta: CheckpointMeta, *, best: bool = False) -> Path:
         """Write `<env_steps>`, name it `latest` (and `best`) too, drop the oldest; returns its path."""
+        from asyncrl.run.checkpoint import save  # imports torch, which whoever looks at a run does without
+
         self.directory.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.directory.glob(".*.tmp"):
             left_by_a_kill.unlink(missing_ok=True)

@@ -46,22 +46,28 @@ def load(
     if path.is_dir() or _is_checkpoint(path):
         return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
     file = read_policy_file(path)
-    kind = file.environment_kind
-    source = (
-        EnvSource.from_user(file.meta.env)
-        if file.environment is None
-        else EnvSource(file.meta.env, kind, file.environment)
-    )
-    pickled = file.network
-    if pickled is None:
-        return _policy(path, file.meta, file.weights, source, None)
-    own = _own_network(path, network, trusted, lambda: unpickled_network(pickled))
+    pickled, own = file.network, None
+    if pickled is not None:
+        own = _own_network(path, network, trusted, lambda: unpickled_network(pickled))
+
+    def source() -> EnvSource:
+        if file.environment is None:
+            return EnvSource.from_user(file.meta.env)
+        return EnvSource(file.meta.env, file.environment_kind, file.environment)
+
     return _policy(path, file.meta, file.weights, source, own)
 
 
 def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
-    """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is."""
+    """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is.
+
+    Raises:
+        CheckpointError: `path` is no directory, and a checkpoint is asked for.
+    """
     if not path.is_dir():
+        if checkpoint is not None:
+            what = f"it is no run's directory, so that it has no checkpoint {checkpoint!r} to choose"
+            raise refused(path, what, "checkpoint", "leave checkpoint out, or name the run's directory")
         return path
     folder = path / "checkpoints"
     if checkpoint is None:
@@ -71,8 +77,10 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
 
 def _is_checkpoint(path: Path) -> bool:
     try:
+        if not path.is_file():  # a pipe has perhaps no writer
+            return False
         with path.open("rb") as file:
-            return path.is_file() and file.read(len(MAGIC)) == MAGIC
+            return file.read(len(MAGIC)) == MAGIC
     except OSError:  # told when the policy is read
         return False
 
@@ -86,7 +94,7 @@ def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) 
     own = None
     if (run / NETWORK).exists():
         own = _own_network(path, network, trusted, lambda: network_of_run(run))
-    return _policy(path, saved.meta, saved.weights, environment_of_run(run, saved.meta.env), own)
+    return _policy(path, saved.meta, saved.weights, lambda: environment_of_run(run, saved.meta.env), own)
 
 
 def _own_network(
@@ -115,7 +123,7 @@ def _policy(
     path: Path,
     meta: CheckpointMeta,
     weights: NDArray[np.float32],
-    source: EnvSource,
+    source: Callable[[], EnvSource],
     network: NetworkFactory | None,
 ) -> PortablePolicy:
     """The policy. Raises `CheckpointError` where options, environment and weights do not fit each other."""
@@ -123,7 +131,7 @@ def _policy(
         algorithm = algorithm_of(path, meta.algo, meta.options, network)
         count = _weight_count(algorithm, meta)
         if count == weights.shape[0]:
-            return PortablePolicy(algorithm, weights, meta, source)
+            return PortablePolicy(algorithm, weights, meta, source())
     except CheckpointError:
         raise
     except AsyncRLError as error:

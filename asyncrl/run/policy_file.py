@@ -2,15 +2,16 @@
 
     __metadata__    "format"    "asyncrl policy"
                     "version"   "1"
-                    "policy"    JSON: "meta" (`CheckpointMeta`), "environment" (kind of its pickle, or "id")
+                    "policy"    JSON: "meta" (`CheckpointMeta`), "environment" (its kind: see `EnvSource`)
                     "sha256"    digest of "policy" and of every tensor
     weights         F32 [n]     the flat block that acts; statistics of the observations included
-    environment     U8 [k]      cloudpickled factory or gymnasium spec, where the environment is no plain id
+    environment     U8 [k]      where it is no plain id: id, keyword arguments and wrappers as JSON, or a cloudpickled
+                                factory or gymnasium spec
     network         U8 [m]      cloudpickled factory of the network, where it is the user's own
 
 Any reader of safetensors opens the file. It is read as if an enemy had written it: the header's length, the tensors'
-sizes and the file's are compared before anything of that size is read, every key has a type, and what fails is ASYNC019.
-The two pickles are bytes here; nobody unpickles them unasked.
+sizes and the file's are compared before anything of that size is read, every key has a type, and what fails is
+ASYNC019. The two pickles are bytes here; nobody unpickles them unasked.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
+from asyncrl.envs.source import EnvKind
 from asyncrl.errors import CheckpointError, error_text, printable
 from asyncrl.run.checkpoint_format import write_atomically
 from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
@@ -52,14 +54,13 @@ class PolicyFile:
     Attributes:
         meta: what was trained, in what and how long.
         weights: flat `[weight_count]` float32.
-        environment_kind: `"id"`, or what `environment` is a pickle of.
-        environment: the pickle, None where `meta.env` is an id.
+        environment_kind, environment: kind and payload of the `EnvSource`; no payload where `meta.env` is its id.
         network: the pickle of the network's factory, None where the network is a perceptron.
     """
 
     meta: CheckpointMeta
     weights: NDArray[np.float32]
-    environment_kind: Literal["id", "spec", "factory"] = "id"
+    environment_kind: EnvKind = "id"
     environment: bytes | None = None
     network: bytes | None = None
 
@@ -175,12 +176,12 @@ def _values_of(name: str, entry: Mapping[str, Any]) -> int:
 
 
 def _checked_record(
-    path: Path, text: str, pickled: bool
-) -> tuple[CheckpointMeta, Literal["id", "spec", "factory"]]:
+    path: Path, text: str, has_payload: bool
+) -> tuple[CheckpointMeta, EnvKind]:
     try:
         record = json.loads(text)
         kind = record.pop("environment")
-        if kind not in ("id", "spec", "factory") or (kind != "id") != pickled:
+        if kind not in get_args(EnvKind) or (kind != "id") != has_payload:
             raise ValueError(f"environment is {kind!r}")
         return meta_from_json(record.pop("meta")), kind
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:

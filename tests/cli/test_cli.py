@@ -32,6 +32,7 @@ from asyncrl.options import option_help, option_values
 from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
+from asyncrl.run.load import load
 from asyncrl.show.metrics import EvaluationResult
 
 ROOT = Path(__file__).parents[2]
@@ -184,12 +185,11 @@ def test_a_run_trains_again_from_its_own_file(tmp_path: Path) -> None:
     assert parse_train(["--config", str(file)]) == (config, algorithm)
 
 
-def test_eval_options(tmp_path: Path) -> None:
+def test_eval_options() -> None:
     assert parse_eval(["runs/x", "--episodes", "5", "--json"]) == EvalOptions(
         run="runs/x", episodes=5, json=True
     )
-    assert EvalOptions(run=str(tmp_path), checkpoint="best").path == tmp_path / "checkpoints" / "best"
-    assert EvalOptions(run="some/file").path == Path("some/file")
+    assert EvalOptions(run="x").checkpoint is None
 
 
 # --- help
@@ -487,7 +487,7 @@ def test_eval_prints_returns(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == (
         "return       101.0 +/- 0.8 over 3 greedy episodes, from 100.0 to 102.0\n"
         "length       9.0 steps\n"
-        "policy       dqn on CartPole-v1 after 1,200 steps\n"
+        "policy       latest, dqn on CartPole-v1 after 1,200 steps\n"
         f"file         {run / 'checkpoints' / 'latest'}\n"
     )
     assert FakeServer.log == ["start", "close"]
@@ -509,6 +509,29 @@ def test_eval_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None
         "return_max": 109.0,
         "length_mean": 9.0,
     }
+
+
+def test_eval_plays_the_best_unless_told_otherwise(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    weights = np.zeros(DQN(hidden_sizes=(8,)).make_policy(spec).weight_count, np.float32)
+    options = option_values(DQN(hidden_sizes=(8,)))
+    meta = CheckpointMeta(
+        env="CartPole-v1", algo="dqn", spec=spec, options=options, env_steps=800, return_mean=9.5
+    )
+    save(run / "checkpoints" / "best", {"weights": weights}, meta)
+    assert main(["eval", str(run), "--episodes", "1"]) == 0
+    best = "policy       best, dqn on CartPole-v1 after 800 steps, evaluated at 9.5 in training\n"
+    assert best in capsys.readouterr().out
+    assert main(["eval", str(run), "--episodes", "1", "--checkpoint", "latest"]) == 0
+    assert "policy       latest, dqn on CartPole-v1 after 1,200 steps\n" in capsys.readouterr().out
+
+
+def test_eval_plays_a_policy_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = load(run).save(run / "cartpole.policy")
+    assert main(["eval", str(file), "--episodes", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["return_mean"] == 101.0
+    assert main(["eval", str(file), "--checkpoint", "best"]) == 1
+    assert "leave checkpoint out" in capsys.readouterr().err
 
 
 def test_eval_of_what_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from asyncrl.actors.streams import PlainStreams
 from asyncrl.cli import playing
 from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.envs.checks import spec_of
+from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
@@ -37,6 +38,7 @@ from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.run.checkpoint_folder import CheckpointFolder
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.disk_space import state_bytes, warn_of_little_space
+from asyncrl.run.load import load as load_policy
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
@@ -208,7 +210,7 @@ def test_mutated_headers_and_payloads_are_refused_or_read(tmp_path: Path) -> Non
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         forge(path, bytes(pair[0]), bytes(pair[1]))
         try:
-            playing._policy_bytes(read_policy(path), path)
+            load_policy(path)
             outcomes["read"] += 1
         except errors.CheckpointError:
             outcomes["refused"] += 1
@@ -428,7 +430,8 @@ def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
     from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    return CheckpointSaver(config, ALGORITHM, SPEC, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
+    source = EnvSource.from_user("CartPole-v1")
+    return CheckpointSaver(config, ALGORITHM, SPEC, source, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(

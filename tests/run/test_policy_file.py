@@ -1,0 +1,279 @@
+"""A policy in one file: it acts the same without torch, runs nothing on load, and refuses what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import asyncrl
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import CheckpointError
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.options import option_values
+from asyncrl.run.checkpoint_meta import CheckpointMeta
+from asyncrl.run.policy_file import PolicyFile, read_policy_file, write_policy
+from asyncrl.run.portable_policy import PortablePolicy
+
+BOX = BoxAction((-1.0, -2.0), (3.0, 2.0), (2,))
+
+
+def portable(algorithm: Any, spec: EnvSpec, env: Any = "CartPole-v1", seed: int = 0) -> PortablePolicy:
+    """A policy with the weights that a new learner publishes, and statistics that are not those of the start."""
+    core = algorithm.make_updater(spec, "cpu", seed)
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    layout = getattr(algorithm, "acting_layout", algorithm.layout)(spec)
+    if getattr(layout, "normalized", False):
+        weights[layout.obs_mean], weights[layout.obs_scale] = 0.5, 2.0
+    source = EnvSource.from_user(env)
+    meta = CheckpointMeta(
+        env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm), env_steps=12
+    )
+    return PortablePolicy(algorithm, weights, meta, source)
+
+
+def small(env: Any = "CartPole-v1") -> PortablePolicy:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    return portable(asyncrl.DQN(hidden_sizes=(8,)), spec, env)
+
+
+CASES = {
+    **{
+        name: (record(), BOX if record.needs_bounds else DiscreteAction(3, 1))
+        for name, record in ALGORITHMS.items()
+    },
+    "ppo normalised": (asyncrl.PPO(normalize_observations=True), DiscreteAction(3)),
+    "ppo multidiscrete": (asyncrl.PPO(), MultiDiscreteAction((2, 3))),
+    "ppo squashed": (asyncrl.PPO(normalize_observations=True, squashed=True), BOX),
+    "dqn dueling, noisy": (asyncrl.DQN(dueling=True, noisy=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_algorithm_acts_the_same_from_its_file(case: str, tmp_path: Path) -> None:
+    algorithm, action = CASES[case]
+    policy = portable(algorithm, EnvSpec("any", (6,), "float32", action))
+    again = asyncrl.load(policy.save(tmp_path / "x.policy"))
+    obs = np.random.default_rng(1).normal(size=(50, 6)).astype(np.float32) * 3
+    assert np.array_equal(again.predict(obs)[0], policy.predict(obs)[0])
+    for made in (policy, again):
+        made.rng = np.random.default_rng(2)
+    explored = [made.predict(obs, deterministic=False)[0] for made in (policy, again)]
+    assert np.array_equal(*explored)
+    assert (again.algorithm, again.spec, again.meta.env_steps) == (algorithm, policy.spec, 12)
+
+
+def test_loading_and_acting_need_no_torch(tmp_path: Path) -> None:
+    policy = portable(
+        asyncrl.PPO(normalize_observations=True), EnvSpec("any", (3,), "float32", BOX), "Pendulum-v1"
+    )
+    policy.save(tmp_path / "x.policy")
+    code = (
+        "import sys, json, asyncrl\n"
+        f"policy = asyncrl.load({str(tmp_path / 'x.policy')!r})\n"
+        "action, _ = policy.predict([0.25, -1.0, 2.0])\n"
+        "assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules\n"
+        "env = policy.make_env()\n"
+        "assert env.unwrapped.spec.id == 'Pendulum-v1' and 'torch' not in sys.modules\n"
+        "print(json.dumps(action.tolist()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == policy.predict([0.25, -1.0, 2.0])[0].tolist()
+
+
+def test_any_reader_of_safetensors_reads_the_weights(tmp_path: Path) -> None:
+    policy = small()
+    tensors = load_file(policy.save(tmp_path / "x.policy"))
+    assert list(tensors) == ["weights"]
+    assert tensors["weights"].tolist() == policy.weights.tolist()
+
+
+def make_network(inputs: int, outputs: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 5), torch.nn.ELU(), torch.nn.Linear(5, outputs))
+
+
+def test_an_own_network_needs_its_code_or_trust(tmp_path: Path) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    policy = portable(asyncrl.DQN(network=make_network), spec)
+    file = policy.save(tmp_path / "x.policy")
+    obs = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
+    with pytest.raises(CheckpointError, match="network of its own") as caught:
+        asyncrl.load(file)
+    assert "trusted=True" in caught.value.fix
+    for options in ({"network": make_network}, {"trusted": True}):
+        assert np.array_equal(asyncrl.load(file, **options).predict(obs)[0], policy.predict(obs)[0])
+
+
+def test_the_factory_makes_the_environment_again(tmp_path: Path) -> None:
+    gravity = 3.0
+    file = small(lambda: gymnasium.make("Pendulum-v1", g=gravity)).save(tmp_path / "x.policy")
+    again = asyncrl.load(file)
+    assert again.make_env().unwrapped.g == 3.0
+    assert again.make_env("rgb_array").render_mode == "rgb_array"
+    assert asyncrl.load(again.save(tmp_path / "y.policy")).make_env().unwrapped.g == 3.0
+
+
+class Malicious:
+    """Unpickling it makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("place", ["environment", "network"])
+def test_a_malicious_pickle_runs_nothing_on_load(place: str, tmp_path: Path) -> None:
+    evil, made = pickle.dumps(Malicious(tmp_path / "made")), tmp_path / "made"
+    policy = small()
+    file = PolicyFile(policy.meta, policy.weights)
+    if place == "environment":
+        write_policy(tmp_path / "x", replace(file, environment_kind="factory", environment=evil))
+        loaded = asyncrl.load(tmp_path / "x")
+        loaded.predict(np.zeros(4))
+        assert not made.exists()
+        with pytest.raises(asyncrl.AsyncRLError):
+            loaded.make_env()
+    else:
+        write_policy(tmp_path / "x", replace(file, network=evil))
+        with pytest.raises(CheckpointError):
+            asyncrl.load(tmp_path / "x")
+        assert not made.exists()
+        with pytest.raises(CheckpointError):
+            asyncrl.load(tmp_path / "x", trusted=True)
+    assert made.exists(), "the pickle was malicious"
+
+
+def refusal(path: Path) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        asyncrl.load(path)
+    assert caught.value.facts["file"] == path
+    assert str(caught.value).startswith("[ASYNC019]")
+    return caught.value
+
+
+def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
+    good = small(lambda: None).save(tmp_path / "good").read_bytes()
+    rng, bad = np.random.default_rng(0), tmp_path / "bad"
+    for place in [*range(8), *rng.integers(8, len(good), 300).tolist()]:
+        data = bytearray(good)
+        data[place] ^= 1 << int(rng.integers(8))
+        bad.write_bytes(data)
+        refusal(bad)
+    for end in [0, 7, 8, 9, len(good) - 1, *rng.integers(8, len(good), 20).tolist()]:
+        bad.write_bytes(good[:end])
+        refusal(bad)
+    bad.write_bytes(good + b"\0")
+    assert refusal(bad).facts["failed check"] == "length"
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """The file with its header changed by `change`, which is given the header's table."""
+    data = path.read_bytes()
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    table = json.loads(data[8:end])
+    table = change(table) or table
+    header = json.dumps(table).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[end:])
+    return path
+
+
+def metadata(**values: Any) -> Any:
+    return lambda table: table["__metadata__"].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (metadata(version="2"), "format version"),
+        (metadata(format="pt"), "header"),
+        (metadata(policy="[]"), "header"),
+        (metadata(policy="[" * 100_000), "header"),
+        (metadata(policy='{"environment": "id", "meta": {}}'), "header"),
+        (metadata(sha256="0" * 64), "SHA-256"),
+        (metadata(sha256=3), "header"),
+        (lambda table: table.pop("__metadata__") and None, "header"),
+        (lambda table: [table], "header"),
+        (lambda table: table["weights"].update(shape=[2**40]), "length"),
+        (lambda table: table["weights"].update(shape=[2**70]), "header"),
+        (lambda table: table["weights"].update(shape=[-1]), "header"),
+        (lambda table: table["weights"].update(dtype="F64"), "header"),
+        (lambda table: table["weights"].update(data_offsets=[0, 2**62]), "tensors"),
+        (lambda table: table.update(code=table["weights"]), "header"),
+        (lambda table: table.pop("weights") and None, "header"),
+        (lambda table: table.update(environment=table.pop("weights")), "header"),
+    ],
+)
+def test_a_header_that_lies_is_refused(change: Any, check: str, tmp_path: Path) -> None:
+    file = rewritten(small().save(tmp_path / "x"), change)
+    assert refusal(file).facts["failed check"] == check
+
+
+def test_a_length_beyond_the_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    assert refusal(tmp_path / "x").facts["failed check"] == "length"
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(struct.pack("<Q", 2**33))
+        file.truncate(2**34)  # 16 GiB that take no space
+    assert refusal(tmp_path / "sparse").facts["failed check"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hidden_sizes": (10**9, 10**9)}, "weights, it holds"),
+        ({"hidden_sizes": (9,)}, "weights, it holds"),
+        ({"learnin_rate": 1.0}, "learnin_rate"),
+        ({"gamma": 7.0}, "gamma"),
+    ],
+)
+def test_options_that_do_not_fit_the_weights_are_refused(options: Any, says: str, tmp_path: Path) -> None:
+    policy = small()
+    meta = replace(policy.meta, options={**policy.meta.options, **options})
+    write_policy(tmp_path / "x", PolicyFile(meta, policy.weights))
+    assert says in refusal(tmp_path / "x").what
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    policy = small()
+    write_policy(tmp_path / "x", PolicyFile(policy.meta, policy.weights * np.float32(np.nan)))
+    assert refusal(tmp_path / "x").facts["failed check"] == "weights"
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none").facts["failed check"] == "open"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe").facts["failed check"] == "open"
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "torch")
+    assert refusal(tmp_path / "torch").facts["failed check"] in ("header", "length")
+
+
+def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
+    file = tmp_path / "x.policy"
+    small().save(file)
+    again = small()
+    again.weights[:] = 1.0
+    again.save(str(file))
+    assert read_policy_file(file).weights.tolist() == again.weights.tolist()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_text_of_a_policy_says_what_it_is(tmp_path: Path) -> None:
+    assert repr(small()) == "<policy of dqn for CartPole-v1 after 12 steps>"

@@ -1,0 +1,93 @@
+"""What a run leaves to act with: its final policy, its best one, and the files of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import asyncrl
+from asyncrl import DQN, Trainer
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"envs_per_actor": 4, "num_actors": 1, "http": "off", "target_eval_episodes": 3, "eval_episodes": 3}
+RECORD = DQN(learning_starts=200, replay_capacity=8_000, batch_size=32, samples_per_insert=4.0)
+
+
+def test_the_best_policy_stands_beside_the_final_one(tmp_path: Path) -> None:
+    means: list[float] = []
+    trainer = Trainer("CartPole-v1", RECORD, run_dir=tmp_path / "run", eval_interval_steps=500, **SMALL)
+    result = trainer.learn(
+        total_steps=3_000, on_snapshot=lambda s: means.extend(e.return_mean for e in s.evaluations)
+    )
+    best = result.best
+    assert best is not None
+    assert best.return_mean == best.evaluation.return_mean == max(means)
+    assert best.policy.meta.env_steps == best.evaluation.env_steps
+    assert best.policy.meta.return_mean == best.return_mean
+    assert result.policy.meta.updates == result.summary["updates"]
+    assert result.evaluation is not None
+    assert best.return_mean >= result.evaluation.return_mean
+    kept = asyncrl.load(tmp_path / "run")
+    assert np.array_equal(kept.weights, best.policy.weights)
+    latest = asyncrl.load(tmp_path / "run", checkpoint="latest")
+    assert np.array_equal(latest.weights, result.policy.weights)
+    obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    file = result.policy.save(tmp_path / "final.policy")
+    assert np.array_equal(asyncrl.load(file).predict(obs)[0], result.policy.predict(obs)[0])
+
+
+def test_a_run_without_an_evaluation_has_no_best() -> None:
+    trainer = Trainer("CartPole-v1", RECORD, **{**SMALL, "eval_interval_steps": None})
+    with trainer:
+        trainer.start(total_steps=1_000_000)
+        while not (trainer.snapshot() and trainer.snapshot().updates):  # type: ignore[union-attr]
+            pass
+        trainer.stop()
+        result = trainer._run.done.result()
+    assert result.best is None
+    assert result.policy.predict(np.zeros(4))[0] in (0, 1)
+
+
+SCRIPT = """
+import gymnasium
+from asyncrl import DQN, Trainer
+
+class Mine(gymnasium.Wrapper):
+    def __init__(self, length):
+        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=length))
+
+length = 17
+record = DQN(learning_starts=100, replay_capacity=4_000)
+Trainer(lambda: Mine(length), record, run_dir="run", num_actors=1, envs_per_actor=2, http="off",
+        target_eval_episodes=2).learn(total_steps=400)
+"""
+
+
+def test_a_run_of_a_factory_is_evaluated_and_trained_again(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    (tmp_path / "lam.py").write_text(SCRIPT)
+    python("lam.py")
+    (tmp_path / "lam.py").unlink()
+    played = json.loads(python("-m", "asyncrl", "eval", "run", "--episodes", "3", "--json"))
+    assert played["env"] == "<lambda> in lam.py:11"
+    assert played["length_mean"] <= 17
+    again = ["--config", "run/config.toml", "--run-dir", "again", "--steps", "300"]
+    python("-m", "asyncrl", "train", *again)
+    for name in ("run", "again"):
+        assert (tmp_path / name / "environment.pkl").exists()
+    with pytest.raises(asyncrl.AsyncRLError):
+        asyncrl.load(tmp_path / "run", checkpoint="7").predict(np.zeros(4))
