@@ -175,9 +175,7 @@ def _values_of(name: str, entry: Mapping[str, Any]) -> int:
     return size
 
 
-def _checked_record(
-    path: Path, text: str, has_payload: bool
-) -> tuple[CheckpointMeta, EnvKind]:
+def _checked_record(path: Path, text: str, has_payload: bool) -> tuple[CheckpointMeta, EnvKind]:
     try:
         record = json.loads(text)
         kind = record.pop("environment")

@@ -51,7 +51,8 @@ class PortablePolicy(TrainedPolicy):
         """Write the policy to one file, which `asyncrl.load` reads; an older file is replaced. Returns its path.
 
         The file holds weights (with the statistics of normalised observations), options, and the environment: its id
-        with keyword arguments and wrappers, or its cloudpickled factory. A network of the user's own goes along as cloudpickled factory.
+        with keyword arguments and wrappers, or its cloudpickled factory. A network of the user's own goes along as
+        cloudpickled factory.
 
         Raises:
             FactoryNotPicklable: the network's factory does not pickle (ASYNC001).

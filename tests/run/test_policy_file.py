@@ -129,6 +129,16 @@ def test_the_factory_makes_the_environment_again(tmp_path: Path) -> None:
     assert asyncrl.load(again.save(tmp_path / "y.policy")).make_env().unwrapped.g == 3.0
 
 
+def test_an_id_is_kept_with_its_keyword_arguments_and_wrappers_as_text(tmp_path: Path) -> None:
+    source = EnvSource.from_user("Pendulum-v1")
+    changed = source.changed({"g": 3.0}, ["gymnasium.wrappers:FlattenObservation"])
+    file = small(changed).save(tmp_path / "x.policy")
+    assert read_policy_file(file).environment_kind == "changed"
+    env = asyncrl.load(file).make_env("rgb_array")
+    assert isinstance(env, gymnasium.wrappers.FlattenObservation)
+    assert (env.unwrapped.g, env.render_mode) == (3.0, "rgb_array")
+
+
 class Malicious:
     """Unpickling it makes a directory."""
 
