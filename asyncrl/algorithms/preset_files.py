@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from asyncrl.other_names import unknown_option
+
 FOLDER = Path(__file__).parent / "presets"
 
 
@@ -39,6 +41,14 @@ class WithPresets:
     """A record that can be made with the settings of an environment's preset."""
 
     name: ClassVar[str]
+
+    def __new__(cls, *values: object, **options: object) -> Self:
+        """Refuse an option that does not exist, with our name for one of another library. Raises TypeError."""
+        known = cls.__dict__.get("__dataclass_fields__", {})
+        for name in options:
+            if known and name not in known:
+                raise TypeError(unknown_option(name, known, cls.__name__))
+        return super().__new__(cls)
 
     @classmethod
     def preset(cls, env_name: str, **overrides: Any) -> Self:

@@ -81,6 +81,12 @@ ALGORITHMS = Algorithms()
 """Every algorithm's record by the name that the command line knows it by."""
 
 
+def algorithm_name(text: str) -> str:
+    """The name of an algorithm that is written `PPO` or `QR-DQN`; `text` itself where it is none."""
+    plain = "".join(filter(str.isalnum, text.lower()))
+    return plain if plain in ALGORITHMS else text
+
+
 def unbounded(action: ActionSpec) -> int | None:
     """Index of the first value of a Box action that has no finite bounds in float32; None where there is none."""
     if not isinstance(action, BoxAction):

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
-from asyncrl.cli.flags import Parser, add_options, flag_of, given_flags, merged
+from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.flags import Parser, flag_of, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
+from asyncrl.cli.train_flags import algorithms_named, check_algorithm, last_value, make_parser
 from asyncrl.errors import AsyncRLError, UserError
-from asyncrl.options import near_miss, option_help, option_values
+from asyncrl.options import option_help, option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
@@ -36,32 +38,31 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         SystemExit: with code 2, for a wrong flag or value.
         ConfigurationError: the file of `--config` is wrong (ASYNC017).
     """
-    parser = make_parser()
+    if {"-h", "--help"} & set(arguments):
+        make_parser(algorithms_named(arguments)).print_help()
+        raise SystemExit(0)
+    given_file = last_value(arguments, "--config")
+    file = Path(given_file).expanduser() if given_file else None
+    tables = read_config(file, ALGORITHMS) if file is not None else {}
+    in_file = tables.get(TRAINER, {})
+    algo = algorithm_name(last_value(arguments, "--algo") or in_file.get("algo", ""))
+    parser = make_parser([algo] if algo in ALGORITHMS else [])
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)
     if parsed.ENV is not None:
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # that of the file is of its own env
-    file = Path(parsed.config) if parsed.config else None
-    tables = read_config(file, ALGORITHMS) if file is not None else {}
-    in_file = tables.get(TRAINER, {})
-    env, algo = (flags.get(name, in_file.get(name)) for name in ("env", "algo"))
+    env = flags.get("env", in_file.get("env"))
     if env is None:
         parser.error("ENV is missing, for example: asyncrl train CartPole-v1 --algo dqn")
-    if algo is None:
-        parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
-    if algo not in ALGORITHMS:
-        parser.unknown("algorithm", algo, near_miss(algo, ALGORITHMS) or ", ".join(ALGORITHMS))
-    tuned = {"env": env, "algo": algo, **preset_options(algo, env), **in_file}
+    if "algo" in flags:
+        flags["algo"] = algo
+    check_algorithm(parser, algo)
+    tuned = {"env": env, **preset_options(algo, env), **in_file, "algo": algo}
     if file is not None and _is_own_file(in_file.get("run_dir"), file):
         del tuned["run_dir"]
-    if (
-        tuned.get("env_file")
-        and flags.get("env_file", "") is not None
-        and {"env_kwargs", "wrappers"} & set(flags)
-    ):
-        parser.error(
-            "--env-kwargs and --wrapper cannot change the pickled environment of --config; name the environment"
-        )
+    pickled = flags.get("env_file", in_file.get("env_file")) is not None
+    if pickled and {"env_kwargs", "wrappers"} & set(flags):
+        parser.error("--env-kwargs and --wrapper cannot change the pickled environment of --config")
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
@@ -104,26 +105,6 @@ def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
     if name in option_help(TrainerConfig):
         return flag_of(name)
     return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
-
-
-def make_parser() -> Parser:
-    """The flags of `asyncrl train`."""
-    parser = Parser(
-        prog="asyncrl train",
-        usage="asyncrl train ENV --algo ALGO [options]",
-        description="Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
-        epilog="Presets replace some defaults for known environments; config.toml in the run's directory holds "
-        "the values used.",
-    )
-    env = "Gymnasium id, such as CartPole-v1 or package:Env-v0"
-    parser.add_argument("ENV", nargs="?", default=None, help=env)
-    parser.add_argument(
-        "--config", metavar="FILE", help="TOML file with any of these options; flags override it"
-    )
-    add_options(parser, "options of the run", TrainerConfig, skip=("env",))
-    for name, record in ALGORITHMS.items():
-        add_options(parser, f"options of {name}", record, prefix=f"{name}.")
-    return parser
 
 
 def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer | None) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
+from asyncrl.other_names import unknown_option
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 
@@ -67,6 +69,7 @@ def algorithm_and_options(
 
 def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
     """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
+    name = algorithm_name(name)
     if name not in ALGORITHMS:
         miss = near_miss(name, ALGORITHMS)
         raise ConfigurationError(
@@ -82,6 +85,4 @@ def check_options(options: dict[str, Any]) -> None:
     known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
     for name in options:
         if name not in known:
-            miss = near_miss(name, known)
-            hint = f"; did you mean {miss}?" if miss else ""
-            raise TypeError(f"Trainer has no option {name!r}{hint}")
+            raise TypeError(unknown_option(name, known, "Trainer"))

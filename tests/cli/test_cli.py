@@ -20,7 +20,6 @@ import pytest
 
 import asyncrl.actors.forkserver
 from asyncrl import errors
-from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.dqn import DQN
 from asyncrl.cli import playing, training
 from asyncrl.cli.eval import parse as parse_eval
@@ -28,7 +27,7 @@ from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.main import main
 from asyncrl.cli.train import parse as parse_train
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.options import option_help, option_values
+from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
@@ -192,31 +191,7 @@ def test_eval_options() -> None:
     assert EvalOptions(run="x").checkpoint is None
 
 
-# --- help
-
-
-def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], trainer: type[FakeTrainer]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "--help"])
-    assert stop.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for record, prefix in ((TrainerConfig, "--"), *((r, f"--{name}.") for name, r in ALGORITHMS.items())):
-        for name, option in option_help(record).items():
-            if name != "env":
-                assert prefix + name.replace("_", "-") in text
-                assert option.help.rstrip(".").split(";")[0][:40].strip() in text
-    assert FakeServer.log == [], "help starts no process"
-
-
-def test_help_and_usage_errors_need_no_torch() -> None:
-    for arguments in (["--help"], ["train", "--help"], ["eval", "--help"], ["trian"]):
-        code = (
-            "import sys\nfrom asyncrl.cli.main import main\ntry:\n"
-            f"    main({arguments!r})\nexcept SystemExit:\n    pass\n"
-            "sys.exit(70 if 'torch' in sys.modules else 71)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
-        assert done.returncode == 71, done.stderr.decode()
+# --- the program
 
 
 def test_the_program_runs_as_a_module() -> None:

@@ -1,0 +1,44 @@
+"""Sections of `asyncrl train --help`: which options of the run stand together."""
+
+from __future__ import annotations
+
+from asyncrl.options import option_help
+from asyncrl.run.config import TrainerConfig
+
+SECTIONS = {
+    "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers"),
+    "stopping": ("total_steps", "max_seconds", "target_return", "target_training_return"),
+    "evaluation": (
+        "eval_interval_steps",
+        "eval_interval_seconds",
+        "eval_episodes",
+        "target_eval_episodes",
+        "eval_max_episode_steps",
+    ),
+    "machine": (
+        "device",
+        "torch_threads",
+        "burst_seconds",
+        "step_timeout_seconds",
+        "ready_timeout_seconds",
+        "max_restarts",
+    ),
+    "files": (
+        "run_dir",
+        "report_interval_seconds",
+        "report_interval_steps",
+        "checkpoint_interval_seconds",
+        "checkpoints_kept",
+    ),
+    "page": ("http", "host"),
+}
+"""Title to options of the run. An option that is in none of them stands under "more"."""
+WITHOUT_HELP = ("env", "env_file")
+"""The first argument, and what only a run's own `config.toml` sets."""
+
+
+def sections() -> dict[str, tuple[str, ...]]:
+    """Options of the run by section."""
+    listed = [name for names in SECTIONS.values() for name in names]
+    rest = tuple(name for name in option_help(TrainerConfig) if name not in (*listed, *WITHOUT_HELP))
+    return SECTIONS | ({"more": rest} if rest else {})

@@ -1,0 +1,139 @@
+"""Flags of `asyncrl train`: the run's in sections, those of the chosen algorithm, and answers to all others.
+
+asyncrl train --help          options of a run
+asyncrl train --help dqn      and those of DQN
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.flags import Parser, add_flags, flag_of
+from asyncrl.cli.sections import sections
+from asyncrl.options import near_miss, option_help
+from asyncrl.other_names import answer as other_answer
+from asyncrl.other_names import other_names
+from asyncrl.run.config import TrainerConfig
+
+NOT_A_FIELD = ("config",)
+"""Flags of the command that are no option of a run."""
+
+
+def make_parser(algorithms: Sequence[str] | None = None, *, brief: bool = True) -> Parser:
+    """The flags of `asyncrl train` with those of `algorithms`, None for all of them.
+
+    Args:
+        algorithms: names; each is imported.
+        brief: whether help is the first clause of a docstring.
+    """
+    names = list(ALGORITHMS) if algorithms is None else list(algorithms)
+    parser = Parser(
+        prog="asyncrl train",
+        usage="asyncrl train ENV --algo ALGO [options]",
+        description="Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
+        epilog=_closing(),
+        add_help=False,
+        answer=lambda flag: answer(flag, names[0] if len(names) == 1 else None),
+    )
+    for title, options in sections().items():
+        group = parser.add_argument_group(title)
+        if title == "what":
+            group.add_argument("ENV", nargs="?", help="CartPole-v1, package:Env-v0 or module:Class")
+            group.add_argument(
+                "-h", "--help", action="help", help="Show this; --help dqn adds options of dqn"
+            )
+            group.add_argument("--config", metavar="FILE", help="TOML file with options; flags override it")
+        add_flags(group, TrainerConfig, only=options, brief=brief)
+    for name in names:
+        group = parser.add_argument_group(f"options of {name}")
+        add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=brief)
+    return parser
+
+
+def _closing() -> str:
+    return (
+        f"algorithms: {', '.join(ALGORITHMS)}\n"
+        "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
+        "defaults for known environments."
+    )
+
+
+def algorithms_named(arguments: Sequence[str]) -> list[str]:
+    """Algorithms that a request for help names: after `--help`, or by `--algo`."""
+    words = [word.removeprefix("--algo=") for word in arguments]
+    found = [name for word in words if (name := algorithm_name(word)) in ALGORITHMS]
+    return list(dict.fromkeys(found))
+
+
+def last_value(arguments: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag before anything is parsed, None where it is not given."""
+    value = None
+    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+        if word == flag:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value
+
+
+def answer(flag: str, algorithm: str | None) -> str | None:
+    """What to say about a flag that does not exist; None where only the nearest one can be named.
+
+    Args:
+        flag: as it was written.
+        algorithm: the chosen one, None where none is.
+    """
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    prefix, _, option = name.rpartition(".")
+    owner = algorithm_name(prefix) if prefix else algorithm
+    if owner is not None and owner in ALGORITHMS and owner != algorithm:
+        return _of_another(owner, option, algorithm)
+    if prefix and owner not in ALGORITHMS:
+        return None
+    own = option_help(ALGORITHMS[owner]) if owner is not None and owner in ALGORITHMS else {}
+    if not prefix and option in own:
+        return f"did you mean {flag_of(option, f'{owner}.')}?"
+    return _of_another_library(option, owner if own else None)
+
+
+def _of_another(owner: str, option: str, algorithm: str | None) -> str:
+    """What to say about an option of an algorithm that was not chosen."""
+    if algorithm is None:
+        return (
+            f"add --algo {owner}"
+            if option in option_help(ALGORITHMS[owner])
+            else f"--algo {owner} is missing"
+        )
+    text = f"the run is of {algorithm}, not of {owner}"
+    if option in option_help(ALGORITHMS[algorithm]):
+        text += f"; write {flag_of(option, f'{algorithm}.')}"
+    return text
+
+
+def _of_another_library(option: str, algorithm: str | None) -> str | None:
+    own = option_help(ALGORITHMS[algorithm]) if algorithm else {}
+    of_run = {*option_help(TrainerConfig), *NOT_A_FIELD}
+    found = other_answer(option, {*own, *of_run})
+    if found is None:
+        return None
+    ours, note = found
+    if ours is None and other_names()[option].ours:
+        ours = other_names()[option].ours[0]
+        whose = "which " + (
+            f"{algorithm} does not have" if algorithm else "is an option of the algorithm: give --algo"
+        )
+        return f"asyncrl calls it {ours}, {whose}"
+    if ours is None:
+        return note
+    flag = "ENV" if ours == "env" else flag_of(ours, f"{algorithm}." if ours in own else "")
+    return f"asyncrl calls it {flag}" + (f" ({note})" if note else "")
+
+
+def check_algorithm(parser: Parser, name: str) -> None:
+    """End with exit code 2 unless `name` is an algorithm; "" where none was given."""
+    if not name:
+        parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
+    if name not in ALGORITHMS:
+        parser.unknown("algorithm", name, near_miss(name, ALGORITHMS) or ", ".join(ALGORITHMS))

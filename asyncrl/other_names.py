@@ -1,0 +1,74 @@
+"""Options by the names of Stable-Baselines3, its zoo and CleanRL: what they are called here (`other_names.toml`)."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.options import near_miss
+
+TABLE = Path(__file__).with_name("other_names.toml")
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """What is said about a name of another library.
+
+    Attributes:
+        ours: our names, the best first; none where there is no counterpart.
+        note: how the values differ, or what to do instead; may be "".
+        of_run: whether it is an option of the run, not of the algorithm.
+    """
+
+    ours: tuple[str, ...]
+    note: str
+    of_run: bool
+
+
+@functools.cache
+def other_names() -> Mapping[str, OtherName]:
+    """Every name in the table."""
+    tables = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {
+        name: OtherName(tuple(entry.get("ours", ())), entry.get("note", ""), table == "run")
+        for table, entries in tables.items()
+        for name, entry in entries.items()
+    }
+
+
+def answer(name: str, known: Collection[str]) -> tuple[str | None, str] | None:
+    """Our name for an option of another library, and a note.
+
+    Args:
+        name: as written there, with underscores.
+        known: options that may be set here.
+
+    Returns:
+        `(ours, note)`, `(None, note)` where nothing in `known` is its counterpart, or None for a name that is not in
+        the table.
+    """
+    other = other_names().get(name)
+    if other is None:
+        return None
+    return next((ours for ours in other.ours if ours in known), None), other.note
+
+
+def unknown_option(name: str, known: Collection[str], owner: str) -> str:
+    """The sentence for a keyword argument that does not exist: `DQN has no option 'lr'; asyncrl calls it ...`."""
+    text = f"{owner} has no option {name!r}"
+    other = other_names().get(name)
+    if other is not None:
+        ours, note = answer(name, known) or (None, "")
+        if ours is not None:
+            return f"{text}; asyncrl calls it {ours}" + (f" ({note})" if note else "")
+        if other.ours:
+            home = ", an option of Trainer" if other.of_run else f", which {owner} does not have"
+            if owner == "Trainer":
+                home = ", an option of the algorithm"
+            return f"{text}; asyncrl calls it {other.ours[0]}{home}" + (f" ({note})" if note else "")
+        return f"{text}: {note}"
+    miss = near_miss(name, known)
+    return text + (f"; did you mean {miss}?" if miss else "")

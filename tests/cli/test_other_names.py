@@ -1,0 +1,176 @@
+"""Names of Stable-Baselines3, its zoo and CleanRL: each has an answer, on the command line and in Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl import DQN, PPO, SAC, Trainer
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.train import parse
+from asyncrl.cli.train_flags import NOT_A_FIELD, answer
+from asyncrl.options import option_help
+from asyncrl.other_names import other_names
+from asyncrl.run.config import TrainerConfig
+
+BASE = "policy learning_rate gamma stats_window_size tensorboard_log policy_kwargs verbose seed device"
+ON = "n_steps gae_lambda ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class "
+ON += "rollout_buffer_kwargs normalize_advantage"
+OFF = "buffer_size learning_starts batch_size tau train_freq gradient_steps action_noise replay_buffer_class "
+OFF += "replay_buffer_kwargs optimize_memory_usage n_steps"
+EPSILON = (
+    "target_update_interval exploration_fraction exploration_initial_eps exploration_final_eps max_grad_norm"
+)
+ENTROPY = "ent_coef target_update_interval target_entropy use_sde sde_sample_freq use_sde_at_warmup"
+
+SB3 = {
+    "ppo": f"{BASE} {ON} batch_size n_epochs clip_range clip_range_vf target_kl",
+    "a2c": f"{BASE} {ON} rms_prop_eps use_rms_prop",
+    "dqn": f"{BASE} {OFF} {EPSILON}",
+    "sac": f"{BASE} {OFF} {ENTROPY}",
+    "td3": f"{BASE} {OFF} policy_delay target_policy_noise target_noise_clip",
+    "ddpg": f"{BASE} {OFF}",
+    "qrdqn": f"{BASE} {OFF} {EPSILON} n_quantiles",
+    "tqc": f"{BASE} {OFF} {ENTROPY} top_quantiles_to_drop_per_net n_critics n_quantiles",
+}
+"""Parameters of the constructors of Stable-Baselines3 2.7 and sb3-contrib, and quantiles out of `policy_kwargs`."""
+
+RUN = "exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video save_model "
+RUN += "upload_model hf_entity env_id total_timesteps learning_rate num_envs gamma"
+TWIN = "buffer_size tau batch_size learning_starts policy_frequency noise_clip exploration_noise"
+CLEANRL = {
+    "ppo": f"{RUN} num_steps anneal_lr gae_lambda num_minibatches update_epochs norm_adv clip_coef clip_vloss "
+    "ent_coef vf_coef max_grad_norm target_kl",
+    "dqn": f"{RUN} buffer_size tau target_network_frequency batch_size start_e end_e exploration_fraction "
+    "learning_starts train_frequency",
+    "c51": f"{RUN} buffer_size n_atoms v_min v_max target_network_frequency batch_size start_e end_e "
+    "exploration_fraction learning_starts train_frequency",
+    "sac": f"{RUN} buffer_size tau batch_size learning_starts policy_lr q_lr policy_frequency "
+    "target_network_frequency alpha autotune",
+    "td3": f"{RUN} {TWIN} policy_noise",
+    "ddpg": f"{RUN} {TWIN}",
+}
+ZOO = (
+    "algo env tensorboard_log trained_agent n_timesteps num_threads log_interval eval_freq eval_episodes "
+    "n_eval_envs save_freq save_replay_buffer log_folder seed vec_env device n_trials optimize_hyperparameters "
+    "n_jobs sampler pruner n_evaluations storage study_name verbose gym_packages env_kwargs eval_env_kwargs "
+    "hyperparams uuid track wandb_project_name wandb_entity progress wandb_tags n_envs normalize frame_stack "
+    "env_wrapper policy noise_type noise_std callback vec_env_wrapper monitor_kwargs conf_file yaml_file"
+)
+
+
+def lists() -> list[tuple[str, str]]:
+    tables = [SB3, CLEANRL, {"ppo": ZOO, "dqn": ZOO}]
+    return [(algo, name) for table in tables for algo, names in table.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("algo", "name"), sorted(set(lists())))
+def test_every_name_of_theirs_is_known_or_answered(algo: str, name: str) -> None:
+    known = {*option_help(ALGORITHMS[algo]), *option_help(TrainerConfig)}
+    if name not in known:
+        text = answer(f"--{name.replace('_', '-')}", algo)
+        assert text is not None
+        assert text == answer(f"--{name}", algo) == answer(f"--{algo}.{name}", algo)
+
+
+def test_every_name_of_ours_in_the_table_exists() -> None:
+    ours = {*option_help(TrainerConfig), *NOT_A_FIELD}
+    of_algorithms = {name for record in ALGORITHMS.values() for name in option_help(record)}
+    for name, other in other_names().items():
+        assert set(other.ours) <= (ours if other.of_run else of_algorithms), name
+        assert other.ours or other.note, name
+        assert name not in ours or other.of_run is False, f"{name} is ours"
+
+
+@pytest.mark.parametrize(
+    ("flag", "algo", "text"),
+    [
+        ("--lr", "dqn", "asyncrl calls it --dqn.learning-rate"),
+        ("--n-timesteps", "ppo", "asyncrl calls it --steps"),
+        (
+            "--num-envs",
+            "dqn",
+            "asyncrl calls it --envs-per-actor (environments of each actor; num_actors times",
+        ),
+        ("--net-arch", "sac", "asyncrl calls it --sac.hidden-sizes (the policy's; critics have"),
+        ("--buffer-size", "dqn", "asyncrl calls it --dqn.replay-capacity"),
+        ("--n-steps", "ppo", "asyncrl calls it --ppo.segment-length"),
+        ("--n-steps", "sac", "asyncrl calls it --sac.n-step"),
+        ("--batch-size", "ppo", "asyncrl calls it --ppo.minibatch-size (of on-policy algorithms)"),
+        ("--batch-size", "dqn", "did you mean --dqn.batch-size?"),
+        ("--policy-lr", "sac", "asyncrl calls it --sac.actor-learning-rate"),
+        ("--target-update-interval", "sac", "asyncrl calls it --sac.tau (the target follows softly"),
+        ("--clip-coef", "dqn", "asyncrl calls it clip_range, which dqn does not have"),
+        ("--use-sde", "ppo", "there is no state-dependent exploration"),
+        ("--env-id", "dqn", "asyncrl calls it ENV (the first argument"),
+        (
+            "--buffer-size",
+            None,
+            "asyncrl calls it replay_capacity, which is an option of the algorithm: give --algo",
+        ),
+        ("--ppo.learning-rate", "dqn", "the run is of dqn, not of ppo; write --dqn.learning-rate"),
+        ("--PPO.clip-range", "dqn", "the run is of dqn, not of ppo"),
+        ("--no-dqn.double", None, "add --algo dqn"),
+        ("--xyz.double", "dqn", None),
+        ("--xyzzy", "dqn", None),
+    ],
+)
+def test_answers(flag: str, algo: str | None, text: str | None) -> None:
+    found = answer(flag, algo)
+    assert found == text if text is None or found is None else found.startswith(text)
+
+
+def test_options_of_another_algorithm_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["CartPole-v1", "--algo", "dqn", "--ppo.learning-rate", "3"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "asyncrl train: error: unknown option --ppo.learning-rate; the run is of dqn, not of ppo; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("PPO", "ppo"), ("QR-DQN", "qrdqn"), ("qr_dqn", "qrdqn"), ("dqn", "dqn"), ("Dqm", "Dqm"), ("", "")],
+)
+def test_names_of_algorithms_in_any_case(text: str, name: str) -> None:
+    assert algorithm_name(text) == name
+
+
+def test_the_command_and_the_trainer_take_them() -> None:
+    config, algorithm = parse(["CartPole-v1", "--algo", "PPO", "--ppo.epochs", "3"])
+    assert (config.algo, algorithm) == ("ppo", PPO.preset("CartPole-v1", epochs=3))
+    assert Trainer("CartPole-v1", "PPO").config.algo == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: DQN(lr=1), "DQN has no option 'lr'; asyncrl calls it learning_rate"),
+        (lambda: PPO(batch_size=1), "PPO has no option 'batch_size'; asyncrl calls it minibatch_size"),
+        (
+            lambda: DQN(n_envs=1),
+            "DQN has no option 'n_envs'; asyncrl calls it envs_per_actor, an option of Trainer",
+        ),
+        (
+            lambda: SAC(clip_coef=1),
+            "SAC has no option 'clip_coef'; asyncrl calls it clip_range, which SAC does not",
+        ),
+        (lambda: DQN(use_sde=True), "DQN has no option 'use_sde': there is no state-dependent exploration"),
+        (lambda: DQN(gama=1), "DQN has no option 'gama'; did you mean gamma?"),
+        (lambda: DQN(zzz=1), "DQN has no option 'zzz'"),
+        (
+            lambda: Trainer("x", DQN(), n_timesteps=5),
+            "Trainer has no option 'n_timesteps'; asyncrl calls it total_st",
+        ),
+        (
+            lambda: Trainer("x", DQN(), lr=5),
+            "Trainer has no option 'lr'; asyncrl calls it learning_rate, an option of",
+        ),
+    ],
+)
+def test_keyword_arguments(make: object, text: str) -> None:
+    with pytest.raises(TypeError) as error:
+        make()  # type: ignore[operator]
+    assert str(error.value).startswith(text)
