@@ -68,10 +68,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Report a wrong argument in two lines; ends with exit code 2."""
         text = f"{self.prog}: error: {message}"
-        if len(text) > _WIDEST:
-            text = textwrap.fill(
-                text, _WIDEST, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-            )
+        if len(text) > _LONGEST_LINE:
+            indent = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
+            text = textwrap.fill(text, _LONGEST_LINE, **indent)  # type: ignore[arg-type]
         self.exit(2, f"{text}\n`{self.prog} --help` lists its options\n")
 
 
