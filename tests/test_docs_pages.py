@@ -1,0 +1,83 @@
+"""The pages of docs/ are complete, up to date and linked."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from asyncrl import errors
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.options import option_help
+from asyncrl.run.config import TrainerConfig
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+
+
+def script() -> ModuleType:
+    loader = SourceFileLoader("write_docs", str(ROOT / "scripts" / "write-docs"))
+    spec = spec_from_loader("write_docs", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules["write_docs"] = module
+    loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in script().pages() if path.read_text() != text]
+    assert not stale, f"run scripts/write-docs: {stale}"
+
+
+def test_every_algorithm_has_a_page_and_is_in_the_list() -> None:
+    listed = re.findall(r"\]\((\w+)\.md\)", (DOCS / "algorithms" / "README.md").read_text())
+    assert set(listed) >= set(ALGORITHMS)
+
+
+def test_every_code_has_a_section() -> None:
+    codes = {
+        cls.code
+        for cls in vars(errors).values()
+        if inspect.isclass(cls) and issubclass(cls, errors.AsyncRLError)
+    }
+    codes |= set(re.findall(r'"""(ASYNC\d+):', inspect.getsource(errors)))
+    sections = re.findall(r"^### (ASYNC\d+)$", (DOCS / "troubleshooting.md").read_text(), flags=re.M)
+    assert sorted(codes) == sorted(sections)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if not re.match(r"https?:", target):
+            assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_options_for_those_who_migrate_exist() -> None:
+    known = {name for record in (*ALGORITHMS.values(), TrainerConfig) for name in option_help(record)}
+    rows = re.findall(r"^\| (.*?) \| (.*) \|$", (DOCS / "migrating.md").read_text(), flags=re.M)
+    ours = {name for _, right in rows for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", right)}
+    assert len(ours) > 30
+    assert ours <= known, f"no such option: {sorted(ours - known)}"
+    flags = {flag for _, right in rows for flag in re.findall(r"`--\w+\.([a-z-]+)", right)}
+    assert flags
+    assert {flag.replace("-", "_") for flag in flags} <= known
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs mkdocs-material, of the extra docs")
+    line = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "troubleshooting" / "index.html").exists()
