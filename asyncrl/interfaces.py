@@ -136,6 +136,7 @@ class Batch:
         policy_updates: `[B]` int64, updates that the learner had made when it published that version.
         staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
         extras: what the algorithm added to a row, each `[B, ...]`, at step t.
+        progress: share of the run's `total_steps` that is done, 0 to 1, for schedules; 0 where the run has no limit.
     """
 
     obs: NDArray[Any]
@@ -149,6 +150,7 @@ class Batch:
     policy_updates: NDArray[np.int64]
     staleness: NDArray[np.int64]
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    progress: float = 0.0
 
     @classmethod
     def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> Batch:

@@ -22,10 +22,13 @@ import inspect
 import numbers
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+FunctionOfProgress = Callable[[float], float]
+"""A number that changes over a run: a function of the share of the run's `total_steps` that is done, from 0 to 1."""
 
 _SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
@@ -97,8 +100,15 @@ def _attribute_docstrings(record: type) -> dict[str, str]:
 
 
 def option_values(record: object) -> dict[str, Any]:
-    """Values of a record's options by name, as a fresh dict."""
-    return {name: getattr(record, name) for name in option_help(type(record))}
+    """Values of a record's options by name, as a fresh dict; functions, which no text can hold, are left out."""
+    values = {name: getattr(record, name) for name in option_help(type(record))}
+    return {name: value for name, value in values.items() if not callable(value)}
+
+
+def functions_of(record: Any) -> dict[str, Any]:
+    """The functions among a record's fields by name, those included that are no options (`network`)."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {name: value for name, value in values.items() if callable(value)}
 
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
@@ -146,6 +156,8 @@ def _convert(kind: Any, value: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         return tuple(_convert(get_args(kind)[0], item) for item in items)
+    if origin is Callable:
+        return _to_function(value)
     if origin is Mapping:
         texts = texts_of_mapping(value) if isinstance(value, Mapping) else value
         return mapping_from_texts([texts] if isinstance(texts, str) else texts)
@@ -226,6 +238,12 @@ def _to_none(value: object) -> None:
         raise ValueError(value)
 
 
+def _to_function(value: object) -> FunctionOfProgress:
+    if not callable(value):
+        raise TypeError(value)
+    return value
+
+
 _SCALARS = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str, types.NoneType: _to_none}
 _NAMES = {
     int: "a whole number",
@@ -245,6 +263,8 @@ def describe(kind: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(kind))
     if origin is tuple:
         return f"a list, each item {describe(get_args(kind)[0])}"
+    if origin is Callable:
+        return "a function of progress"
     if origin is Mapping:
         return "key:value pairs of Python literals"
     return _NAMES[kind]

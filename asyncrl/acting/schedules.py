@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asyncrl.options import FunctionOfProgress, require_positive
 
 
 def linear(start: float, end: float, progress: float) -> float:
@@ -17,6 +21,38 @@ def linear(start: float, end: float, progress: float) -> float:
 def ramp(start: float, end: float, steps: int, at: int) -> float:
     """The value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` where steps is 0."""
     return linear(start, end, at / steps if steps > 0 else 1.0)
+
+
+def value_at(number: float | FunctionOfProgress, progress: float) -> float:
+    """A constant, or the value of a function at `progress` (0 at the start of the run, 1 at its end)."""
+    return float(number(min(max(progress, 0.0), 1.0))) if callable(number) else number
+
+
+def require_rate(name: str, number: float | FunctionOfProgress | None, most: float = math.inf) -> None:
+    """Raise ValueError unless a constant is above 0, or a function's values lie from 0 to `most` and are finite.
+
+    A function is tried at the start, the middle and the end of the run.
+    """
+    if not callable(number):
+        require_positive(name, number)
+        return
+    if "progress_remaining" in _parameters(number):
+        raise ValueError(
+            f"{name} must be a function of progress, which rises from 0 to 1, got one of progress_remaining, which "
+            "falls; write lambda progress: f(1 - progress)"
+        )
+    for progress in (0.0, 0.5, 1.0):
+        value = number(progress)
+        if not (isinstance(value, int | float | np.number) and math.isfinite(value) and 0 <= value <= most):
+            limits = f"at most {most:g}" if math.isfinite(most) else "finite"
+            raise ValueError(f"{name} must be at least 0 and {limits}, got {value!r} at progress {progress}")
+
+
+def _parameters(function: FunctionOfProgress) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +71,7 @@ class EpsilonSchedule:
         steps: environment steps over all actors.
         ladder: exponent alpha of Ape-X, at least 0.
         repeat: longest run of steps with the same random action, at least 1.
+        function: base rate as a function of the share of `steps` that is done, in place of the straight line.
 
     With `repeat` above 1 a random action is kept for 1 to `repeat` steps, each number equally likely, and
     epsilon is the rate at which such runs begin: temporally extended exploration (Dabney et al. 2021), for
@@ -48,6 +85,7 @@ class EpsilonSchedule:
     steps: int = 10_000
     ladder: float = 0.0
     repeat: int = 1
+    function: FunctionOfProgress | None = None
 
     def exponents(self, first: int, count: int, total: int) -> NDArray[np.float64]:
         """Exponents `[count]` of streams `first .. first + count - 1` of `total`; 1 for a single stream.
@@ -62,4 +100,6 @@ class EpsilonSchedule:
 
     def base(self, total_steps: int) -> float:
         """The base rate after `total_steps` environment steps of all actors."""
+        if self.function is not None:
+            return value_at(self.function, total_steps / self.steps if self.steps > 0 else 1.0)
         return ramp(self.initial, self.final, self.steps, total_steps)

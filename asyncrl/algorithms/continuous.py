@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.box import BoxLayout
+from asyncrl.acting.schedules import require_rate, value_at
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, EnvSpec
-from asyncrl.options import require_at_least, require_positive, require_widths
+from asyncrl.options import FunctionOfProgress, require_at_least, require_widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,14 +62,14 @@ class ContinuousControl(OffPolicy):
     needs_bounds: ClassVar[bool] = True
     _gaussian: ClassVar[bool]
 
-    learning_rate: float = 3e-4
+    learning_rate: float | FunctionOfProgress = 3e-4
     batch_size: int = 256
     samples_per_insert: float | None = 256.0
     tau: float = 0.005
     hidden_sizes: tuple[int, ...] = (256, 256)
 
-    actor_learning_rate: float | None = None
-    """Learning rate of the actor, above 0; none takes `learning_rate`. It follows the same schedule."""
+    actor_learning_rate: float | FunctionOfProgress | None = None
+    """Learning rate of the actor, above 0, scheduled alike, or a function of its own; none takes `learning_rate`."""
 
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's."""
@@ -81,17 +82,19 @@ class ContinuousControl(OffPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("actor_learning_rate", self.actor_learning_rate)
+        require_rate("actor_learning_rate", self.actor_learning_rate)
         require_widths("critic_hidden_sizes", self.critic_hidden_sizes)
         require_at_least("policy_delay", self.policy_delay, 1)
         require_at_least("random_steps", self.random_steps, 0)
 
-    def actor_learning_rate_at(self, updates: int) -> float:
-        """The actor's learning rate at the update that `updates` others came before."""
-        rate = self.learning_rate_at(updates)
-        return (
-            rate if self.actor_learning_rate is None else rate * self.actor_learning_rate / self.learning_rate
-        )
+    def actor_learning_rate_at(self, updates: int, progress: float) -> float:
+        """The actor's learning rate at the update that `updates` others came before, at this progress of the run."""
+        own, rate = self.actor_learning_rate, self.learning_rate_at(updates, progress)
+        if own is None:
+            return rate
+        if callable(own) or callable(self.learning_rate):
+            return value_at(own, progress)
+        return rate * own / self.learning_rate
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse anything but a box whose every bound is finite. Raises `SpacesDoNotFit` (ASYNC005).

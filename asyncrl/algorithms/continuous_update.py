@@ -98,7 +98,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         where = "cuda" if self.device.type == "cuda" else "cpu"
         (own,) = np.random.SeedSequence(seed).spawn(1)
         self.generator = torch.Generator(where).manual_seed(int(own.generate_state(1)[0]))
-        self._updates, self._acting = 0, False
+        self._updates, self._progress, self._acting = 0, 0.0, False
         self._actor_loss: Tensor | float = math.nan
         self._learned: Learned | None = None
         self._buffers: BuffersT | None = None
@@ -168,6 +168,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
     def _update(self, buffers: BuffersT, batch: Batch) -> Learned:
         acting = self._acting = (self._updates + 1) % self.config.policy_delay == 0
         buffers.stage(batch)
+        self._progress = batch.progress
         learned = self._learn(buffers, acting)
         if learned.actor_loss is not None:
             self._actor_loss = learned.actor_loss.detach()
@@ -177,12 +178,12 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         return learned
 
     def _step(self, acting: bool) -> None:
-        config, updates = self.config, self._updates
+        config, updates, progress = self.config, self._updates, self._progress
         for name, adam in self._optimizers.items():
             if name in ("all", "critics"):
-                adam.step(config.learning_rate_at(updates))
+                adam.step(config.learning_rate_at(updates, progress))
             elif acting:
-                adam.step(config.actor_learning_rate_at(updates))
+                adam.step(config.actor_learning_rate_at(updates, progress))
 
     def draw(self, noise: Tensor) -> Tensor:
         """Fill `noise` with standard normal values."""
@@ -200,7 +201,9 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         loss is that of its last update, and its gradient counts in the norm only where it moved. Waits for the device.
         Before the first update there is only the learning rate.
         """
-        values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
+        values = {
+            "train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
+        }
         learned = self._learned
         if learned is None:
             return values

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_fraction
+from asyncrl.options import FunctionOfProgress, require_fraction
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.crossq_update import CrossQUpdate
@@ -35,7 +35,7 @@ class CrossQ(MaximumEntropy):
 
     name: ClassVar[str] = "crossq"
 
-    learning_rate: float = 1e-3
+    learning_rate: float | FunctionOfProgress = 1e-3
     policy_delay: int = 3
 
     critic_hidden_sizes: tuple[int, ...] | None = (512, 512)

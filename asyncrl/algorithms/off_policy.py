@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from asyncrl.acting.modules import NetworkFactory
-from asyncrl.acting.schedules import ramp
+from asyncrl.acting.schedules import ramp, require_rate, value_at
 from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
+    FunctionOfProgress,
     coerce,
     option_help,
     require_at_least,
@@ -34,8 +35,8 @@ class OffPolicy(WithPresets):
     needs_bounds: ClassVar[bool]
     entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards
 
-    learning_rate: float = 1e-3
-    """Learning rate of Adam, above 0; the initial one where it is scheduled."""
+    learning_rate: float | FunctionOfProgress = 1e-3
+    """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""
@@ -128,7 +129,12 @@ class OffPolicy(WithPresets):
             require_at_least("publish_interval", self.publish_interval, 1)
         if self.discipline == "lockstep" and self.samples_per_insert is None:
             raise ValueError("samples_per_insert must be a number with discipline='lockstep', got None")
-        for name in ("learning_rate", "adam_eps", "tau", "max_grad_norm", "reward_scale"):
+        require_rate("learning_rate", self.learning_rate)
+        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
+            raise ValueError(
+                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
+            )
+        for name in ("adam_eps", "tau", "max_grad_norm", "reward_scale"):
             require_positive(name, getattr(self, name))
         for name in ("samples_per_insert", "samples_per_insert_error"):
             require_positive(name, getattr(self, name))
@@ -146,8 +152,8 @@ class OffPolicy(WithPresets):
         """None: a row needs nothing beside observation, action, reward and flags."""
         return ()
 
-    def learning_rate_at(self, updates: int) -> float:
-        """Learning rate of the update that `updates` others came before."""
-        if self.learning_rate_schedule == "constant":
-            return self.learning_rate
+    def learning_rate_at(self, updates: int, progress: float) -> float:
+        """Learning rate of the update that `updates` others came before, at this progress of the run."""
+        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
+            return value_at(self.learning_rate, progress)
         return ramp(self.learning_rate, self.learning_rate_final, self.learning_rate_updates, updates)

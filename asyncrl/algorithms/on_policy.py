@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.modules import NetworkFactory
+from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
+    FunctionOfProgress,
     coerce,
     option_help,
     require_at_least,
@@ -48,8 +50,8 @@ class OnPolicy(WithPresets):
     rollout_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of the rollout that `prepare` fills."""
 
-    learning_rate: float = 1e-3
-    """Learning rate of Adam, above 0; the initial one where it is scheduled."""
+    learning_rate: float | FunctionOfProgress = 1e-3
+    """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""
@@ -122,7 +124,12 @@ class OnPolicy(WithPresets):
             object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
         for name in ("epochs", "segment_length", "segments_per_batch", "queue_batches"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "max_grad_norm", "adam_eps"):
+        require_rate("learning_rate", self.learning_rate)
+        if callable(self.learning_rate) and self.learning_rate_schedule != "constant":
+            raise ValueError(
+                "learning_rate_schedule must be constant where learning_rate is a function, got linear"
+            )
+        for name in ("max_grad_norm", "adam_eps"):
             require_positive(name, getattr(self, name))
         for name in ("ent_coef", "vf_coef", "staleness_rate", "reuse_epochs"):
             require_at_least(name, getattr(self, name), 0)
@@ -153,6 +160,12 @@ class OnPolicy(WithPresets):
     def samples_per_insert(self) -> float | None:
         """How often a fresh step is trained on: once per pass."""
         return float(self.epochs)
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Learning rate of an iteration that begins at this progress of the run."""
+        if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
+            return value_at(self.learning_rate, progress)
+        return linear(self.learning_rate, 0.0, progress)
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse actions that the algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import asyncrl.algorithms.returns  # noqa: F401  (so that its kernel is made ready before a run)
-from asyncrl.acting.schedules import linear
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
@@ -66,7 +65,7 @@ class OnPolicyUpdate:
         self._rollout: Rollout | None = None
         self._batches: dict[int, Minibatch] = {}
         self._batch: Minibatch | None = None
-        self._learning_rate = config.learning_rate
+        self._learning_rate = config.learning_rate_at(0.0)
 
     @torch.no_grad()
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
@@ -74,7 +73,7 @@ class OnPolicyUpdate:
 
         Args:
             segments: at least one, all of one shape; nothing of them is kept.
-            progress: share of the run's steps that is done, for the learning rate.
+            progress: share of the run's steps that is done, for schedules.
         """
         config, first = self.config, segments[0]
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
@@ -84,8 +83,7 @@ class OnPolicyUpdate:
         if config.normalize_rewards:
             self._rewards.observe(segments)
             rollout.reward[:] = self._rewards.scaled(rollout.reward)
-        falls = config.learning_rate_schedule == "linear"
-        self._learning_rate = linear(config.learning_rate, 0.0, progress) if falls else config.learning_rate
+        rollout.progress, self._learning_rate = progress, config.learning_rate_at(progress)
         self._iterations += 1
         self._epoch, self._last_epoch, self._reusable = 0, config.epochs, config.reuse_epochs
         config.prepare(rollout)

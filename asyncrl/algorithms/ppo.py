@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from asyncrl.acting.schedules import require_rate, value_at
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
 from asyncrl.protocols import SegmentUpdater
 
 if TYPE_CHECKING:
@@ -116,17 +117,17 @@ class PPO(OnPolicy):
         *("old_log_prob", "importance", "advantage", "target", "old_value", "weight"),
     )
 
-    learning_rate: float = 3e-4
+    learning_rate: float | FunctionOfProgress = 3e-4
     epochs: int = 4
     max_staleness: int | None = 4
 
     gae_lambda: float = 0.95
     """Lambda of the advantage estimator, from 0 (one step) to 1 (the rest of the segment)."""
 
-    clip_range: float = 0.2
-    """Epsilon: range around 1 to which the ratio of new to old probability is clipped, above 0."""
+    clip_range: float | FunctionOfProgress = 0.2
+    """Epsilon: range around 1 to which the ratio of new to old probability is clipped, above 0; or a function."""
 
-    value_clip_range: float | None = None
+    value_clip_range: float | FunctionOfProgress | None = None
     """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
     minibatch_size: int = 256
@@ -147,8 +148,9 @@ class PPO(OnPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("minibatch_size", self.minibatch_size, 1)
-        for name in ("clip_range", "value_clip_range", "target_kl"):
-            require_positive(name, getattr(self, name))
+        for name in ("clip_range", "value_clip_range"):
+            require_rate(name, getattr(self, name))
+        require_positive("target_kl", self.target_kl)
         require_at_least("rho_bar", self.rho_bar, 1)
         require_fraction("gae_lambda", self.gae_lambda)
 
@@ -207,26 +209,45 @@ class PPO(OnPolicy):
 
         By a kernel on the CPU, by autograd elsewhere.
         """
-        kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch)
+        clips = self._clip_ranges(rollout.progress)
+        kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch, *clips)
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
-    def _by_kernel(self, batch: Minibatch) -> tuple[float | Tensor, Outputs]:
-        held = math.inf if self.value_clip_range is None else self.value_clip_range
-        return batch.kernel_gradients((self.clip_range, held, self.vf_coef, self.ent_coef))
+    def _clip_ranges(self, progress: float) -> tuple[float, float | None]:
+        """The ranges of the policy's ratio and of the value at this progress of the run."""
+        held = self.value_clip_range
+        return value_at(self.clip_range, progress), None if held is None else value_at(held, progress)
 
-    def _by_formula(self, batch: Minibatch) -> tuple[float | Tensor, Outputs]:
+    def _by_kernel(
+        self, batch: Minibatch, clip: float, value_clip: float | None
+    ) -> tuple[float | Tensor, Outputs]:
+        held = math.inf if value_clip is None else value_clip
+        return batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
+
+    def _by_formula(
+        self, batch: Minibatch, clip: float, value_clip: float | None
+    ) -> tuple[float | Tensor, Outputs]:
         from asyncrl.networks.gradients import output_gradients
 
-        found, (by_out, by_value, by_log_std) = output_gradients(partial(self._loss, batch), batch.outputs)
+        loss = partial(self._loss, batch, clip, value_clip)
+        found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
         return _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
 
-    def _loss(self, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor) -> PPOLoss:
+    def _loss(
+        self,
+        batch: Minibatch,
+        clip: float,
+        value_clip: float | None,
+        out: Tensor,
+        value: Tensor,
+        log_std: Tensor,
+    ) -> PPOLoss:
         return ppo_loss(
             batch.distribution(out, log_std),
             value,
             batch.columns,
-            clip_range=self.clip_range,
-            value_clip_range=self.value_clip_range,
+            clip_range=clip,
+            value_clip_range=value_clip,
             vf_coef=self.vf_coef,
             ent_coef=self.ent_coef,
         )
@@ -235,7 +256,8 @@ class PPO(OnPolicy):
         """Losses, entropy, divergence and clipped share; `train/explained_variance` is that before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
-        found, trained = self._loss(batch, *batch.outputs), rollout.trained
+        clip, value_clip = self._clip_ranges(rollout.progress)
+        found, trained = self._loss(batch, clip, value_clip, *batch.outputs), rollout.trained
         log_ratio = found.log_ratio[batch.part.trained]
         return {
             "train/loss": float(found.loss),
@@ -243,7 +265,7 @@ class PPO(OnPolicy):
             "train/value_loss": float(found.value_loss),
             "train/entropy": float(found.entropy[batch.part.trained].mean()),
             "train/approx_kl": float(_k3(log_ratio)),
-            "train/clip_fraction": float(((log_ratio.exp() - 1.0).abs() > self.clip_range).float().mean()),
+            "train/clip_fraction": float(((log_ratio.exp() - 1.0).abs() > clip).float().mean()),
             "train/explained_variance": explained_variance(
                 rollout.column("old_value")[trained], rollout.column("target")[trained]
             ),

@@ -14,19 +14,19 @@ command line shows its help, and an actor unpickles its policy, at once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.policies import QLayout, QPolicy
-from asyncrl.acting.schedules import EpsilonSchedule
+from asyncrl.acting.schedules import EpsilonSchedule, require_rate
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import supported_algorithms
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,12 +123,17 @@ class QLearning(OffPolicy):
     exploration_repeat: int = 1
     """Maximum steps that a random action is repeated, at least 1; the number is drawn (Dabney et al. 2021)."""
 
+    exploration: FunctionOfProgress | None = field(default=None, metadata={"option": False})
+    """Exploration rate as a function of the share of `exploration_steps` that is done, in place of the linear one."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("noisy_sigma", self.noisy_sigma)
         require_at_least("target_update_interval", self.target_update_interval, 1)
         for name in ("exploration_initial", "exploration_final"):
             require_fraction(name, getattr(self, name))
+        if self.exploration is not None:
+            require_rate("exploration", self.exploration, most=1.0)
         for name in ("exploration_steps", "exploration_ladder"):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("exploration_repeat", self.exploration_repeat, 1)
@@ -154,6 +159,7 @@ class QLearning(OffPolicy):
             self.exploration_steps,
             self.exploration_ladder,
             self.exploration_repeat,
+            self.exploration,
         )
         return QPolicy(spec, self.acting_layout(spec), epsilon, self.support())
 

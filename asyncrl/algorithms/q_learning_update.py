@@ -63,7 +63,7 @@ class QLearningUpdate:
         self._precision = MatmulPrecision(config.matmul_precision, self._device)
         self._acting = config.acting_layout(spec)
         self.weight_count = self._acting.weight_count
-        self._bounds, self._updates = ValueBounds(), 0
+        self._bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self._buffers: _Buffers | None = None
         with torch.no_grad():
             self._make_networks(seed)
@@ -106,6 +106,7 @@ class QLearningUpdate:
         if buffers is None or buffers.batch.size != batch.size:
             buffers = self._buffers = self._make_buffers(batch.size)
         buffers.batch.stage(batch)
+        self._progress = batch.progress
         # Inference mode is faster, but autograd takes no tensor of it.
         with torch.no_grad() if self._kernel is None else torch.inference_mode():
             self._compute(buffers)
@@ -146,7 +147,7 @@ class QLearningUpdate:
         buffers.online.backward(buffers.grad)
         for head in self._masked:
             head.mul_(self._mask)
-        self._adam.step(self.config.learning_rate_at(self._updates))
+        self._adam.step(self.config.learning_rate_at(self._updates, self._progress))
         if self.config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, self.config.tau)
 
@@ -191,7 +192,9 @@ class QLearningUpdate:
         `train/value_high` are what rewards and gamma allow. Where the network is noisy, `train/noise` is the mean size
         of its standard deviations. Waits for the device. Before the first update there is only the learning rate.
         """
-        values = {"train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0))}
+        values = {
+            "train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
+        }
         buffers, norm = self._buffers, self._adam.grad_norm
         if buffers is None or norm is None:
             return values

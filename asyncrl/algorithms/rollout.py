@@ -57,11 +57,12 @@ class Rollout:
         behaviour: `[S, T]` float32, log-probability of the action when it was drawn (of the latent where there is one).
         weight: `[S, T]` float32, staleness correction; 0 in RESET rows.
         trained: `[S, T]` bool, the rows that are trained on: all but RESET rows.
+        progress: share of the run's steps that was done when the iteration began, for schedules.
     """
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
         self.shape, self.names = (streams, length), tuple(columns)
-        self._nets, layout = nets, nets.layout
+        self._nets, layout, self.progress = nets, nets.layout, 0.0
         count, pinned = streams * length, nets.device.type == "cuda"
         rows = count + streams
         kind = torch.float32 if layout.gaussian else torch.int64
@@ -174,6 +175,7 @@ class Rollout:
             **{name: getattr(self, name).copy() for name in _ROWS},
             "mean": self._statistics[0].copy(),
             "scale": self._statistics[1].copy(),
+            "progress": self.progress,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,6 +186,7 @@ class Rollout:
         for name in _ROWS:
             np.copyto(getattr(self, name), state[name])
         self._statistics = np.array(state["mean"], np.float32), np.array(state["scale"], np.float32)
+        self.progress = float(state["progress"])
 
 
 class Part(NamedTuple):

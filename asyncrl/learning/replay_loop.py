@@ -169,13 +169,17 @@ class ReplayLoop:
 
     def _beta(self) -> float:
         options = self._options
-        done = min(1.0, self.inserted_steps / options.total_steps) if options.total_steps else 0.0
-        return options.beta_start + done * (options.beta_end - options.beta_start)
+        return options.beta_start + self._progress() * (options.beta_end - options.beta_start)
+
+    def _progress(self) -> float:
+        total = self._options.total_steps
+        return min(1.0, self.inserted_steps / total) if total else 0.0
 
     def _update(self, beta: float) -> None:
         """One update. Publishes where `publish_interval` updates are unpublished."""
         started = time.perf_counter()
         batch = self._batch
+        batch.progress = self._progress()
         self._replay.sample(batch, beta)
         self._staleness.measure(self.updates, self.publisher.version, batch)
         try:

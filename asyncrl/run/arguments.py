@@ -80,6 +80,13 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
     return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
 
 
+def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
+    """Raise ValueError where an option is a function of progress and the run has no `total_steps` to measure it by."""
+    for name in option_help(type(algorithm)):
+        if callable(getattr(algorithm, name)) and config.total_steps is None:
+            raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Raise TypeError for a name that is no option of the run."""
     known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from asyncrl.envs.factory_pickle import factory_name
 from asyncrl.errors import ConfigurationError
-from asyncrl.options import coerce, near_miss, option_help, option_values, texts_of_mapping
+from asyncrl.options import coerce, functions_of, near_miss, option_help, option_values, texts_of_mapping
 from asyncrl.run.config import TrainerConfig
 
 R = TypeVar("R")
@@ -113,7 +114,8 @@ def dump_config(config: TrainerConfig, algorithm: Any) -> str:
 
 def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:
     """Every option of both records, in the tables of `config.toml`."""
-    return {TRAINER: option_values(config), config.algo: option_values(algorithm)}
+    functions = {name: factory_name(function) for name, function in functions_of(algorithm).items()}
+    return {TRAINER: option_values(config), config.algo: option_values(algorithm) | functions}
 
 
 def _table(path: str, record: Any) -> str:
@@ -121,7 +123,12 @@ def _table(path: str, record: Any) -> str:
     for name, option in option_help(type(record)).items():
         value = getattr(record, name)
         lines.append(f"# {option.help}")
-        lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
+        if not callable(value):
+            lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
+    for name, function in functions_of(record).items():
+        lines.append(
+            f"# {name} is {factory_name(function)}: a function, not reloadable; give it in Python again"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import BlockingCallInLoop
 from asyncrl.protocols import Algorithm
 from asyncrl.run import running
-from asyncrl.run.arguments import RunOptions, algorithm_and_options
+from asyncrl.run.arguments import RunOptions, algorithm_and_options, require_progress
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.kernel_interrupt import interrupt_stops
@@ -193,6 +193,7 @@ class Trainer(ClosedByWith, ShownByCard):
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(self.config, **rules)
+        require_progress(self.algorithm, config)
         called = Callbacks(self, callbacks)
         if not self._run.started:
             self.config = config

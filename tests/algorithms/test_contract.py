@@ -80,7 +80,8 @@ def filled_batch(algorithm: Algorithm, spec: EnvSpec, seed: int = 0, size: int =
 def permuted(batch: Batch, order: np.ndarray) -> Batch:
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     extras = {name: value[order] for name, value in fields.pop("extras").items()}
-    return Batch(**{name: value[order] for name, value in fields.items()}, extras=extras)
+    progress = fields.pop("progress")
+    return Batch(**{name: value[order] for name, value in fields.items()}, extras=extras, progress=progress)
 
 
 def weights_of(core: ReplayUpdater) -> np.ndarray:

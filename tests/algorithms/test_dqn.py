@@ -365,7 +365,10 @@ def test_uniform_replay_has_no_priorities() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": "many"}, "batch_size must be a whole number, got 'many'"),
         ({"learning_rate": 0.0}, "learning_rate must be greater than 0, got 0.0"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a number, got nan"),
+        (
+            {"learning_rate": float("nan")},
+            "learning_rate must be a number or a function of progress, got nan",
+        ),
         ({"learning_rate_final": -1.0}, "learning_rate_final must be at least 0, got -1.0"),
         ({"learning_rate_updates": 0}, "learning_rate_updates must be at least 1, got 0"),
         ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),

@@ -1,0 +1,130 @@
+"""Learning rate, clip range and exploration as functions of progress."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl import DQN, PPO, SAC, Callback, Trainer
+from asyncrl.acting.schedules import EpsilonSchedule
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.options import functions_of, option_values
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import dump_config, options_by_table
+
+
+def falling(progress: float) -> float:
+    return 1e-3 * (1 - progress)
+
+
+class Rates(Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float, float]] = []
+
+    def on_report(self, trainer: Trainer, snapshot: Any) -> None:
+        if snapshot.learning_rate is not None and snapshot.updates:
+            self.seen.append((snapshot.env_steps, snapshot.learning_rate, snapshot.exploration_rate))
+
+
+def train(env: str, algorithm: Any, steps: int, **options: Any) -> list[tuple[float, float, float]]:
+    rates = Rates()
+    given = {"num_actors": 1, "envs_per_actor": 4, "http": "off", "eval_interval_steps": None, "seed": 1}
+    trainer = Trainer(env, algorithm, report_interval_steps=200, target_eval_episodes=1, **given, **options)
+    trainer.learn(total_steps=steps, callbacks=[rates])
+    return rates.seen
+
+
+def test_dqn_follows_functions_of_the_steps() -> None:
+    dqn = DQN(
+        learning_rate=falling,
+        exploration=lambda progress: 0.8 if progress < 0.5 else 0.2,
+        exploration_steps=1_000,
+        learning_starts=100,
+        samples_per_insert=8.0,
+        discipline="lockstep",
+    )
+    seen = train("CartPole-v1", dqn, 4_000)
+    for steps, rate, _ in seen:
+        assert rate == pytest.approx(falling(min(1.0, steps / 4_000)), abs=2e-5 + 1e-3 * 300 / 4_000)
+    assert seen[-1][2] == pytest.approx(0.2, abs=1e-5) and seen[0][1] > seen[-1][1]
+
+
+def test_ppo_follows_functions_of_the_steps() -> None:
+    seen = train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p), 4_000)
+    rates = [rate for _, rate, _ in seen]
+    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0.0
+    assert rates[-1] < falling(3_400 / 4_000), (
+        "an iteration of 4 x 128 steps has the progress at which it begins"
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_a_function(name: str) -> None:
+    record = ALGORITHMS[name](learning_rate=falling)
+    assert functions_of(record) == {"learning_rate": falling} and "learning_rate" not in option_values(record)
+
+
+def test_the_clip_range_is_that_of_the_progress() -> None:
+    assert PPO(clip_range=lambda p: 0.3 - 0.2 * p)._clip_ranges(0.5) == (pytest.approx(0.2), None)
+    assert PPO(clip_range=0.1, value_clip_range=falling)._clip_ranges(1.0) == (0.1, 0.0)
+
+
+def test_an_actors_rate_follows_its_own_function_or_the_critics_schedule() -> None:
+    assert SAC(learning_rate=falling).actor_learning_rate_at(7, 0.25) == falling(0.25)
+    assert SAC(learning_rate=falling, actor_learning_rate=2e-3).actor_learning_rate_at(7, 0.25) == 2e-3
+    assert SAC(actor_learning_rate=falling).actor_learning_rate_at(7, 0.25) == falling(0.25)
+    assert SAC(actor_learning_rate=6e-4).actor_learning_rate_at(7, 0.25) == pytest.approx(6e-4)
+
+
+def test_exploration_follows_its_function_over_its_steps() -> None:
+    epsilon = EpsilonSchedule(steps=100, function=lambda progress: 1 - progress)
+    assert [epsilon.base(steps) for steps in (0, 25, 100, 1_000)] == [1.0, 0.75, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"learning_rate": lambda p: -p},
+            "learning_rate must be at least 0 and finite, got -0.5 at progress 0.5",
+        ),
+        ({"learning_rate": lambda p: None}, "learning_rate must be at least 0 and finite, got None"),
+        (
+            {"exploration": lambda p: 2 * p},
+            r"exploration must be at least 0 and at most 1, got 2.0 at progress 1.0",
+        ),
+        (
+            {"learning_rate": lambda progress_remaining: progress_remaining},
+            r"rises from 0 to 1, got one of progress_remaining, .*; write lambda progress: f\(1 - progress\)",
+        ),
+        (
+            {"learning_rate": falling, "learning_rate_schedule": "linear"},
+            "learning_rate_schedule must be constant where learning_rate is a function",
+        ),
+        ({"learning_rate": "fast"}, "learning_rate must be a number or a function of progress, got 'fast'"),
+    ],
+)
+def test_a_function_that_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DQN(**options)
+
+
+def test_a_function_needs_total_steps() -> None:
+    with pytest.raises(
+        ValueError, match="total_steps must be given where learning_rate is a function of progress"
+    ):
+        Trainer("CartPole-v1", DQN(learning_rate=falling), http="off").learn(max_seconds=1)
+
+
+def test_a_file_names_what_it_cannot_hold() -> None:
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    record = DQN(learning_rate=falling, exploration=lambda progress: 0.1, gamma=0.9)
+    text = dump_config(config, record)
+    where = Path(__file__).name
+    assert "# learning_rate is falling: a function, not reloadable; give it in Python again" in text
+    assert f"# exploration is test_a_file_names_what_it_cannot_hold.<locals>.<lambda> in {where}:" in text
+    assert tomllib.loads(text)["dqn"]["gamma"] == 0.9 and "learning_rate" not in tomllib.loads(text)["dqn"]
+    assert options_by_table(config, record)["dqn"]["learning_rate"] == "falling"
