@@ -38,6 +38,8 @@ DOORS = {
     "tomli_w": ("run.config_file",),
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
+    "imageio_ffmpeg": ("show.video",),
+    "safetensors": ("run.policy_file",),
     "multiprocessing": (),
 }
 

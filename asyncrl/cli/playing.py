@@ -32,19 +32,11 @@ def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
             f"over {options.episodes} greedy episodes, "
             f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
             f"length       {record['length_mean']:.1f} steps\n"
-            f"policy       {describe_policy(path, policy)}\n"
+            f"policy       {policy.describe(path)}\n"
             f"file         {path}",
             flush=True,
         )
     return 0
-
-
-def describe_policy(path: Path, policy: PortablePolicy) -> str:
-    """Which policy is played: the best or the latest of its run, what learned it, in what and how long."""
-    meta = policy.meta
-    which = f"{path.name}, " if path.name in ("best", "latest") else ""
-    reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
-    return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}"
 
 
 async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:

@@ -30,6 +30,7 @@ class CheckpointMeta:
         options: the algorithm's hyper-parameters by name, JSON values only.
         seed: seed of the run.
         env_steps, updates, episodes, policy_version: the run's counters.
+        weights_env_steps: environment steps when the acting weights were copied, where training has gone on since.
         train_seconds: the run's training clock.
         return_mean: mean return of the evaluation of these weights, or None.
         asyncrl_version: which asyncrl wrote it.
@@ -45,6 +46,7 @@ class CheckpointMeta:
     episodes: int = 0
     policy_version: int = 0
     train_seconds: float = 0.0
+    weights_env_steps: int | None = None
     return_mean: float | None = None
     asyncrl_version: str = __version__
 

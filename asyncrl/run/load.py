@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,12 @@ def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) 
     from asyncrl.run.run_files import NETWORK
 
     saved = read_policy(path)
+    meta = replace(saved.meta, env_steps=saved.meta.weights_env_steps or saved.meta.env_steps)
     run = path.parent.parent
     own = None
     if (run / NETWORK).exists():
         own = _own_network(path, network, trusted, lambda: network_of_run(run))
-    return _policy(path, saved.meta, saved.weights, lambda: environment_of_run(run, saved.meta.env), own)
+    return _policy(path, meta, saved.weights, lambda: environment_of_run(run, meta.env), own)
 
 
 def _own_network(

@@ -84,10 +84,15 @@ class PortablePolicy(TrainedPolicy):
         """
         return self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
 
-    def __repr__(self) -> str:
+    def describe(self, path: Path | None = None) -> str:
+        """What learned it, in what and how long; and whether the file `path` is the best or the latest of its run."""
         meta = self.meta
-        reached = "" if meta.return_mean is None else f", return {meta.return_mean:.1f}"
-        return f"<policy of {meta.algo} for {meta.env} after {meta.env_steps:,} steps{reached}>"
+        which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
+        reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
+        return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}"
+
+    def __repr__(self) -> str:
+        return f"<policy: {self.describe()}>"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -163,5 +163,6 @@ class CheckpointSaver:
             episodes=self._episodes(),
             policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
             train_seconds=self._clock.train_seconds,
+            weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
         )

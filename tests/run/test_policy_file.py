@@ -286,4 +286,4 @@ def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_policy_says_what_it_is(tmp_path: Path) -> None:
-    assert repr(small()) == "<policy of dqn for CartPole-v1 after 12 steps>"
+    assert repr(small()) == "<policy: dqn on CartPole-v1 after 12 steps>"

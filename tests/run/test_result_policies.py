@@ -35,6 +35,7 @@ def test_the_best_policy_stands_beside_the_final_one(tmp_path: Path) -> None:
     assert best.return_mean >= result.evaluation.return_mean
     kept = asyncrl.load(tmp_path / "run")
     assert np.array_equal(kept.weights, best.policy.weights)
+    assert kept.meta.env_steps == best.evaluation.env_steps
     latest = asyncrl.load(tmp_path / "run", checkpoint="latest")
     assert np.array_equal(latest.weights, result.policy.weights)
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)

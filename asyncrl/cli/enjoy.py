@@ -1,0 +1,123 @@
+"""`asyncrl enjoy`: watch a policy, in the environment's own window or as a video."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.cli.flags import Parser, add_options, given_flags, merged
+from asyncrl.errors import ConfigurationError
+from asyncrl.options import require_at_least, require_positive
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.run.portable_policy import PortablePolicy
+    from asyncrl.show.video import VideoWriter
+
+DEFAULT_FPS = 30.0
+"""Frames per second of a video where the environment does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnjoyOptions:
+    """Options of `asyncrl enjoy`."""
+
+    run: str
+    """Directory of a run, a checkpoint file, or a policy file."""
+
+    video: str | None = None
+    """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an older one is replaced."""
+
+    episodes: int = 3
+    """Greedy episodes to play."""
+
+    fps: float | None = None
+    """Frames per second of the video; none takes the environment's own."""
+
+    checkpoint: str | None = None
+    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
+
+    seed: int = 0
+    """Seed of the episodes."""
+
+    def __post_init__(self) -> None:
+        require_at_least("episodes", self.episodes, 1)
+        require_at_least("seed", self.seed, 0)
+        require_positive("fps", self.fps)
+        if self.fps is not None and self.video is None:
+            raise ValueError("fps must come with video: a window has the environment's own pace")
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl enjoy`."""
+    parser = Parser(
+        prog="asyncrl enjoy",
+        usage="asyncrl enjoy RUN [options]",
+        description="Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
+        "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
+    )
+    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
+    add_options(parser, "options", EnjoyOptions, skip=("run",))
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> EnjoyOptions:
+    """Parse the options of `asyncrl enjoy`. Raises SystemExit with code 2 for a wrong flag or value."""
+    parser = make_parser()
+    parsed = parser.parse_exactly(arguments)
+    return merged(parser, EnjoyOptions, given_flags(parsed, EnjoyOptions), {"run": parsed.RUN})
+
+
+def run(options: EnjoyOptions, server: ForkServer | None) -> int:
+    """Play and show; returns the exit code."""
+    from asyncrl.run.load import checkpoint_file, load
+    from asyncrl.show.video import VideoWriter, require_video
+
+    video = None if options.video is None else Path(options.video).expanduser()
+    if video is None:
+        require_display()
+    else:
+        require_video(video)
+    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
+    env = policy.make_env("human" if video is None else "rgb_array")
+    try:
+        path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+        print(f"policy       {policy.describe(path)}", flush=True)
+        if video is None:
+            _show(policy, env, options, None)
+            return 0
+        fps = options.fps or float(env.metadata.get("render_fps") or DEFAULT_FPS)
+        with VideoWriter(video, fps) as writer:
+            _show(policy, env, options, writer)
+        print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)
+        return 0
+    finally:
+        env.close()
+
+
+def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:
+    from asyncrl.run.playback import play, show
+
+    def record() -> None:
+        if writer is not None:
+            show(policy, env, writer.write)
+
+    for number, episode in enumerate(play(policy, env, options.episodes, options.seed, record), 1):
+        cut = ", ended here: it has no limit of its own" if episode.cut else ""
+        text = f"return {episode.return_sum:.1f}, {episode.length:,} steps{cut}"
+        print(f"episode {number:<4} {text}", flush=True)
+
+
+def require_display() -> None:
+    """Check that a window can be opened. Raises ConfigurationError on a Linux without display."""
+    known = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in known):
+        raise ConfigurationError(
+            "there is no display to open a window on",
+            facts={"DISPLAY": "not set"},
+            fix="record a video instead: asyncrl enjoy RUN --video out.mp4",
+        )

@@ -1,0 +1,125 @@
+"""Frames to a video file, by the ffmpeg that comes with imageio-ffmpeg: one wheel, no other package, no network.
+
+(gymnasium's own recorder takes moviepy, which brings six packages for the same ffmpeg.)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import ConfigurationError, ResourceError, printable
+
+FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
+"""File name endings that may be asked for."""
+
+# H.264 has no odd sides (a row or column is doubled), and old players only this arrangement of colours.
+_FILM = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
+# A palette of the video's own colours: with the default one a GIF is dithered all over.
+_GIF = ["-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse"]
+
+
+def require_video(path: Path) -> None:
+    """Check that a video can be written, before anything is played.
+
+    Raises:
+        ConfigurationError: the ending is none of `FORMATS`, the folder does not exist, or imageio-ffmpeg is missing.
+    """
+    facts = {"video": path}
+    if path.suffix.lower() not in FORMATS:
+        endings = ", ".join(FORMATS)
+        raise ConfigurationError(
+            f"the video's name must end with one of {endings}, got {path.name!r}",
+            facts=facts,
+            fix="name it out.mp4",
+        )
+    if not path.parent.is_dir():
+        what = f"the video cannot be written: there is no folder {path.parent}"
+        raise ConfigurationError(what, facts=facts, fix="make the folder, or name another one")
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        what = "a video needs the package imageio-ffmpeg, which is not installed"
+        raise ConfigurationError(what, facts=facts, fix='pip install "asyncrl[video]"')
+
+
+class VideoWriter:
+    """Writes frames of one size to a file; a context manager, whose end finishes the file.
+
+    Args:
+        path: the file, replaced where it exists; its ending chooses the format.
+        fps: frames per second.
+
+    Attributes:
+        frames: how many were written.
+
+    Raises:
+        ResourceError: at the end, where ffmpeg failed (a full disk).
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.fps = path, fps
+        self.frames = 0
+        self._shape: tuple[int, ...] = ()
+        self._ffmpeg: subprocess.Popen[bytes] | None = None
+
+    def write(self, frame: Any) -> None:
+        """Append an `[height, width, 3]` uint8 image. Raises ValueError for anything else, or another size."""
+        image: NDArray[np.uint8] = np.ascontiguousarray(frame)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            kind = f"{image.dtype} {image.shape}" if image.dtype != object else type(frame).__name__
+            raise ValueError(f"frame must be uint8 [height, width, 3], got {kind}")
+        if self._ffmpeg is None:
+            self._ffmpeg = self._start(image.shape)
+        if image.shape != self._shape:
+            raise ValueError(f"frame must have the first one's shape {self._shape}, got {image.shape}")
+        assert self._ffmpeg.stdin is not None
+        try:
+            self._ffmpeg.stdin.write(image.data)
+        except BrokenPipeError:
+            self._finish()
+        self.frames += 1
+
+    def _start(self, shape: tuple[int, ...]) -> subprocess.Popen[bytes]:
+        import imageio_ffmpeg
+
+        self._shape = shape
+        size, rate = f"{shape[1]}x{shape[0]}", str(self.fps)
+        frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", size, "-framerate", rate, "-i", "-"]
+        output = _GIF if self.path.suffix.lower() == ".gif" else _FILM
+        # Not by its `write_frames`, which leaves pipes open.
+        command = [
+            imageio_ffmpeg.get_ffmpeg_exe(),
+            "-y",
+            "-loglevel",
+            "error",
+            *frames,
+            *output,
+            str(self.path.absolute()),
+        ]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def _finish(self) -> None:
+        """Let ffmpeg write what it has, and end. Raises ResourceError where it failed."""
+        ffmpeg, self._ffmpeg = self._ffmpeg, None
+        if ffmpeg is None:
+            return
+        _, said = ffmpeg.communicate()
+        if ffmpeg.returncode:
+            raise ResourceError(
+                f"the video cannot be written: {printable(said.decode(errors='replace').strip(), 500)}",
+                facts={"video": self.path},
+                fix="make space, or name another file",
+            )
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish()

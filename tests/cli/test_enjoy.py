@@ -1,0 +1,205 @@
+"""`asyncrl enjoy`: a window, a video, and clear words where there is neither."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl import DQN, errors, load
+from asyncrl.cli.enjoy import EnjoyOptions, parse
+from asyncrl.cli.main import main
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.options import option_values
+from asyncrl.run.checkpoint_meta import CheckpointMeta
+from asyncrl.run.portable_policy import PortablePolicy
+from asyncrl.show.video import VideoWriter, require_video
+
+imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+
+
+class Coloured(gymnasium.Env[Any, Any]):
+    """Five steps; the picture's red is the step."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    fails = ""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.fails == "step":
+            raise RuntimeError("the rope broke")
+        return np.zeros(4, np.float32), 2.0, self.steps == 5, False, {}
+
+    def render(self) -> Any:
+        picture = np.zeros((31, 48, 3), np.uint8)
+        picture[..., 0] = 40 * self.steps
+        return None if self.fails == "render" else picture
+
+
+def save(path: Path, env: Any) -> str:
+    """A policy file of that environment."""
+    source = EnvSource.from_user(env)
+    spec = EnvSpec(source.name, (4,), "float32", DiscreteAction(2))
+    algorithm = DQN(hidden_sizes=(8,))
+    meta = CheckpointMeta(env=source.name, algo="dqn", spec=spec, options=option_values(algorithm))
+    weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)
+    return str(PortablePolicy(algorithm, weights, meta, source).save(path))
+
+
+def frames(path: Path, shape: tuple[int, ...] = (32, 48, 3)) -> tuple[str, Any]:
+    """What ffmpeg says of a video, and its frames `[frames, *shape]`."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    return done.stderr.decode(), np.frombuffer(done.stdout, np.uint8).reshape(-1, *shape)
+
+
+@pytest.mark.parametrize("ending", ["mp4", "gif"])
+def test_episodes_are_recorded_frame_by_frame(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, video = save(tmp_path / "x.policy", Coloured), tmp_path / f"out.{ending}"
+    assert main(["enjoy", file, "--video", str(video), "--episodes", "2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "policy       dqn on Coloured after 0 steps",
+        "episode 1    return 10.0, 5 steps",
+        "episode 2    return 10.0, 5 steps",
+        f"video        {video}, 12 frames, 1.2 s",
+    ]
+    head, pictures = frames(video, (31 if ending == "gif" else 32, 48, 3))
+    assert "10 fps" in head
+    assert len(pictures) == 12
+    reds = pictures[:, :31].mean(axis=(1, 2))
+    assert np.allclose(reds[:, 0], [40 * step for step in (0, 1, 2, 3, 4, 5) * 2], atol=12)
+    assert np.allclose(reds[:, 1:], 0, atol=12)
+
+
+def test_the_pace_of_a_video_may_be_chosen(tmp_path: Path) -> None:
+    video = tmp_path / "out.mp4"
+    file = save(tmp_path / "x.policy", Coloured)
+    assert main(["enjoy", file, "--video", str(video), "--episodes", "1", "--fps", "25"]) == 0
+    assert "25 fps" in frames(video)[0]
+
+
+def test_a_window_is_the_environments_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    file = save(tmp_path / "x.policy", "CartPole-v1")
+    assert main(["enjoy", file, "--episodes", "1"]) == 0
+    assert "episode 1    return " in capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["enjoy", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_what_cannot_be_shown_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def blind() -> Any:
+        return gymnasium.wrappers.TransformObservation(Coloured(), lambda obs: obs, None)
+
+    video = ["--video", str(tmp_path / "out.mp4")]
+    err = refusal(capsys, save(tmp_path / "blind", blind), *video)
+    assert "blind can render as 'rgb_array', but its factory does not say so" in err
+    assert "def make(render_mode=None)" in err
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(Coloured, "metadata", {"render_modes": ["ansi"]})
+    err = refusal(capsys, save(tmp_path / "ansi", Coloured))
+    assert "Coloured cannot render as 'human'" in err
+    assert "its render modes are ansi" in err
+    monkeypatch.setattr(Coloured, "metadata", {})
+    assert "it has no render modes" in refusal(capsys, save(tmp_path / "none", Coloured), *video)
+    vector = save(tmp_path / "vector", lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))
+    assert "makes a vector of environments" in refusal(capsys, vector, *video)
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_a_factory_of_gymnasium_make_is_made_again_with_the_mode(tmp_path: Path) -> None:
+    steps = 7
+    file = save(tmp_path / "x", lambda: gymnasium.make("CartPole-v1", max_episode_steps=steps))
+    env = load(file).make_env("rgb_array")
+    assert (env.render_mode, env.spec.max_episode_steps) == ("rgb_array", 7)
+    env.reset()
+    assert env.render().shape == (400, 600, 3)
+    env.close()
+
+
+def test_no_display_no_package_and_a_wrong_name_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = save(tmp_path / "x", "CartPole-v1")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert "--video out.mp4" in refusal(capsys, file)
+    assert "must end with one of .mp4" in refusal(capsys, file, "--video", str(tmp_path / "x.avi"))
+    assert "there is no folder" in refusal(capsys, file, "--video", str(tmp_path / "no" / "x.mp4"))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "imageio_ffmpeg" else found(name, *rest),
+    )
+    assert 'pip install "asyncrl[video]"' in refusal(capsys, file, "--video", str(tmp_path / "x.mp4"))
+    monkeypatch.undo()
+    require_video(tmp_path / "x.mp4")
+
+
+@pytest.mark.parametrize("fails", ["step", "render"])
+def test_an_environment_that_fails_is_named(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Coloured, "fails", fails)
+    file = save(tmp_path / "x", Coloured)
+    assert main(["enjoy", file, "--video", str(tmp_path / "x.mp4")]) == 3
+    err = capsys.readouterr().err
+    said = {
+        "step": "RuntimeError in step: the rope broke",
+        "render": "frame must be uint8 [height, width, 3]",
+    }
+    assert err.startswith("[ASYNC002] Coloured raised ")
+    assert said[fails] in err
+
+
+def test_frames_of_another_size_are_refused(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "x.mp4", 5.0) as writer:
+        writer.write(np.zeros((20, 30, 3), np.uint8))
+        with pytest.raises(ValueError, match="shape"):
+            writer.write(np.zeros((30, 20, 3), np.uint8))
+    assert len(frames(tmp_path / "x.mp4", (20, 30, 3))[1]) == 1
+
+
+def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x.mp4").mkdir()
+    with (
+        pytest.raises(errors.ResourceError, match="directory"),
+        VideoWriter(tmp_path / "x.mp4", 5.0) as writer,
+    ):
+        for _ in range(100):
+            writer.write(np.zeros((200, 300, 3), np.uint8))
+
+
+def test_options() -> None:
+    assert parse(["runs/x", "--episodes", "2"]) == EnjoyOptions(run="runs/x", episodes=2)
+    with pytest.raises(SystemExit):
+        parse(["runs/x", "--fps", "3"])
