@@ -60,7 +60,7 @@ class SnapshotFeed:
         self._reading: Reading | None = None
         self._taken_at = float("-inf")
         self._tick: asyncio.Future[None] | None = None
-        self._history: list[tuple[float | None, ...]] = []
+        self._history: list[tuple[tuple[float | None, ...], dict[str, float]]] = []
         self._evaluations: tuple[EvaluationResult, ...] = ()
         self._stride = 1
         self._ticks = 0
@@ -104,15 +104,22 @@ class SnapshotFeed:
         self._wake()
 
     def history(self) -> bytes:
-        """JSON object of columns, `HISTORY_FIELDS`, of equal lengths, oldest first; and `evaluations`, all of them."""
-        columns = zip(*self._history, strict=True) if self._history else ((),) * len(HISTORY_FIELDS)
+        """JSON object of columns of equal lengths, oldest first, and `evaluations`, all of them.
+
+        The columns are `HISTORY_FIELDS`, and under `train` one for each further number of the algorithm's updates.
+        """
+        rows = [row for row, _ in self._history]
+        columns = zip(*rows, strict=True) if rows else ((),) * len(HISTORY_FIELDS)
         moments = dict(zip(HISTORY_FIELDS, columns, strict=True))
-        return msgspec.json.encode({**moments, "evaluations": self._evaluations})
+        names = dict.fromkeys(name for _, train in self._history for name in train)
+        train = {name: [values.get(name) for _, values in self._history] for name in names}
+        return msgspec.json.encode({**moments, "train": train, "evaluations": self._evaluations})
 
     def _remember(self, snapshot: Snapshot) -> None:
         self._evaluations = snapshot.evaluations
         if self._ticks % self._stride == 0:
-            self._history.append(tuple(getattr(snapshot, name) for name in HISTORY_FIELDS))
+            row = tuple(getattr(snapshot, name) for name in HISTORY_FIELDS)
+            self._history.append((row, snapshot.train_metrics))
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
             # Halve the resolution instead of dropping the beginning.

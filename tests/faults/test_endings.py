@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -76,6 +77,24 @@ def test_a_run_that_fails_leaves_its_weights_and_a_summary(tmp_path: Path) -> No
     saved = read_policy(tmp_path / "checkpoints" / "latest")
     assert saved.meta.updates == summary["updates"]
     assert saved.weights.tolist() == trainer.result.policy.weights.tolist()
+
+
+def test_the_page_hears_of_a_failure_before_its_server_closes() -> None:
+    trainer = Trainer(RaisesAtStep300, small(), **{**SMALL, "http": "auto"})
+    trainer.start(total_steps=50_000)
+    while trainer.url is None:
+        time.sleep(0.01)
+    host = trainer.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=SECONDS)
+    connection.request("GET", "/events")
+    events = connection.getresponse().read().decode().split("\n\n")
+    connection.close()
+    trainer.close()
+    assert events[-2].startswith("event: end")
+    last = json.loads(events[-3].removeprefix("data: "))
+    assert (last["state"], last["stop_reason"]) == ("failed", "failed")
+    assert "the table is gone" in last["error"]
+    assert {actor["state"] for actor in last["actors"]} == {"stopped"}
 
 
 def test_a_start_that_fails_leaves_a_summary_and_its_directory_may_be_used_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from snapshots import make_actor, make_snapshot
 
 from asyncrl.errors import CheckpointError
 from asyncrl.server import routes
+from asyncrl.server.feed import SnapshotFeed
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot
 
 PATHS = ("/", "/stats", "/history", "/metrics", "/config", "/healthz", "/readyz")
@@ -104,10 +105,21 @@ def test_events_bring_a_snapshot_at_once_and_then_one_a_second(server: ServerThr
 def test_history_keeps_what_was(server: ServerThread) -> None:
     wait_until(lambda: server.ask("/history").json()["evaluations"], "a first moment")
     history = server.ask("/history").json()
-    evaluations = history.pop("evaluations")
+    evaluations, train = history.pop("evaluations"), history.pop("train")
+    history |= train
     assert len({len(column) for column in history.values()}) == 1
     assert {"wall_seconds", "return_mean", "policy_lag_mean", "staleness_p95"} <= set(history)
     assert [(e["env_steps"], e["updates"], e["return_mean"]) for e in evaluations] == [(900, 220, 200.0)]
+
+
+def test_history_has_a_column_for_every_number_of_the_algorithm() -> None:
+    feed = SnapshotFeed(make_snapshot)
+    feed._remember(make_snapshot(train_metrics={}))
+    feed._remember(make_snapshot(train_metrics={"train/td_error": 0.5}))
+    feed._remember(make_snapshot(train_metrics={"train/td_error": 0.25, "train/q_mean": 3.0}))
+    history = json.loads(feed.history())
+    assert history["train"] == {"train/td_error": [None, 0.5, 0.25], "train/q_mean": [None, None, 3.0]}
+    assert len(history["env_steps"]) == 3
 
 
 def evaluations_of(count: int) -> tuple[EvaluationResult, ...]:
@@ -323,6 +335,8 @@ def test_a_checkpoint_that_fails_says_why(server: ServerThread) -> None:
 
 def test_the_page_is_complete_in_itself(server: ServerThread) -> None:
     page = server.ask("/").body.decode()
+    assert len(page.encode()) < 100_000
+    assert not re.findall(r"""(?:fetch|getJson|command)\("/|href="/""", page), "relative, for a path prefix"
     assert page == files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
     assert not re.findall(
         r"""(?:https?:)?//[\w.-]+\.\w+|@import|url\(|<link(?! rel="icon" href="data:,")""", page
