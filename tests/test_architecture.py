@@ -39,6 +39,7 @@ DOORS = {
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
+    "onnx": ("run.onnx_export",),
     "safetensors": ("run.policy_file",),
     "multiprocessing": (),
 }

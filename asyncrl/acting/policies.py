@@ -101,7 +101,7 @@ class QPolicy:
             else make_acting_network(spec, layout, layout.network)
         )
         self.layout = layout
-        self._support = support
+        self.support = support
         self.epsilon = epsilon or EpsilonSchedule()
         self.weight_count = layout.weight_count
         self._base = self.epsilon.initial
@@ -151,11 +151,11 @@ class QPolicy:
         if layout.atoms == 1:
             return out
         atoms = out.reshape(-1, layout.num_actions, layout.atoms)
-        if self._support is None:
+        if self.support is None:
             mean: NDArray[np.float32] = atoms.mean(axis=2)
             return mean
         weights = np.exp(atoms - atoms.max(axis=2, keepdims=True))
-        expected: NDArray[np.float32] = (weights @ self._support) / weights.sum(axis=2)
+        expected: NDArray[np.float32] = (weights @ self.support) / weights.sum(axis=2)
         return expected
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
@@ -191,7 +191,7 @@ class QPolicy:
         return action, {}
 
 
-def _float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The outermost float32 numbers inside of the box: rounding must not put a bound outside of it."""
     low, high = np.array(box.low, np.float64), np.array(box.high, np.float64)
     low32, high32 = low.astype(np.float32), high.astype(np.float32)
@@ -261,6 +261,6 @@ class TrainedPolicy:
         if isinstance(kind, DiscreteAction):
             return action + kind.start
         if isinstance(kind, BoxAction):
-            low, high = _float32_bounds(kind)
+            low, high = float32_bounds(kind)
             return np.clip(action, low, high)
         return action

@@ -65,5 +65,6 @@ COMMANDS = {
     "train": Command("train", "ENV", "train an agent in an environment", needs_server=True),
     "eval": Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
     "enjoy": Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
+    "export": Command("export", "RUN", "write the policy of a run as an ONNX model"),
 }
 """Every command by name, in the order of the list that `asyncrl --help` shows."""

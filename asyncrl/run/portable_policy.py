@@ -70,6 +70,19 @@ class PortablePolicy(TrainedPolicy):
         write_policy(path, file)
         return path
 
+    def export_onnx(self, path: str | Path) -> Path:
+        """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
+
+        Raises:
+            ConfigurationError: onnx is not installed, or the policy has a network of its own.
+            OSError: the file cannot be written.
+        """
+        from asyncrl.run.onnx_export import export_onnx
+
+        path = Path(path).expanduser()
+        export_onnx(self, path, self.describe(), {"env": self.meta.env, "algo": self.meta.algo})
+        return path
+
     def make_env(self, render_mode: str | None = None) -> Any:
         """Make the environment that the policy was trained in, in this process.
 

@@ -16,51 +16,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from portable_policies import BOX, CASES, make_network, portable, small
 from safetensors.numpy import load_file
 
 import asyncrl
-from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import CheckpointError
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.options import option_values
-from asyncrl.run.checkpoint_meta import CheckpointMeta
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.run.policy_file import PolicyFile, read_policy_file, write_policy
-from asyncrl.run.portable_policy import PortablePolicy
-
-BOX = BoxAction((-1.0, -2.0), (3.0, 2.0), (2,))
-
-
-def portable(algorithm: Any, spec: EnvSpec, env: Any = "CartPole-v1", seed: int = 0) -> PortablePolicy:
-    """A policy with the weights that a new learner publishes, and statistics that are not those of the start."""
-    core = algorithm.make_updater(spec, "cpu", seed)
-    weights = np.empty(core.weight_count, np.float32)
-    core.write_weights(weights)
-    layout = getattr(algorithm, "acting_layout", algorithm.layout)(spec)
-    if getattr(layout, "normalized", False):
-        weights[layout.obs_mean], weights[layout.obs_scale] = 0.5, 2.0
-    source = EnvSource.from_user(env)
-    meta = CheckpointMeta(
-        env=source.name, algo=algorithm.name, spec=spec, options=option_values(algorithm), env_steps=12
-    )
-    return PortablePolicy(algorithm, weights, meta, source)
-
-
-def small(env: Any = "CartPole-v1") -> PortablePolicy:
-    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
-    return portable(asyncrl.DQN(hidden_sizes=(8,)), spec, env)
-
-
-CASES = {
-    **{
-        name: (record(), BOX if record.needs_bounds else DiscreteAction(3, 1))
-        for name, record in ALGORITHMS.items()
-    },
-    "ppo normalised": (asyncrl.PPO(normalize_observations=True), DiscreteAction(3)),
-    "ppo multidiscrete": (asyncrl.PPO(), MultiDiscreteAction((2, 3))),
-    "ppo squashed": (asyncrl.PPO(normalize_observations=True, squashed=True), BOX),
-    "dqn dueling, noisy": (asyncrl.DQN(dueling=True, noisy=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
-}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,10 +65,6 @@ def test_any_reader_of_safetensors_reads_the_weights(tmp_path: Path) -> None:
     tensors = load_file(policy.save(tmp_path / "x.policy"))
     assert list(tensors) == ["weights"]
     assert tensors["weights"].tolist() == policy.weights.tolist()
-
-
-def make_network(inputs: int, outputs: int) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(inputs, 5), torch.nn.ELU(), torch.nn.Linear(5, outputs))
 
 
 def test_an_own_network_needs_its_code_or_trust(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""`asyncrl export`: the policy of a run as a file that runs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser, add_options, given_flags, merged
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `asyncrl export`."""
+
+    run: str
+    """Directory of a run, a checkpoint file, or a policy file."""
+
+    onnx: str | None = None
+    """File for the greedy policy as an ONNX model, which runs without asyncrl."""
+
+    policy: str | None = None
+    """File for the policy as `asyncrl.load` reads it, which acts without torch."""
+
+    checkpoint: str | None = None
+    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
+
+    def __post_init__(self) -> None:
+        if self.onnx is None and self.policy is None:
+            raise ValueError(
+                "onnx or policy must be given, for example: asyncrl export RUN --onnx policy.onnx"
+            )
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl export`."""
+    parser = Parser(
+        prog="asyncrl export",
+        usage="asyncrl export RUN --onnx FILE [options]",
+        description="Write the policy of a run to a file of its own.",
+    )
+    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
+    add_options(parser, "options", ExportOptions, skip=("run",))
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> ExportOptions:
+    """Parse the options of `asyncrl export`. Raises SystemExit with code 2 for a wrong flag or value."""
+    parser = make_parser()
+    parsed = parser.parse_exactly(arguments)
+    return merged(parser, ExportOptions, given_flags(parsed, ExportOptions), {"run": parsed.RUN})
+
+
+def run(options: ExportOptions, server: ForkServer | None) -> int:
+    """Write the files; returns the exit code."""
+    from asyncrl.run.load import checkpoint_file, load
+    from asyncrl.run.onnx_export import require_onnx
+
+    if options.onnx is not None:
+        require_onnx()
+    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
+    print(f"policy       {policy.describe(path)}", flush=True)
+    if options.onnx is not None:
+        print(f"onnx         {policy.export_onnx(options.onnx)}", flush=True)
+    if options.policy is not None:
+        print(f"file         {policy.save(options.policy)}", flush=True)
+    return 0

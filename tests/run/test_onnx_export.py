@@ -1,0 +1,120 @@
+"""ONNX models act as the policies they were written from, in onnxruntime and without asyncrl."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from portable_policies import BOX, CASES, make_network, portable
+
+import asyncrl
+from asyncrl.cli.main import main
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+UNBOUNDED = BoxAction((-1.0, -float("inf")), (1.0, float("inf")), (2,))
+MORE = {
+    "dqn dueling": (asyncrl.DQN(dueling=True, hidden_sizes=(8, 8)), DiscreteAction(3, -1)),
+    "c51 dueling": (asyncrl.C51(dueling=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
+    "qrdqn dueling": (asyncrl.QRDQN(dueling=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
+    "ppo relu": (asyncrl.PPO(activation="relu"), DiscreteAction(4)),
+    "ppo gaussian": (asyncrl.PPO(normalize_observations=True), UNBOUNDED),
+    "sac table": (asyncrl.SAC(), BoxAction((-1.0,) * 6, (2.0,) * 6, (2, 3))),
+}
+
+CHOICES = [case for case, (_, action) in (CASES | MORE).items() if not isinstance(action, BoxAction)]
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("case", CASES | MORE)
+def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> None:
+    algorithm, action = (CASES | MORE)[case]
+    policy = portable(algorithm, EnvSpec("any", (2, 3), dtype, action))
+    rng = np.random.default_rng(1)
+    policy.weights[:] += rng.normal(scale=1.0 if case in CHOICES else 0.1, size=policy.weights.shape)
+    layout: Any = policy.policy.layout
+    if dtype == "uint8" and getattr(layout, "normalized", False):
+        policy.weights[layout.obs_mean] += 127.0
+        policy.weights[layout.obs_scale] /= 64.0
+    policy.policy.load_weights(policy.weights)
+    model = session(policy.export_onnx(tmp_path / "x.onnx"))
+    for rows in (1, 200):
+        obs = rng.normal(scale=3.0, size=(rows, 2, 3)).astype(dtype)
+        if dtype == "uint8":
+            obs = rng.choice([0, 255], size=(rows, 2, 3)).astype(np.uint8)
+        expected = policy.predict(obs)[0]
+        (got,) = model.run(None, {"obs": obs})
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        if expected.dtype == np.float32:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
+        else:
+            assert np.array_equal(got, expected)
+    assert len(np.unique(expected, axis=0)) > 1, "the actions differ"
+
+
+def test_bounds_hold_where_an_action_is_clipped(tmp_path: Path) -> None:
+    policy = portable(asyncrl.PPO(), EnvSpec("any", (3,), "float32", BOX))
+    policy.weights[:] = np.random.default_rng(0).normal(size=policy.weights.shape)
+    policy.policy.load_weights(policy.weights)
+    (got,) = session(policy.export_onnx(tmp_path / "x.onnx")).run(
+        None, {"obs": np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)}
+    )
+    assert got.min(axis=0).tolist() == [-1.0, -2.0]
+    assert got.max(axis=0).tolist() == [3.0, 2.0]
+
+
+def test_the_command_writes_a_model_that_runs_without_asyncrl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = portable(asyncrl.DQN(), EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2)))
+    file, model = policy.save(tmp_path / "x.policy"), tmp_path / "x.onnx"
+    assert main(["export", str(file), "--onnx", str(model), "--policy", str(tmp_path / "y.policy")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "policy       dqn on CartPole-v1 after 12 steps",
+        f"onnx         {model}",
+        f"file         {tmp_path / 'y.policy'}",
+    ]
+    code = (
+        "import sys, numpy, onnxruntime\n"
+        f"model = onnxruntime.InferenceSession({str(model)!r}, providers=['CPUExecutionProvider'])\n"
+        "print(*model.run(None, {'obs': numpy.eye(4, dtype='float32')})[0])\n"
+        "assert 'asyncrl' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert model.get_modelmeta().custom_metadata_map == {'env': 'CartPole-v1', 'algo': 'dqn'}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    expected = policy.predict(np.eye(4, dtype=np.float32))[0]
+    assert done.stdout.split() == [str(action) for action in expected]
+    assert np.array_equal(asyncrl.load(tmp_path / "y.policy").weights, policy.weights)
+
+
+def test_what_cannot_be_exported_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    own = portable(asyncrl.DQN(network=make_network), spec)
+    with pytest.raises(ConfigurationError, match="only perceptrons are exported"):
+        own.export_onnx(tmp_path / "x.onnx")
+    file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
+    with pytest.raises(SystemExit) as ended:
+        main(["export", file])
+    assert ended.value.code == 2
+    assert "--onnx policy.onnx" in capsys.readouterr().err
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else found(name))
+    assert main(["export", file, "--onnx", str(tmp_path / "x.onnx")]) == 1
+    assert 'pip install "asyncrl[onnx]"' in capsys.readouterr().err
+    assert not (tmp_path / "x.onnx").exists()
