@@ -21,10 +21,12 @@ class Preset:
     Attributes:
         algorithm: fields of the algorithm's record that differ from its defaults.
         run: options of the run that go with them (`num_actors`, `envs_per_actor`, ...).
+        reached: the return that was reached with them, and what it took; "" where that was not measured.
     """
 
     algorithm: Mapping[str, Any]
     run: Mapping[str, Any]
+    reached: str = ""
 
 
 @functools.cache
@@ -34,7 +36,10 @@ def load_presets(algorithm: str) -> Mapping[str, Preset]:
     if not file.exists():
         return {}
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {env: Preset(table.get("algorithm", {}), table.get("run", {})) for env, table in tables.items()}
+    return {
+        env: Preset(table.get("algorithm", {}), table.get("run", {}), table.get("reached", ""))
+        for env, table in tables.items()
+    }
 
 
 class WithPresets:

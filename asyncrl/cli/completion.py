@@ -1,0 +1,64 @@
+"""`asyncrl completion SHELL`: a script for tab completion, written by shtab."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+SHELLS = ("bash", "zsh", "tcsh")
+FOLDERS = ("RUN", "FOLDER", "A", "B", "run_dir")
+"""Arguments that are directories."""
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl completion`."""
+    parser = Parser(
+        prog="asyncrl completion",
+        usage="asyncrl completion bash|zsh|tcsh",
+        description="Print a script that completes commands, options and their values.",
+        epilog="bash:  asyncrl completion bash > ~/.local/share/bash-completion/completions/asyncrl\n"
+        'zsh:   asyncrl completion zsh > "${fpath[1]}/_asyncrl"',
+    )
+    parser.add_argument("SHELL", choices=SHELLS, help="name of the shell")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Print the script; returns the exit code."""
+    import shtab
+
+    print(shtab.complete(whole_parser(), options.SHELL))
+    return 0
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """One parser with all commands, and the values that their options take."""
+    import shtab
+
+    from asyncrl.algorithms import ALGORITHMS
+    from asyncrl.cli.table import COMMANDS
+
+    whole = argparse.ArgumentParser(prog="asyncrl")
+    commands = whole.add_subparsers()
+    for name, command in COMMANDS.items():
+        parser = command.load().make_parser()
+        made = commands.add_parser(name, parents=[parser], add_help=False, help=command.help)
+        for action in made._actions:
+            if action.dest in FOLDERS:
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            elif action.dest == "algo":
+                action.choices = list(ALGORITHMS)
+            elif isinstance(action.metavar, str) and "|" in action.metavar:
+                action.choices = [word for word in action.metavar.split("|") if word.islower()]
+    return whole

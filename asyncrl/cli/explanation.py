@@ -1,0 +1,144 @@
+"""All that is known about one option, from the records, the presets and the table of other libraries' names."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.flags import flag_of, metavar, shown
+from asyncrl.options import Option, describe, near_miss, option_help
+from asyncrl.other_names import other_names
+from asyncrl.run.config import TrainerConfig
+
+RUN = "run"
+WIDTH = 100
+PROBES: tuple[Any, ...] = (-1, 0, 10**10, -1.0, 0.0, 1e10, (), (0,))
+"""Values that a range may leave out."""
+
+
+def explain(name: str) -> tuple[str, bool]:
+    """The explanation of an option, or what else to write; and whether the option exists.
+
+    Args:
+        name: in any form: `samples_per_insert`, `--dqn.samples-per-insert`, `dqn.tau`, `buffer_size`.
+    """
+    prefix, _, option = name.removeprefix("--").removeprefix("no-").replace("-", "_").rpartition(".")
+    option = {"actors": "num_actors", "steps": "total_steps", "wrapper": "wrappers"}.get(option, option)
+    only = algorithm_name(prefix) if prefix else None
+    owners = _owners(option)
+    if only is not None and only in owners:
+        owners = {only: owners[only]}
+    if owners:
+        return _explanation(option, owners), True
+    other = other_names().get(option)
+    if other is None:
+        miss = near_miss(option, _all_names())
+        return f"there is no option {option}" + (f"; did you mean {miss}?" if miss else ""), False
+    said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
+    found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
+    calls = [f"; asyncrl calls it {' or '.join(other.ours)}"] if other.ours else []
+    return "\n\n".join(["".join([textwrap.fill(said, WIDTH), *calls]), *found]), True
+
+
+def _all_names() -> set[str]:
+    records = (TrainerConfig, *ALGORITHMS.values())
+    return {name for record in records for name in option_help(record)} | set(other_names())
+
+
+def _owners(option: str) -> dict[str, Option]:
+    """The option of every record that has one of that name, by the record's name."""
+    records: Mapping[str, type] = {RUN: TrainerConfig, **ALGORITHMS}
+    return {name: known[option] for name, record in records.items() if option in (known := option_help(record))}
+
+
+def _explanation(name: str, owners: Mapping[str, Option]) -> str:
+    whose = "every run" if RUN in owners else ", ".join(owners)
+    lines = [f"{name}: option of {whose}", ""]
+    texts = _grouped({owner: option.help for owner, option in owners.items()})
+    for text, of in texts.items():
+        said = text if len(texts) == 1 else f"{', '.join(of)}: {text}"
+        lines += [*textwrap.wrap(said, WIDTH - 2, initial_indent="  ", subsequent_indent="  "), ""]
+    return "\n".join([*lines, *_facts(name, owners)])
+
+
+def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
+    first, option = next(iter(owners.items()))
+    prefix = "" if first == RUN else f"{first}."
+    value = "" if option.type is bool else f" {metavar(option)}"
+    facts = {
+        "flag": flag_of(name, prefix) + value + (f" (and the same for {_others(owners)})" if len(owners) > 1 else ""),
+        "python": f"Trainer(..., {name}=...)" if first == RUN else f"{ALGORITHMS[first].__name__}({name}=...)",
+        "file": f"[{'trainer' if first == RUN else first}] {name} = ...",
+        "type": _by_owner({owner: describe(option.type) for owner, option in owners.items()}),
+        "range": _by_owner({owner: allowed(owner, option) for owner, option in owners.items()}),
+        "default": _by_owner({owner: _default(option) for owner, option in owners.items()}),
+        "presets": _presets(name, owners),
+        "elsewhere": ", ".join(sorted(other for other, entry in other_names().items() if name in entry.ours)),
+    }
+    lines = []
+    for label, text in facts.items():
+        if text:
+            indent = f"  {label:<11}"
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
+            )
+    return lines
+
+
+def _others(owners: Mapping[str, Option]) -> str:
+    return ", ".join(list(owners)[1:])
+
+
+def _default(option: Option) -> str:
+    return "" if option.required else (shown(option.default) or "nothing") if option.default != {} else "nothing"
+
+
+def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for owner, text in texts.items():
+        groups.setdefault(text, []).append(owner)
+    return groups
+
+
+def _by_owner(texts: Mapping[str, str]) -> str:
+    """`16.0 for dqn, c51; 256.0 for sac`, or the text alone where it is the same for all."""
+    groups = {text: of for text, of in _grouped(texts).items() if text}
+    if len(groups) == 1 and len(texts) == sum(map(len, groups.values())):
+        return next(iter(groups))
+    return "; ".join(f"{text} for {', '.join(of)}" for text, of in groups.items())
+
+
+def allowed(owner: str, option: Option) -> str:
+    """The range of an option as its record states it: the rules by which it refuses extreme values."""
+    record: Any = TrainerConfig if owner == RUN else ALGORITHMS[owner]
+    required = {"env": "any", "algo": "any"} if owner == RUN else {}
+    kinds = {kind for kind in (option.type, *get_args(option.type)) if isinstance(kind, type)}
+    rules: list[str] = []
+    for probe in PROBES:
+        if type(probe) not in kinds and not (isinstance(probe, tuple) and "list" in describe(option.type)):
+            continue
+        try:
+            record(**required | {option.name: probe})
+        except ValueError as error:
+            said = str(error)
+            rule = said.removeprefix(f"{option.name} must be ").rsplit(", got", 1)[0]
+            if rule not in rules and said.startswith(f"{option.name} must be ") and rule != describe(option.type):
+                rules.append(rule)
+        except (TypeError, ArithmeticError):
+            continue
+    return "; ".join(rules)
+
+
+def _presets(name: str, owners: Mapping[str, Option]) -> str:
+    found = []
+    for algorithm in ALGORITHMS if RUN in owners else owners:
+        for env, preset in load_presets(algorithm).items():
+            values = preset.run if RUN in owners else preset.algorithm
+            if name in values:
+                value = values[name]
+                found.append(f"{algorithm} in {env} {shown(tuple(value) if isinstance(value, list) else value)}")
+    return "; ".join(found)
