@@ -11,7 +11,7 @@ from asyncrl.cli.flags import Parser
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh")
 FOLDERS = ("RUN", "FOLDER", "A", "B", "run_dir")
 """Arguments that are directories."""
 
@@ -20,7 +20,7 @@ def make_parser() -> Parser:
     """The flags of `asyncrl completion`."""
     parser = Parser(
         prog="asyncrl completion",
-        usage="asyncrl completion bash|zsh|tcsh",
+        usage="asyncrl completion bash|zsh",
         description="Print a script that completes commands, options and their values.",
         epilog="bash:  asyncrl completion bash > ~/.local/share/bash-completion/completions/asyncrl\n"
         'zsh:   asyncrl completion zsh > "${fpath[1]}/_asyncrl"',

@@ -16,7 +16,7 @@ from asyncrl.run.config import TrainerConfig
 
 RUN = "run"
 WIDTH = 100
-PROBES: tuple[Any, ...] = (-1, 0, 10**10, -1.0, 0.0, 1e10, (), (0,))
+PROBES: tuple[Any, ...] = (-1, 0, 100_000, -1.0, 0.0, 1e10, (), (0,))
 """Values that a range may leave out."""
 
 
@@ -40,19 +40,22 @@ def explain(name: str) -> tuple[str, bool]:
         return f"there is no option {option}" + (f"; did you mean {miss}?" if miss else ""), False
     said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
-    calls = [f"; asyncrl calls it {' or '.join(other.ours)}"] if other.ours else []
-    return "\n\n".join(["".join([textwrap.fill(said, WIDTH), *calls]), *found]), True
+    if other.ours:
+        said = said.replace(" library", f" library; asyncrl calls it {' or '.join(other.ours)}", 1)
+    return "\n\n".join([textwrap.fill(said, WIDTH, break_on_hyphens=False), *found]), True
 
 
 def _all_names() -> set[str]:
-    records = (TrainerConfig, *ALGORITHMS.values())
+    records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
     return {name for record in records for name in option_help(record)} | set(other_names())
 
 
 def _owners(option: str) -> dict[str, Option]:
     """The option of every record that has one of that name, by the record's name."""
     records: Mapping[str, type] = {RUN: TrainerConfig, **ALGORITHMS}
-    return {name: known[option] for name, record in records.items() if option in (known := option_help(record))}
+    return {
+        name: known[option] for name, record in records.items() if option in (known := option_help(record))
+    }
 
 
 def _explanation(name: str, owners: Mapping[str, Option]) -> str:
@@ -66,35 +69,41 @@ def _explanation(name: str, owners: Mapping[str, Option]) -> str:
 
 
 def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
-    first, option = next(iter(owners.items()))
-    prefix = "" if first == RUN else f"{first}."
+    example = next((owner for owner in (RUN, "dqn", "ppo", "sac") if owner in owners), next(iter(owners)))
+    of_run, option = example == RUN, owners[example]
     value = "" if option.type is bool else f" {metavar(option)}"
     facts = {
-        "flag": flag_of(name, prefix) + value + (f" (and the same for {_others(owners)})" if len(owners) > 1 else ""),
-        "python": f"Trainer(..., {name}=...)" if first == RUN else f"{ALGORITHMS[first].__name__}({name}=...)",
-        "file": f"[{'trainer' if first == RUN else first}] {name} = ...",
-        "type": _by_owner({owner: describe(option.type) for owner, option in owners.items()}),
-        "range": _by_owner({owner: allowed(owner, option) for owner, option in owners.items()}),
-        "default": _by_owner({owner: _default(option) for owner, option in owners.items()}),
+        "flag": [flag_of(name, "" if of_run else f"{example}.") + value],
+        "python": [
+            f"{'Trainer(env, algorithm, ' if of_run else ALGORITHMS[example].__name__ + '('}{name}=...)"
+        ],
+        "file": [f"[{'trainer' if of_run else example}] {name} = ..."],
+        "type": [_by_owner({owner: describe(option.type) for owner, option in owners.items()})],
+        "range": [_by_owner({owner: allowed(owner, option) for owner, option in owners.items()})],
+        "default": [_by_owner({owner: _default(option) for owner, option in owners.items()})],
         "presets": _presets(name, owners),
-        "elsewhere": ", ".join(sorted(other for other, entry in other_names().items() if name in entry.ours)),
+        "elsewhere": [
+            ", ".join(sorted(other for other, entry in other_names().items() if name in entry.ours))
+        ],
     }
     lines = []
-    for label, text in facts.items():
-        if text:
-            indent = f"  {label:<11}"
+    for label, texts in facts.items():
+        for number, text in enumerate(filter(None, texts)):
+            indent = f"  {label if number == 0 else '':<11}"
             lines += textwrap.wrap(
-                text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
+                text,
+                WIDTH,
+                initial_indent=indent,
+                subsequent_indent=" " * len(indent),
+                break_on_hyphens=False,
             )
     return lines
 
 
-def _others(owners: Mapping[str, Option]) -> str:
-    return ", ".join(list(owners)[1:])
-
-
 def _default(option: Option) -> str:
-    return "" if option.required else (shown(option.default) or "nothing") if option.default != {} else "nothing"
+    return (
+        "" if option.required else (shown(option.default) or "nothing") if option.default != {} else "nothing"
+    )
 
 
 def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -126,19 +135,28 @@ def allowed(owner: str, option: Option) -> str:
         except ValueError as error:
             said = str(error)
             rule = said.removeprefix(f"{option.name} must be ").rsplit(", got", 1)[0]
-            if rule not in rules and said.startswith(f"{option.name} must be ") and rule != describe(option.type):
+            if (
+                rule not in rules
+                and said.startswith(f"{option.name} must be ")
+                and rule != describe(option.type)
+            ):
                 rules.append(rule)
         except (TypeError, ArithmeticError):
             continue
     return "; ".join(rules)
 
 
-def _presets(name: str, owners: Mapping[str, Option]) -> str:
-    found = []
+def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:
+    """A line per value: `32.0 in CartPole-v1 (c51, dqn), LunarLander-v3 (dqn)`."""
+    values: dict[str, dict[str, list[str]]] = {}
     for algorithm in ALGORITHMS if RUN in owners else owners:
         for env, preset in load_presets(algorithm).items():
-            values = preset.run if RUN in owners else preset.algorithm
-            if name in values:
-                value = values[name]
-                found.append(f"{algorithm} in {env} {shown(tuple(value) if isinstance(value, list) else value)}")
-    return "; ".join(found)
+            settings = preset.run if RUN in owners else preset.algorithm
+            if name in settings:
+                value = settings[name]
+                text = shown(tuple(value) if isinstance(value, list) else value)
+                values.setdefault(text, {}).setdefault(env, []).append(algorithm)
+    return [
+        f"{value} in " + ", ".join(f"{env} ({', '.join(algorithms)})" for env, algorithms in envs.items())
+        for value, envs in values.items()
+    ]

@@ -139,7 +139,7 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
     elif get_origin(option.type) is Mapping or option.type == tuple[str, ...]:
         # Several after one flag, or the flag several times; the record converts them together.
-        group.add_argument(*flags, nargs="+", action="extend", metavar=_ITEMS[option.name], **common)
+        group.add_argument(*flags, nargs="+", action="extend", metavar=metavar(option), **common)
     else:
         group.add_argument(*flags, type=_converter(option), metavar=metavar(option), **common)
 
@@ -183,6 +183,8 @@ def shown(value: object) -> str:
 
 def metavar(option: Option) -> str:
     """What stands for the value of a flag in help."""
+    if option.name in _ITEMS:
+        return _ITEMS[option.name]
     kinds = [kind for kind in describe(option.type).split(" or ") if kind != "none"]
     if kinds[0].startswith("a list"):
         return "N,N"

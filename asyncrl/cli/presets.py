@@ -1,4 +1,4 @@
-"""`asyncrl presets`: what is tuned for which environment, and the return that it is held to."""
+"""`asyncrl presets`: what is tuned for which environment, and the return that it reached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,61 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.registry import ALGORITHMS, algorithm_name
 from asyncrl.cli.flags import Parser
+from asyncrl.cli.text_table import text_table
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl presets`."""
+    parser = Parser(
+        prog="asyncrl presets",
+        usage="asyncrl presets [ENV or ALGO]",
+        description="List the settings that are tuned for an environment, and the greedy return that they reached.",
+        epilog="`asyncrl train ENV --algo ALGO` takes them; a flag goes before them.",
+    )
+    parser.add_argument("NAME", nargs="?", help="an environment or an algorithm; prints the settings too")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Print the list; returns the exit code."""
+    rows = [
+        (env, algo, preset.reached or "not measured")
+        for algo in ALGORITHMS
+        for env, preset in load_presets(algo).items()
+    ]
+    name = options.NAME
+    if name is not None:
+        rows = [row for row in rows if algorithm_name(name) == row[1] or name.lower() in row[0].lower()]
+        if not rows:
+            make_parser().error(f"no preset is for {name}; `asyncrl presets` lists all")
+    print(text_table(("environment", "algorithm", "reached (greedy return)"), sorted(rows)))
+    if name is not None:
+        for env, algo, _ in sorted(rows):
+            print("\n" + _settings(env, algo))
+    return 0
+
+
+def _settings(env: str, algo: str) -> str:
+    """The settings of a preset as they stand in a file."""
+    preset = load_presets(algo)[env]
+    lines = [f"# {algo} in {env}", "[trainer]", *(f"{key} = {value}" for key, value in preset.run.items())]
+    return "\n".join(
+        [*lines, f"[{algo}]", *(f"{key} = {_toml(value)}" for key, value in preset.algorithm.items())]
+    )
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -66,5 +66,10 @@ COMMANDS = {
     "eval": Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
     "enjoy": Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
     "export": Command("export", "RUN", "write the policy of a run as an ONNX model"),
+    "ls": Command("ls", "[FOLDER]", "list the runs of a folder"),
+    "diff": Command("diff", "A B", "show the options and the outcome in which two runs differ"),
+    "presets": Command("presets", "[NAME]", "list what is tuned for which environment, and what it reached"),
+    "explain": Command("explain", "OPTION", "tell all about one option, by our name or another library's"),
+    "completion": Command("completion", "SHELL", "print a script for tab completion"),
 }
 """Every command by name, in the order of the list that `asyncrl --help` shows."""

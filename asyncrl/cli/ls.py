@@ -1,0 +1,83 @@
+"""`asyncrl ls`: the runs of a folder, the newest last."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.cli.flags import Parser
+from asyncrl.cli.run_name import runs_folder
+from asyncrl.cli.text_table import age, number, text_table
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.kept_run import KeptRun, find_runs
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl ls`."""
+    parser = Parser(
+        prog="asyncrl ls",
+        usage="asyncrl ls [FOLDER] [--json]",
+        description="List the runs of a folder, the newest last.",
+    )
+    parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Print the list; returns the exit code."""
+    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"there is no folder {folder}",
+            facts={"working directory": Path.cwd()},
+            fix="give the folder of the runs: asyncrl ls FOLDER",
+        )
+    runs = [_facts(run, folder) for run in find_runs(folder)]
+    if options.json:
+        print(json.dumps(runs))
+    elif not runs:
+        print(f"no run lies in {folder}")
+    else:
+        print(_table(runs))
+    return 0
+
+
+def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:
+    """One row, as JSON has it."""
+    return {
+        "run": str(run.path.relative_to(folder)) if run.path != folder else str(run.path),
+        "env": run.env,
+        "algo": run.algo,
+        "seed": run.seed,
+        "state": run.state,
+        "steps": run.env_steps,
+        "best": run.best,
+        "final": run.final,
+        "age_seconds": max(0.0, time.time() - run.changed),
+    }
+
+
+def _table(runs: Sequence[dict[str, Any]]) -> str:
+    header = ("run", "env", "algo", "seed", "state", "steps", "best", "final", "age")
+    rows = [
+        (
+            *(run["run"], run["env"], run["algo"], "-" if run["seed"] is None else str(run["seed"])),
+            *(run["state"], f"{run['steps']:,}", number(run["best"]), number(run["final"])),
+            age(run["age_seconds"]),
+        )
+        for run in runs
+    ]
+    return text_table(header, rows, right=("seed", "steps", "best", "final", "age"))

@@ -1,0 +1,67 @@
+"""Tables and short forms of values as plain text, for commands that list something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.kept_run import KeptRun, is_run
+
+WIDEST = 118
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
+    """Columns two spaces apart, in lines of at most 118 characters: the widest column is shortened for it.
+
+    Args:
+        header: titles of the columns.
+        rows: cells.
+        right: titles of the columns that are aligned on the right.
+    """
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    while sum(widths) + 2 * (len(widths) - 1) > WIDEST and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    cells = [
+        text.rjust(width) if on_right else text.ljust(width)
+        for text, width, on_right in zip(map(_cut, row, widths), widths, right, strict=True)
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    """The text within `width`; its middle gives way, because names of runs differ at both ends."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return text[:head] + "~" + text[len(text) - (width - 1 - head) :]
+
+
+def number(value: float | None) -> str:
+    """A return: one decimal below 10,000, none above, `-` where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}"
+
+
+def age(seconds: float) -> str:
+    """`12 s`, `5 min`, `3 h`, `2 d`."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if seconds >= unit), (1, "s"))
+    return f"{max(0, int(seconds / unit))} {name}"
+
+
+def existing_run(path: str) -> KeptRun:
+    """The run in a directory. Raises `ConfigurationError` where there is none."""
+    directory = Path(path).expanduser()
+    if is_run(directory):
+        return KeptRun(directory)
+    what = "is no run's directory" if directory.is_dir() else "does not exist"
+    raise ConfigurationError(
+        f"{path} {what}", facts={"path": directory}, fix="`asyncrl ls` lists the runs of a folder"
+    )

@@ -1,0 +1,199 @@
+"""A run's directory as it is read afterwards, or while the run goes on: options, outcome and metrics.
+
+Standard library only, so that a list of runs loads nothing. A file that is missing, half written or of another version
+is read as far as it goes: what is not known is None or empty.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LOCK = ".lock"
+"""The file whose lock a run holds while it uses its directory; it holds the process id."""
+EVALUATION = "eval/mean_reward"
+DEPTH = 3
+"""Folders below each other that are searched for runs."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """One run's directory.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+
+    @functools.cached_property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """Tables of `config.toml`."""
+        try:
+            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; empty before the run's end."""
+        return _json(self.path / "summary.json")
+
+    @functools.cached_property
+    def meta(self) -> dict[str, Any]:
+        """`meta.json`."""
+        return _json(self.path / "meta.json")
+
+    @functools.cached_property
+    def pid(self) -> int | None:
+        """Process that holds the directory's lock now; 0 where it cannot be told which, None where none does."""
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = re.match(rb"pid (\d+)", os.pread(descriptor, 100, 0))
+            return int(found[1]) if found else 0
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return None
+
+    @property
+    def state(self) -> str:
+        """`running`, `finished`, `stopped`, `interrupted`, `failed`, or `killed` where nothing says how it ended."""
+        if self.pid is not None:
+            return "running"
+        return str(self.summary.get("state") or "killed")
+
+    @property
+    def env(self) -> str:
+        """The environment's id, "" where it is not known."""
+        return str(self._option("env") or "")
+
+    @property
+    def algo(self) -> str:
+        """The algorithm's name, "" where it is not known."""
+        return str(self._option("algo") or "")
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run."""
+        return self._option("seed")  # type: ignore[no-any-return]
+
+    def _option(self, name: str) -> Any:
+        return self.options.get("trainer", {}).get(name, self.summary.get(name))
+
+    def lines(self, containing: str = "") -> Iterator[dict[str, Any]]:
+        """Entries of `metrics.jsonl` in their order; `containing` leaves out those without this text."""
+        try:
+            with (self.path / "metrics.jsonl").open(encoding="utf-8") as file:
+                for line in file:
+                    if containing in line and (entry := _object(line)):
+                        yield entry
+        except (OSError, UnicodeDecodeError):
+            return
+
+    @functools.cached_property
+    def evaluations(self) -> list[tuple[int, float]]:
+        """Environment steps and mean return of every greedy evaluation."""
+        entries = self.lines(f'"{EVALUATION}"')
+        return [
+            (
+                int(entry.get("eval/total_timesteps") or entry.get("time/total_timesteps") or 0),
+                entry[EVALUATION],
+            )
+            for entry in entries
+            if entry.get(EVALUATION) is not None
+        ]
+
+    @property
+    def best(self) -> float | None:
+        """Highest mean return of a greedy evaluation."""
+        return max((value for _, value in self.evaluations), default=None)
+
+    @property
+    def final(self) -> float | None:
+        """Mean return of the final evaluation, or of the last one."""
+        final = self.summary.get("eval", {}).get("return_mean")
+        return final if final is not None else next((value for _, value in self.evaluations[::-1]), None)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far."""
+        if self.pid is None and "env_steps" in self.summary:
+            return int(self.summary["env_steps"])
+        return max((int(entry.get("time/total_timesteps") or 0) for entry in self.lines()), default=0)
+
+    @property
+    def changed(self) -> float:
+        """When a file of the run was last written, in seconds since 1970."""
+        times = [
+            (self.path / name).stat().st_mtime
+            for name in ("summary.json", "metrics.jsonl", "config.toml")
+            if (self.path / name).exists()
+        ]
+        return max(times, default=0.0)
+
+
+def is_run(path: Path) -> bool:
+    """Whether the directory is a run's."""
+    return (path / "config.toml").is_file() and ((path / LOCK).exists() or (path / "checkpoints").is_dir())
+
+
+def find_runs(folder: Path, depth: int = DEPTH) -> list[KeptRun]:
+    """The runs in a folder and its folders, the one written last at the end; the folder itself may be one."""
+    found = [KeptRun(path) for path in _run_paths(folder, depth)]
+    return sorted(found, key=lambda run: (run.changed, run.path))
+
+
+def _run_paths(folder: Path, depth: int) -> Iterator[Path]:
+    if is_run(folder):
+        yield folder
+    elif depth > 0 and folder.is_dir():
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+                yield from _run_paths(path, depth - 1)
+
+
+def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
+    """Options that are not the same in all runs, by `table.option`: the value of each run, None where it has none."""
+    tables = [_flat(run.options) for run in runs]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    rows = {name: [table.get(name) for table in tables] for name in names}
+    return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{table}.{name}": value
+        for table, options in tables.items()
+        if isinstance(options, Mapping)
+        for name, value in options.items()
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _object(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:  # the last line of a run that was killed
+        return {}
+    return value if isinstance(value, dict) else {}

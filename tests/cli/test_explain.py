@@ -1,0 +1,122 @@
+"""`asyncrl explain`, `presets` and `completion`: what the records, the presets and the table of names say."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.cli.explanation import RUN, allowed, explain
+from asyncrl.cli.main import main
+from asyncrl.options import option_help
+from asyncrl.other_names import other_names
+from asyncrl.run.config import TrainerConfig
+
+NAMES = sorted(
+    {name for record in (TrainerConfig, *ALGORITHMS.values()) for name in option_help(record)}  # type: ignore[type-var]
+)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *other_names()])
+def test_every_option_and_every_other_name_is_explained(name: str) -> None:
+    text, known = explain(name)
+    assert known
+    assert max(map(len, text.splitlines())) <= 118
+    if name in NAMES and name not in other_names():
+        assert text.startswith(f"{name}: option of ")
+
+
+def test_an_explanation() -> None:
+    text, _ = explain("samples_per_insert")
+    assert text == explain("--dqn.samples-per-insert")[0].replace(
+        "option of dqn", "option of c51, crossq, ddpg, dqn, qrdqn, rainbow, sac, td3, tqc"
+    ) or text.startswith(
+        "samples_per_insert: option of c51, crossq, ddpg, dqn, qrdqn, rainbow, sac, td3, tqc\n"
+    )
+    assert "  flag       --dqn.samples-per-insert X\n" in text
+    assert "  python     DQN(samples_per_insert=...)\n" in text
+    assert "  file       [dqn] samples_per_insert = ...\n" in text
+    assert "  type       a number or none\n" in text
+    assert "  range      greater than 0\n" in text
+    assert "16.0 for c51, dqn, qrdqn, rainbow; 256.0 for crossq, ddpg, sac, td3, tqc" in text
+    assert "  presets    32.0 in CartPole-v1 (c51, dqn, qrdqn, rainbow)" in text
+    assert "train_freq" in text
+
+
+def test_of_one_algorithm_and_of_a_run() -> None:
+    text, _ = explain("--PPO.clip-range")
+    assert text.startswith("clip_range: option of ppo\n") and "  flag       --ppo.clip-range X\n" in text
+    for name in ("--steps", "total_steps", "steps"):
+        assert explain(name)[0].startswith("total_steps: option of every run\n")
+    assert "  flag       --env-kwargs KEY:VALUE\n" in explain("env_kwargs")[0]
+
+
+def test_a_name_of_another_library() -> None:
+    text, known = explain("buffer_size")
+    assert known
+    assert text.startswith("buffer_size is the name of another library; asyncrl calls it replay_capacity\n\n")
+    assert "replay_capacity: option of c51" in text
+    assert explain("use_sde") == (
+        "use_sde is the name of another library: there is no state-dependent exploration",
+        True,
+    )
+
+
+def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("sampels_per_insert") == (
+        "there is no option sampels_per_insert; did you mean samples_per_insert?",
+        False,
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(["explain", "--sampels-per-insert"])
+    assert stop.value.code == 2
+    assert "did you mean samples_per_insert?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "rule"),
+    [
+        ("dqn", "gamma", "from 0 to 1"),
+        ("dqn", "n_step", "at least 1; at most 255"),
+        ("dqn", "tau", "greater than 0; from 0 to 1"),
+        (RUN, "num_actors", "at least 1"),
+        (RUN, "device", ""),
+    ],
+)
+def test_ranges_are_those_of_the_records(owner: str, name: str, rule: str) -> None:
+    record = TrainerConfig if owner == RUN else ALGORITHMS[owner]
+    assert allowed(owner, option_help(record)[name]) == rule
+
+
+def test_presets_are_listed_with_what_they_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + sum(len(load_presets(algo)) for algo in ALGORITHMS)
+    assert max(map(len, lines)) <= 118
+    (line,) = (line for line in lines if line.split()[:2] == ["CartPole-v1", "dqn"])
+    assert line.endswith("475 over 100 episodes: 20 of 20 held-out seeds, median 12,758 steps")
+    assert main(["presets", "PPO"]) == 0
+    text = capsys.readouterr().out
+    assert "\n[trainer]\nnum_actors" in text and "\n[ppo]\n" in text and "dqn" not in text
+    with pytest.raises(SystemExit):
+        main(["presets", "NoSuch-v0"])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_and_options(
+    capsys: pytest.CaptureFixture[str], shell: str, tmp_path: Path
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("--dqn.learning-rate", "--eval-interval-steps", "--episodes", "presets"):
+        assert word in script
+    if shell == "bash":
+        file = tmp_path / "complete"
+        file.write_text(script)
+        typed = "COMP_WORDS=(asyncrl train --algo d); COMP_CWORD=3"
+        asked = f"source {file}; {typed}; _shtab_asyncrl; echo ${{COMPREPLY[*]}}"
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30)
+        assert done.stdout.split() == ["ddpg", "dqn"], done.stderr

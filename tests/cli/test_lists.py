@@ -1,0 +1,158 @@
+"""`asyncrl ls` and `asyncrl diff`, over directories that were written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kept_runs import write_run
+
+from asyncrl.cli.main import main
+from asyncrl.cli.text_table import age, number, text_table
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with three runs and what is none."""
+    write_run(
+        tmp_path / "good",
+        summary={"env_steps": 12_345, "eval": {"return_mean": 480.25}, "updates": 6000},
+        evaluations=[(5000, 100.0), (10_000, 490.5), (12_000, 470.0)],
+        age_seconds=7300,
+    )
+    write_run(tmp_path / "deep" / "er" / "killed", algo="ppo", seed=3, lines=[{"time/total_timesteps": 777}])
+    write_run(
+        tmp_path / "bad",
+        summary={"state": "failed", "error": "[ASYNC022] no", "env_steps": 5},
+        options={"gamma": 0.5},
+        trainer={"num_actors": 2},
+        age_seconds=100,
+    )
+    (tmp_path / "no run").mkdir()
+    return tmp_path
+
+
+def test_runs_are_found_in_the_order_of_their_age(folder: Path) -> None:
+    assert [run.path.name for run in find_runs(folder)] == ["good", "bad", "killed"]
+    assert [run.path.name for run in find_runs(folder / "good")] == ["good"]
+    assert not is_run(folder / "no run") and find_runs(folder / "no run") == []
+
+
+def test_what_a_run_says_of_itself(folder: Path) -> None:
+    good, bad, killed = find_runs(folder)
+    assert (good.env, good.algo, good.seed, good.state) == ("CartPole-v1", "dqn", 0, "finished")
+    assert (good.env_steps, good.best, good.final) == (12_345, 490.5, 480.25)
+    assert (bad.state, bad.best, bad.final) == ("failed", None, None)
+    assert (killed.algo, killed.state, killed.env_steps) == ("ppo", "killed", 777)
+
+
+def test_a_run_that_goes_on_holds_its_lock(tmp_path: Path) -> None:
+    import os
+
+    path = write_run(tmp_path / "x")
+    for name in ("metrics.jsonl", "summary.json"):
+        (path / name).unlink(missing_ok=True)
+    directory = RunDirectory(path)
+    try:
+        run = KeptRun(path)
+        assert (run.state, run.pid) == ("running", os.getpid())
+    finally:
+        directory.close()
+    assert (KeptRun(path).state, KeptRun(path).pid) == ("killed", None)
+
+
+def test_half_written_files_are_read_as_far_as_they_go(folder: Path) -> None:
+    good = folder / "good"
+    with (good / "metrics.jsonl").open("a") as file:
+        file.write('{"eval/mean_reward": 500.0, "eval/tot')
+    (good / "summary.json").write_text("{")
+    (good / "config.toml").write_text("[trainer\n")
+    run = KeptRun(good)
+    assert (run.env, run.seed, run.state, run.best, run.final) == ("", None, "killed", 490.5, 470.0)
+
+
+def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "env", "algo", "seed", "state", "steps", "best", "final", "age"]
+    assert lines[1].split() == [
+        *("good", "CartPole-v1", "dqn", "0", "finished", "12,345", "490.5", "480.2", "2", "h")
+    ]
+    assert lines[2].split()[:8] == ["bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "-"]
+    assert lines[3].split()[:6] == ["deep/er/killed", "CartPole-v1", "ppo", "3", "killed", "777"]
+
+
+def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(folder), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in runs] == ["good", "bad", "deep/er/killed"]
+    assert runs[0] | {"age_seconds": 0} == {
+        "run": "good",
+        "env": "CartPole-v1",
+        "algo": "dqn",
+        "seed": 0,
+        "state": "finished",
+        "steps": 12_345,
+        "best": 490.5,
+        "final": 480.25,
+        "age_seconds": 0,
+    }
+
+
+def test_ls_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCRL_RUNS", str(tmp_path))
+    assert main(["ls"]) == 0
+    assert capsys.readouterr().out == f"no run lies in {tmp_path}\n"
+    assert main(["ls", str(tmp_path / "nowhere")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", str(folder / "good"), str(folder / "bad")]) == 0
+    text = capsys.readouterr().out
+    options, outcome = (part.splitlines() for part in text.split("\n\n"))
+    assert [line.split() for line in options] == [
+        ["option", "A", "B"],
+        ["dqn.gamma", "0.99", "0.5"],
+        ["trainer.num_actors", "not", "set", "2"],
+    ]
+    rows = {line[:20].strip(): line[20:].split() for line in outcome}
+    assert rows["state"] == ["finished", "failed"]
+    assert rows["best return"] == ["490.5", "-"]
+    assert rows["steps"] == ["12,345", "5"]
+
+
+def test_diff_of_equal_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder / "same", summary={})
+    assert main(["diff", str(folder / "good"), str(folder / "same")]) == 0
+    assert capsys.readouterr().out.startswith("the options are the same\n")
+    assert set(differing_options([KeptRun(folder / "good"), KeptRun(folder / "same")])) == {"trainer.run_dir"}
+
+
+def test_diff_of_what_is_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", str(folder / "good"), str(folder / "no run")]) == 1
+    assert "is no run's directory" in capsys.readouterr().err
+
+
+def test_tables_keep_to_118_characters() -> None:
+    rows = [["a" * 200, "b" * 30, "1"], ["short", "c", "1,000"]]
+    lines = text_table(("run", "env", "steps"), rows, right=("steps",)).splitlines()
+    assert max(map(len, lines)) <= 118
+    assert "aaa~aaa" in lines[1] and lines[2].endswith("1,000")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59, "59 s"), (60, "1 min"), (3700, "1 h"), (200_000, "2 d")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_numbers() -> None:
+    assert [number(x) for x in (None, 1.25, -200.04, 12_345.6)] == ["-", "1.2", "-200.0", "12,346"]
