@@ -81,6 +81,11 @@ class Help(argparse.RawDescriptionHelpFormatter):
         width = min(_WIDEST, shutil.get_terminal_size((80, 24)).columns)
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=max(60, width))
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:  # lines that were broken by hand
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or "-h" in action.option_strings:
             return super()._format_action_invocation(action)
@@ -185,12 +190,14 @@ def metavar(option: Option) -> str:
     """What stands for the value of a flag in help."""
     if option.name in _ITEMS:
         return _ITEMS[option.name]
-    kinds = [kind for kind in describe(option.type).split(" or ") if kind != "none"]
-    if kinds[0].startswith("a list"):
+    if describe(option.type).startswith("a list"):
         return "N,N"
-    return "|".join(
-        _PLACEHOLDERS.get(kind, kind.removeprefix("one of ").replace(", ", "|")) for kind in kinds
+    written = (
+        _PLACEHOLDERS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
+        for kind in describe(option.type).split(" or ")
+        if kind in _PLACEHOLDERS or kind.startswith("one of ")  # not what only Python can say
     )
+    return "|".join(written) or option.name.upper()
 
 
 def given_flags(parsed: argparse.Namespace, record: type, prefix: str = "") -> dict[str, Any]:
