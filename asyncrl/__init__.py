@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.ppo import PPO
     from asyncrl.algorithms.qrdqn import QRDQN
     from asyncrl.algorithms.rainbow import Rainbow
+    from asyncrl.algorithms.registry import register
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
@@ -47,6 +48,7 @@ _HOMES = {
     "__version__": "asyncrl.version",
     "flat": "asyncrl.show.metrics",
     "load": "asyncrl.run.load",
+    "register": "asyncrl.algorithms.registry",
     "running": "asyncrl.run.running",
     "stop_all": "asyncrl.run.running",
     "train": "asyncrl.run.trainer",
@@ -74,6 +76,7 @@ __all__ = [
     "__version__",
     "flat",
     "load",
+    "register",
     "running",
     "stop_all",
     "train",

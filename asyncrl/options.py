@@ -18,14 +18,14 @@ import ast
 import dataclasses
 import difflib
 import functools
-import inspect
 import numbers
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from asyncrl.docstrings import field_docstrings
 
 FunctionOfProgress = Callable[[float], float]
 """A number that changes over a run: a function of the share of the run's `total_steps` that is done, from 0 to 1."""
@@ -71,32 +71,18 @@ def option_help(record: type) -> Mapping[str, Option]:
 def _options(record: type) -> Mapping[str, Option]:
     if not dataclasses.is_dataclass(record):
         raise TypeError(f"record must be a dataclass, got {record!r}")
-    hints, docs = get_type_hints(record), _attribute_docstrings(record)
+    hints, (docs, complete) = get_type_hints(record), field_docstrings(record)
     options = {}
     for field in dataclasses.fields(record):
         if not field.metadata.get("option", True):
             continue
-        if field.name not in docs:
+        if field.name not in docs and complete:
             raise ValueError(f"{record.__name__}.{field.name} must have a docstring under it, got none")
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        options[field.name] = Option(field.name, hints[field.name], default, docs[field.name])
+        options[field.name] = Option(field.name, hints[field.name], default, docs.get(field.name, ""))
     return types.MappingProxyType(options)
-
-
-def _attribute_docstrings(record: type) -> dict[str, str]:
-    docs: dict[str, str] = {}
-    for cls in reversed(record.__mro__):
-        if not dataclasses.is_dataclass(cls):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in zip(definition.body, definition.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                    docs[name] = " ".join(doc.split())
-    return docs
 
 
 def option_values(record: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
-    *("version", "errors", "options", "other_names", "interfaces", "protocols"),
+    *("version", "errors", "docstrings", "options", "option_docs", "other_names", "interfaces", "protocols"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
     *("learning", "show", "server", "run", "cli", "__main__"),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
-from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, flag_of, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
@@ -38,14 +38,15 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         SystemExit: with code 2, for a wrong flag or value.
         ConfigurationError: the file of `--config` is wrong (ASYNC017).
     """
+    given_algorithm = imported_algorithm(last_value(arguments, "--algo") or "")
     if {"-h", "--help"} & set(arguments):
-        make_parser(algorithms_named(arguments)).print_help()
+        make_parser(algorithms_named([*arguments, given_algorithm])).print_help()
         raise SystemExit(0)
     given_file = last_value(arguments, "--config")
     file = Path(given_file).expanduser() if given_file else None
     tables = read_config(file, ALGORITHMS) if file is not None else {}
     in_file = tables.get(TRAINER, {})
-    algo = algorithm_name(last_value(arguments, "--algo") or in_file.get("algo", ""))
+    algo = algorithm_name(given_algorithm or in_file.get("algo", ""))
     parser = make_parser([algo] if algo in ALGORITHMS else [])
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)

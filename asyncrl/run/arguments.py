@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
-from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import unknown_option
@@ -70,6 +70,7 @@ def algorithm_and_options(
 def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
     """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
     name = algorithm_name(name)
+    name = imported_algorithm(name)
     if name not in ALGORITHMS:
         miss = near_miss(name, ALGORITHMS)
         raise ConfigurationError(

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from asyncrl.option_docs import documented
 from asyncrl.options import coerce, option_help, require_at_least, require_positive
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """Every option of a run except its algorithm's.

@@ -1,0 +1,46 @@
+"""Docstrings under the fields of dataclasses, which Python does not keep: they are read from the source."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import linecache
+import textwrap
+import types
+
+
+def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
+    """Docstring of every field of `record` and its bases, on one line each, and whether all of the source was there."""
+    docs: dict[str, str] = {}
+    complete = True
+    for cls in reversed(record.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        definition = _definition(cls)
+        if definition is None:
+            complete = False
+            continue
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                    docs[name] = " ".join(doc.split())
+    return docs, complete
+
+
+def _definition(cls: type) -> ast.ClassDef | None:
+    """The class statement, None where its source is not to be had."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # in a notebook: a class has no file, but its methods have that of the cell
+        return _in_cell(cls)
+    return definition if isinstance(definition, ast.ClassDef) else None
+
+
+def _in_cell(cls: type) -> ast.ClassDef | None:
+    methods = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    for file in {method.__code__.co_filename for method in methods}:
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                return node
+    return None

@@ -1,0 +1,53 @@
+"""What `help(DQN)` says: a record's docstring, and below it every option with its values, its default and its help."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any, TypeVar
+
+from asyncrl.docstrings import field_docstrings
+from asyncrl.options import Option, describe, option_help
+
+T = TypeVar("T")
+
+WIDTH = 100
+"""Longest line of the text."""
+
+
+class OptionsDoc:
+    """The `__doc__` of a record; its options are read from the source when it is first asked for, not at import."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = (text or "").rstrip()
+        self._full: dict[type, str] = {}
+
+    def __get__(self, record: object, kind: type) -> str:
+        if kind not in self._full:
+            self._full[kind] = f"{self._text}\n\n    Options:\n{_options_text(kind)}\n    "
+        return self._full[kind]
+
+
+def documented(record: type[T]) -> type[T]:
+    """Let `help(record)` explain the options of a dataclass; a decorator."""
+    text = record.__dict__.get("__doc__")
+    if not isinstance(text, OptionsDoc):
+        documentation: Any = OptionsDoc(text)
+        record.__doc__ = documentation
+    return record
+
+
+def _options_text(record: Any) -> str:
+    options, (docs, _) = option_help(record), field_docstrings(record)
+    texts = [_entry(option.name, f"{option.help} ({_values(option)})") for option in options.values()]
+    further = [field.name for field in dataclasses.fields(record) if field.name not in options]
+    return "\n".join(texts + [_entry(name, f"{docs.get(name, '')} (in Python only)") for name in further])
+
+
+def _values(option: Option) -> str:
+    default = "required" if option.required else f"default {option.default!r}"
+    return f"{describe(option.type)}; {default}"
+
+
+def _entry(name: str, text: str) -> str:
+    return f"        {name}:\n" + textwrap.indent(textwrap.fill(text, WIDTH - 12), " " * 12)

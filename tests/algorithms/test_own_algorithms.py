@@ -1,0 +1,104 @@
+"""Algorithms of users: registered by their name, imported as module:Class, explained like those of the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import linecache
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+import asyncrl
+from asyncrl import DQN, Trainer
+from asyncrl.algorithms.registry import ALGORITHMS, imported_algorithm
+from asyncrl.cli.train import parse
+from asyncrl.errors import ConfigurationError
+from asyncrl.options import option_help
+from asyncrl.run.config import TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(DQN):
+    """Deep Q-learning of mine."""
+
+    name: ClassVar[str] = "mine"
+
+    margin: float = 0.5
+    """Margin of mine."""
+
+
+@pytest.fixture(autouse=True)
+def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS, "_names", list(ALGORITHMS))
+    monkeypatch.setattr(ALGORITHMS, "_records", dict(ALGORITHMS))
+
+
+def test_a_registered_algorithm_is_found_by_its_name() -> None:
+    with pytest.raises(ConfigurationError, match="no algorithm is called 'mine'"):
+        Trainer("CartPole-v1", "mine")
+    assert asyncrl.register(Mine) is Mine
+    assert isinstance(Trainer("CartPole-v1", "mine").algorithm, Mine) and list(ALGORITHMS)[-1] == "mine"
+    again = dataclasses.make_dataclass("Mine", [], bases=(Mine,), frozen=True, kw_only=True)
+    asyncrl.register(again)  # a notebook's cell that runs again
+    assert ALGORITHMS["mine"] is again and list(ALGORITHMS).count("mine") == 1
+
+
+def test_a_command_line_takes_module_and_class() -> None:
+    name = f"{__name__}:Mine"
+    config, algorithm = parse(["CartPole-v1", "--algo", name, "--mine.margin", "0.25"])
+    assert config.algo == "mine" and algorithm.margin == 0.25 and type(algorithm).__name__ == "Mine"
+    assert isinstance(Trainer("CartPole-v1", name).algorithm, ALGORITHMS["mine"])
+    with pytest.raises(ConfigurationError, match=r"cannot be imported: .* has no attribute 'Yours'"):
+        imported_algorithm(f"{__name__}:Yours")
+    with pytest.raises(ConfigurationError, match="cannot be imported: No module named 'no_such_module'"):
+        imported_algorithm("no_such_module:Mine")
+
+
+def test_what_cannot_be_an_algorithm_is_refused() -> None:
+    class Plain:
+        name = "plain"
+
+    with pytest.raises(TypeError, match=r"a dataclass with what .* lacks update_loop, action_kinds"):
+        asyncrl.register(Plain)
+    with pytest.raises(
+        ValueError, match="name must be one that no algorithm of asyncrl has, got 'dqn' in DQN"
+    ):
+        asyncrl.register(DQN)
+
+
+@pytest.mark.parametrize("record", [asyncrl.DQN, asyncrl.PPO, TrainerConfig])
+def test_help_explains_every_option(record: Any) -> None:
+    text = inspect.getdoc(record)
+    assert text is not None and "Options:" in text
+    for option in option_help(record).values():
+        assert f"    {option.name}:\n" in text
+        assert (
+            option.help.split()[0] in text and f"default {option.default!r}" in " ".join(text.split())
+        ) or (option.required)
+
+
+def test_help_explains_an_own_algorithm_and_what_is_in_python_only() -> None:
+    text = inspect.getdoc(asyncrl.register(Mine))
+    assert text is not None and text.startswith("Deep Q-learning of mine.")
+    assert "margin:\n        Margin of mine. (a number; default 0.5)" in text and "(in Python only)" in text
+
+
+def test_a_record_of_a_notebook_has_its_docstrings() -> None:
+    code = '''
+@dataclass(frozen=True, kw_only=True)
+class Cell(DQN):
+    name: ClassVar[str] = "cell"
+    margin: float = 0.5
+    """Margin of the cell."""
+
+    def check(self, spec):
+        return super().check(spec)
+'''
+    file = "/tmp/ipykernel_1/2.py"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    space = {"__name__": "__main__", "dataclass": dataclass, "DQN": DQN, "ClassVar": ClassVar}
+    exec(compile(code, file, "exec", dont_inherit=True), space)
+    assert option_help(space["Cell"])["margin"].help == "Margin of the cell."
+    assert option_help(space["Cell"])["gamma"].help == option_help(DQN)["gamma"].help
