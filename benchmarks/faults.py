@@ -3,10 +3,12 @@
     actors        SIGKILL of actors at random moments under DQN and PPO; every row and every batch is recomputed
     processes     a signal to the main process, the fork server or the evaluator of a run at a random moment
     checkpoints   mutated files, and saves that are killed or find a full disk at each of their calls
+    environments  thirty environments that misbehave: what is detected, after how long, and what is left
 
     python benchmarks/faults.py actors --kills 10000
     python benchmarks/faults.py processes --kills 100
     python benchmarks/faults.py checkpoints --mutations 10000
+    python benchmarks/faults.py environments
 
 Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the
 goals; a small part of them takes a minute.
@@ -23,10 +25,11 @@ import time
 from typing import Any
 
 from faults_env import CountingEnv
+from faults_environments import CLASSES, run_one, table
 from faults_files import broken_saves, mutations
 from faults_processes import TARGETS, kill_runs
 from faults_rows import GAMMA, Findings, RowCheck, check_batch, check_segments
-from harness import Report
+from harness import Report, markdown
 
 PATIENCE_SECONDS = 120.0
 
@@ -195,6 +198,25 @@ def checkpoints(arguments: argparse.Namespace) -> None:
     report.write()
 
 
+def environments(arguments: argparse.Namespace) -> None:
+    """Environments that misbehave."""
+    report = Report("faults_environments")
+    rows = []
+    for name in arguments.names or CLASSES:
+        rows.append(run_one(name))
+        print(rows[-1], flush=True)
+    head = ["fault", "codes", "exit code", "seconds", "updates", "weights saved", "state", "processes left"]
+    report.note("table", markdown(head, table(rows)).splitlines())
+    report.note("rows", rows)
+    learned = [row for row in rows if row["updates"]]
+    report.add("environments", [len(rows)], "")
+    report.add("hangs", [sum(row["hangs"] for row in rows)], "", "0")
+    report.add("processes_left", [sum(row["processes_left"] for row in rows)], "", "0")
+    report.add("weights_lost", [sum(not row["weights"] for row in learned)], f"of {len(learned)}", "0")
+    report.add("control_characters_shown", [sum(row["control_characters"] for row in rows)], "", "0")
+    report.write()
+
+
 def main() -> None:
     """Run one section."""
     parser = argparse.ArgumentParser(
@@ -212,6 +234,9 @@ def main() -> None:
     section = sections.add_parser("checkpoints", help=checkpoints.__doc__)
     section.add_argument("--mutations", type=int, default=1_000)
     section.set_defaults(run=checkpoints)
+    section = sections.add_parser("environments", help=environments.__doc__)
+    section.add_argument("names", nargs="*", metavar="NAME")
+    section.set_defaults(run=environments)
     for section in sections.choices.values():
         section.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from asyncrl import DQN
-from asyncrl.cli.playing import _policy_bytes
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy
 from asyncrl.run.checkpoint_folder import CheckpointFolder
+from asyncrl.run.load import load as load_policy
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ALGORITHM = DQN(hidden_sizes=(16,))
@@ -87,7 +87,7 @@ def mutations(count: int, seed: int) -> dict[str, int]:
             path.write_bytes(data)
             forged = data[8:40] == hashlib.sha256(data[40:]).digest()
             try:
-                _policy_bytes(read_policy(path), path)
+                load_policy(path)
                 what = "forged_and_read" if forged else "garbage_accepted"
                 result["unchanged" if data == good else what] += 1
             except CheckpointError as refused:
