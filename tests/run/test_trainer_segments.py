@@ -140,9 +140,10 @@ def test_relaxed_waits_for_no_particular_actor():
         finally:
             SlowInOneActor.seconds = slow
     steps = sorted(actor.env_steps for actor in trainer.snapshot().actors)
-    assert steps[1] > 10 * max(1, steps[0])
-    # In lockstep the 20,000 steps would be 10,000 of the slow actor's, at 20 ms each.
-    assert result.summary["train_seconds"] < 50
+    assert sum(steps) >= 20_000 and result.stop_reason == "total_steps"
+    assert steps[1] > 3 * max(
+        1, steps[0]
+    )  # in lockstep both make as many; alone the fast one makes a hundred times more
 
 
 def test_staleness_bound_holds_and_discards():
