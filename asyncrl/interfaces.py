@@ -14,7 +14,7 @@ Axes, used in every docstring of the package:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,8 @@ class EnvSpec:
         reward_threshold: return from which the environment counts as solved, or None.
         vector_envs: how many environments one call of the factory makes where it returns a vector of them (then an
             actor has exactly so many), or None where it makes one.
+        frame_stack: observations that are joined along the first axis of `observation_shape`, oldest first; 1: no such
+            axis. An environment's own spec has 1, and rings hold single observations; see `stacked`.
     """
 
     name: str
@@ -105,6 +107,14 @@ class EnvSpec:
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
     vector_envs: int | None = None
+    frame_stack: int = 1
+
+    def stacked(self, frames: int) -> EnvSpec:
+        """What a policy sees: the last `frames` observations `[frames, *observation_shape]`; itself for 1."""
+        assert self.frame_stack == 1, "an environment's observations are stacked once"
+        if frames == 1:
+            return self
+        return replace(self, observation_shape=(frames, *self.observation_shape), frame_stack=frames)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class Option:
 def option_help(record: type) -> Mapping[str, Option]:
     """Every option of `record` by name, in the order of its fields.
 
-    A field with metadata `{"option": False}` is none: it cannot be written on a command line or in a file.
+    A field with metadata `{"option": False}` is none: it cannot be written on a command line or in a file. One with
+    metadata `{"type": kind}` takes in a file what `kind` says, and from Python more.
 
     Raises:
         TypeError: `record` is not a dataclass.
@@ -81,7 +82,8 @@ def _options(record: type) -> Mapping[str, Option]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        options[field.name] = Option(field.name, hints[field.name], default, docs.get(field.name, ""))
+        kind = field.metadata.get("type", hints[field.name])
+        options[field.name] = Option(field.name, kind, default, docs.get(field.name, ""))
     return types.MappingProxyType(options)
 
 

@@ -22,6 +22,9 @@ class Policy(Protocol):
     weight_count: int
     """Number of float32 values in the flat weight block."""
 
+    frame_stack: int
+    """k: observations of a stream that one row of `obs` joins, `[E, k, *obs_shape]`; 1: `[E, *obs_shape]`."""
+
     @property
     def weights(self) -> NDArray[np.float32]:
         """The flat block that the policy multiplies with, `[weight_count]`, not a copy."""

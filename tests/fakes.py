@@ -30,6 +30,7 @@ class RandomPolicy:
         self.num_actions = num_actions
         self.weight_count = weight_count
         self.exploration_rate = 0.25
+        self.frame_stack = 1
         self.streams = (0, 0, 0)
         self.weights = np.zeros(weight_count, np.float32)
         self.changes = 0

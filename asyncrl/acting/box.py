@@ -114,6 +114,7 @@ class BoxPolicy:
         self._values = layout.action_values
         self._exploration = 1.0
         self.layout, self.random_steps, self.weight_count = layout, random_steps, layout.weight_count
+        self.frame_stack = spec.frame_stack
 
     @property
     def exploration_rate(self) -> float:

@@ -147,7 +147,7 @@ class StochasticPolicy:
         self._network = make_acting_network(spec, layout, layout.network, relu, statistics)
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
-        self.layout = layout
+        self.layout, self.frame_stack = layout, spec.frame_stack
         self.weight_count = layout.weight_count
         self._shape = spec.action.shape
         self._choices = np.array(layout.choices, np.int64)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.streams import Streams
+from asyncrl.acting.frames import FrameStacks
+from asyncrl.actors.streams import Events, Streams
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
 from asyncrl.interfaces import RESET
 from asyncrl.protocols import Policy
@@ -80,6 +81,10 @@ class Actor:
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
+        self._stacks: FrameStacks | None = None
+        if policy.frame_stack > 1:
+            shape = self._first_obs.shape[1:], layout.spec.observation_dtype
+            self._stacks = FrameStacks(num_envs, policy.frame_stack, *shape)
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
         self._rewards = np.zeros(num_envs, np.float64)
         self._returns = np.zeros(num_envs, np.float64)
@@ -99,6 +104,8 @@ class Actor:
         except BaseException as error:
             raise self._explain(error, None) from error
         self._refuse_non_finite(self._first_obs, None)
+        if self._stacks is not None:
+            self._stacks.begin(slice(None), self._first_obs)
 
     def step(self) -> bool:
         """Write and publish one row; False where that must wait, for a grant or for the first weights.
@@ -122,7 +129,8 @@ class Actor:
                 return True
             writer.obs[:, slot] = self._first_obs
         next_obs = writer.obs[:, next_slot]
-        actions, extras = self.policy.act(self.streams.newest, self._rng, self._steps * self._num_actors)
+        obs = self.streams.newest if self._stacks is None else self._stacks.array
+        actions, extras = self.policy.act(obs, self._rng, self._steps * self._num_actors)
         try:
             events = self.streams.step(actions, next_obs, self._rewards)
         except BaseException as error:
@@ -131,6 +139,8 @@ class Actor:
         writer.action[:, slot] = actions
         for name, values in extras.items():
             writer.extras[name][:, slot] = values
+        if self._stacks is not None:
+            self._stack_newest(self._stacks, events)
         self._stamp(slot)
         self._row += 1
         taken = count_row(
@@ -154,6 +164,14 @@ class Actor:
         writer.flags[:, slot] = RESET
         self._stamp(slot)
         writer.publish(1, 0)
+
+    def _stack_newest(self, stacks: FrameStacks, events: Events) -> None:
+        """Push what the row observed; where it was a reset, an episode begins with it."""
+        newest = self.streams.newest
+        stacks.push(slice(None), newest)
+        began = events[(events[:, 1] & RESET) != 0, 0]
+        if began.size:
+            stacks.begin(began, newest[began])
 
     def _stamp(self, slot: int) -> None:
         self.writer.version[slot] = self.weights_version

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
@@ -151,13 +152,13 @@ class EpisodePlayer:
             self._alive(0)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
-        obs = np.empty((episodes, *self._spec.observation_shape), self._spec.observation_dtype)
+        obs = self._stacks(episodes)
         form = ActionForm(self._envs[0].action_space)
         live = list(range(min(episodes, len(self._envs))))
         for episode in live:
-            obs[episode] = self._reset(episode, seeds)
+            obs.begin(episode, self._reset(episode, seeds))
         while live:
-            actions = form.rows(self._policy.greedy(obs[live]))
+            actions = form.rows(self._policy.greedy(obs.array[live]))
             live = self._step(live, actions, obs, seeds, returns, lengths)
             if live and time.monotonic() >= self._deadline:
                 self.cut_episodes += sum(bool(lengths[episode]) for episode in live)
@@ -169,7 +170,7 @@ class EpisodePlayer:
         self,
         live: list[int],
         actions: list[Any],
-        obs: NDArray[Any],
+        obs: FrameStacks,
         seeds: list[int],
         returns: NDArray[np.float64],
         lengths: NDArray[np.int64],
@@ -185,15 +186,19 @@ class EpisodePlayer:
             lengths[episode] += 1
             ended = step[2] or step[3]
             if not ended and lengths[episode] < self._max_steps:
-                obs[episode] = step[0]
+                obs.push(episode, step[0])
                 still.append(episode)
                 continue
             self._finished += 1
             self.cut_episodes += not ended
             if (following := episode + len(self._envs)) < len(seeds):
-                obs[following] = self._reset(following, seeds)
+                obs.begin(following, self._reset(following, seeds))
                 still.append(following)
         return still
+
+    def _stacks(self, rows: int) -> FrameStacks:
+        spec = self._spec
+        return FrameStacks(rows, self._policy.frame_stack, spec.observation_shape, spec.observation_dtype)
 
     def _reset(self, episode: int, seeds: list[int]) -> Any:
         env = self._envs[episode % len(self._envs)]
@@ -210,8 +215,14 @@ class EpisodePlayer:
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         next_episode = list(range(n))  # environment i plays episodes i, i + n, ...
         streams.reset([seed], obs)
+        stacks = self._stacks(n)
+        stacks.begin(slice(None), obs)
         while min(next_episode) < episodes:
-            events = streams.step(self._policy.greedy(obs), obs, rewards)
+            events = streams.step(self._policy.greedy(stacks.array), obs, rewards)
+            stacks.push(slice(None), obs)
+            for i, flag in events.tolist():
+                if flag == RESET:
+                    stacks.begin(i, obs[i])
             self._alive(self._finished)
             row_returns += rewards
             row_lengths += 1

@@ -47,9 +47,11 @@ class ActorCritic:
         max_grad_norm: maximum norm of the gradient of both networks together, or None.
         adam_eps: term that Adam adds to its denominator.
         initial_log_std: the Gaussian's log standard deviations at the start.
+        byte_observations: whether observations are bytes.
 
     Attributes:
         layout, device: as given.
+        keeps_bytes: whether a rollout keeps bytes, a quarter of the memory, and scales them when a pass reads them.
         weight_count: how many float32 values `write_weights` fills.
         parameters: flat `[P]`: policy, log standard deviations, value.
         gradient: `[P]`, filled by `backward`.
@@ -66,7 +68,9 @@ class ActorCritic:
         max_grad_norm: float | None = 0.5,
         adam_eps: float = 1e-5,
         initial_log_std: float = 0.0,
+        byte_observations: bool = False,
     ) -> None:
+        self.keeps_bytes = byte_observations and not layout.normalized
         self.layout, self.device, self.weight_count = layout, torch.device(device), layout.weight_count
         hidden = layout.hidden if value_hidden is None else value_hidden
         shared = None, layout.activation, layout.network
@@ -113,19 +117,19 @@ class ActorCritic:
         """One step of Adam with the gradient that `backward` has filled, clipped on the way."""
         self._adam.step(learning_rate)
 
-    def normalized(self, obs: NDArray[Any], out: NDArray[np.float32]) -> None:
+    def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Write observations as the networks take them: float32, normalised (or bytes scaled to 0..1).
 
         Args:
             obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.
-            out: `[R, inputs]`.
+            out: `[R, inputs]`, of bytes where they are kept.
         """
         flat = obs.reshape(out.shape)
         if self.layout.normalized:
             np.subtract(flat, self._mean, out=out, casting="same_kind")
             np.multiply(out, self._scale, out=out)
             np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
-        elif flat.dtype == np.uint8:
+        elif flat.dtype == np.uint8 and out.dtype != np.uint8:
             np.multiply(flat, np.float32(1 / 255), out=out)
         else:
             np.copyto(out, flat, casting="same_kind")

@@ -107,8 +107,8 @@ class ContinuousControl(OffPolicy):
         """The actor's shape and weight order, shared by policy and learner. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
-        inputs = math.prod(spec.observation_shape)
-        return BoxLayout(inputs, self.hidden_sizes, spec.action, self._gaussian, self.network)
+        inputs = math.prod(self.seen(spec).observation_shape)
+        return BoxLayout(inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec))
 
     @property
     def uniform_steps(self) -> int:

@@ -77,14 +77,14 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         seed: int,
         shape: Shape,
     ) -> None:
-        self.config, self.spec, self.device = config, spec, torch.device(device)
+        self.config, self.spec, self.device = config, config.seen(spec), torch.device(device)
         self.layout = layout = config.layout(spec)
         self.weight_count = layout.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds = None if config.entropy_in_values else ValueBounds()
         half_range = torch.from_numpy(scaling(layout.action)[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
-        policy_network, critic_network = shape.networks or (config.network, config.network)
+        policy_network, critic_network = shape.networks or (layout.network, layout.network)
         hidden = config.critic_hidden_sizes or config.hidden_sizes
         sizes = (layout.inputs + layout.action_values, *hidden, shape.critic_outputs)
         with torch.no_grad():

@@ -87,7 +87,8 @@ class CrossQUpdate(MaximumEntropyUpdate):
             partial(normalised_mlp, hidden=hidden, momentum=momentum)
             for hidden in (config.hidden_sizes, config.critic_hidden_sizes or config.hidden_sizes)
         )
-        networks = (actor, critic) if config.network is None else (config.network, config.network)
+        own = config.network_for(spec)
+        networks = (actor, critic) if own is None else (own, own)
         super().__init__(config, spec, device, seed, has_targets=False, networks=networks, **options)
         self.evaluated_policy = self.policy.on(self.policy.flat)
         self.evaluated_critics = self.critics.on(self.critics.flat)
@@ -129,7 +130,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the actor into `out` `[weight_count]`, with its batch normalisation folded into its layers."""
         (network,) = self.policy.modules
-        if self.config.network is not None:
+        if self.layout.network is not None:
             super().write_weights(out)
             return
         assert isinstance(network, nn.Sequential)

@@ -71,4 +71,4 @@ class DeterministicActor(ContinuousControl):
         scales = self.exploration_scale, self.exploration_scale_last
         ou = self.exploration_noise == "ou"
         noise = OrnsteinUhlenbeckNoise(*scales, self.exploration_theta) if ou else GaussianNoise(*scales)
-        return DeterministicPolicy(spec, self.layout(spec), noise, self.uniform_steps)
+        return DeterministicPolicy(self.seen(spec), self.layout(spec), noise, self.uniform_steps)

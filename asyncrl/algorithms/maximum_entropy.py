@@ -66,4 +66,4 @@ class MaximumEntropy(ContinuousControl):
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
-        return SquashedGaussianPolicy(spec, self.layout(spec), self.uniform_steps)
+        return SquashedGaussianPolicy(self.seen(spec), self.layout(spec), self.uniform_steps)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.schedules import ramp, require_rate, value_at
-from asyncrl.algorithms.preset_files import WithPresets
+from asyncrl.algorithms.observing import Observing
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
     FunctionOfProgress,
-    coerce,
-    option_help,
     require_at_least,
     require_at_most,
     require_fraction,
@@ -22,7 +19,7 @@ from asyncrl.options import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicy(WithPresets):
+class OffPolicy(Observing):
     """Options that mean the same to every algorithm on replay; a record of one extends this one.
 
     Raises:
@@ -116,12 +113,8 @@ class OffPolicy(WithPresets):
     matmul_precision: Literal["highest", "medium"] = "highest"
     """Precision of wide matrix products: float32, or bfloat16 (CPU with AMX) or TF32 (GPU) factors."""
 
-    network: NetworkFactory | None = field(default=None, metadata={"option": False})
-    """Makes each network in place of a perceptron: `network(inputs, outputs)` returns a `torch.nn.Module`."""
-
     def __post_init__(self) -> None:
-        for name, option in option_help(type(self)).items():
-            object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
+        super().__post_init__()
         for name in ("batch_size", "n_step", "replay_capacity", "learning_starts", "learning_rate_updates"):
             require_at_least(name, getattr(self, name), 1)
         require_at_least("lockstep_lag", self.lockstep_lag, 1)

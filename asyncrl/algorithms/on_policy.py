@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
-from asyncrl.algorithms.preset_files import WithPresets
+from asyncrl.algorithms.observing import Observing
 from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,
-    coerce,
-    option_help,
     require_at_least,
     require_fraction,
     require_positive,
@@ -36,7 +33,7 @@ _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy(WithPresets):
+class OnPolicy(Observing):
     """Options that mean the same to every algorithm on segments; a record of one extends this one.
 
     Raises:
@@ -116,12 +113,8 @@ class OnPolicy(WithPresets):
     reuse_epochs: int = 0
     """Maximum additional epochs over a batch while no new one has arrived, at least 0."""
 
-    network: NetworkFactory | None = field(default=None, metadata={"option": False})
-    """`network(inputs, outputs)` makes the policy's and the value's torch module; hidden sizes are then unused."""
-
     def __post_init__(self) -> None:
-        for name, option in option_help(type(self)).items():
-            object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
+        super().__post_init__()
         for name in ("epochs", "segment_length", "segments_per_batch", "queue_batches"):
             require_at_least(name, getattr(self, name), 1)
         require_rate("learning_rate", self.learning_rate)
@@ -177,19 +170,19 @@ class OnPolicy(WithPresets):
 
     def make_policy(self, spec: EnvSpec) -> StochasticPolicy:
         """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
-        return StochasticPolicy(spec, self.layout(spec))
+        return StochasticPolicy(self.seen(spec), self.layout(spec))
 
     def layout(self, spec: EnvSpec) -> ActorLayout:
         """The policy's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
         self.check(spec)
         return ActorLayout(
-            inputs=math.prod(spec.observation_shape),
+            inputs=math.prod(self.seen(spec).observation_shape),
             hidden=self.hidden_sizes,
             action=spec.action,
             activation=self.activation,
             squashed=self.squashed and isinstance(spec.action, BoxAction),
             normalized=self.normalize_observations,
-            network=self.network,
+            network=self.network_for(spec),
         )
 
     # --- what an algorithm says; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` -----

@@ -138,7 +138,7 @@ class QLearning(OffPolicy):
             require_at_least(name, getattr(self, name), 0)
         require_at_least("exploration_repeat", self.exploration_repeat, 1)
         for name in ("dueling", "noisy"):
-            if self.network is not None and getattr(self, name):
+            if self.own_network is not None and getattr(self, name):
                 raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")
 
     def check(self, spec: EnvSpec) -> None:
@@ -161,16 +161,22 @@ class QLearning(OffPolicy):
             self.exploration_repeat,
             self.exploration,
         )
-        return QPolicy(spec, self.acting_layout(spec), epsilon, self.support())
+        return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
 
     def layout(self, spec: EnvSpec) -> QLayout:
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
-        inputs, actions = math.prod(spec.observation_shape), spec.action.n
-        return QLayout(
-            inputs, self.hidden_sizes, actions, self.dueling, self.atoms() or 1, self.noisy, self.network
-        )
+        inputs, actions = math.prod(self.seen(spec).observation_shape), spec.action.n
+        atoms = self.atoms() or 1
+        network = self.network_for(spec, value_outputs=atoms if self.dueling else 0)
+        if network is not None and self.noisy:
+            raise SpacesDoNotFit(
+                f"{self.name}.noisy needs a perceptron, and the observations of {spec.name} are images",
+                facts={"observation shape": spec.observation_shape},
+                fix="set noisy to false and exploration_initial to 1 (epsilon-greedy), or network to mlp",
+            )
+        return QLayout(inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network)
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
         """Shape of the network whose weights are published: the learner's, or a smaller one that acts alike."""

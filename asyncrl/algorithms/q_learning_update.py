@@ -57,7 +57,7 @@ class QLearningUpdate:
         kernel: Callable[..., None] | None = None,
     ) -> None:
         self.config, self.layout = config, config.layout(spec)
-        self._spec, self._device = spec, torch.device(device)
+        self._spec, self._device = config.seen(spec), torch.device(device)
         self._loss, self._values = loss, values
         self._kernel = kernel if self._device.type == "cpu" else None
         self._precision = MatmulPrecision(config.matmul_precision, self._device)
@@ -79,7 +79,7 @@ class QLearningUpdate:
         flat = start.to(self._device, copy=True)
         self._gradient = torch.zeros_like(flat)
         self._masked: list[Tensor] = []
-        if layout.dueling:
+        if layout.dueling and layout.network is None:
             self._mask = _dueling_mask(layout, stream).to(self._device)
             self._masked = _heads(layout, self._gradient)
             for head in _heads(layout, flat):

@@ -100,7 +100,7 @@ class QRDQN(QLearning):
         Noise is drawn for every quantile, and a user's network has no such head; then all quantiles are published.
         """
         layout = self.layout(spec)
-        own = self.noisy or self.network is not None
+        own = self.noisy or layout.network is not None
         return layout if own else dataclasses.replace(layout, atoms=1)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:

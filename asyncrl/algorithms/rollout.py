@@ -49,7 +49,7 @@ class Rollout:
         columns: names of what an algorithm computes of every row before the first pass.
 
     Attributes:
-        x: `[N + S, inputs]` on the device, normalised observations.
+        x: `[N + S, inputs]` on the device, normalised observations; bytes stay bytes, see `fill_inputs`.
         action: `[N + S, ...]` on the device, what the distribution takes: int64 choices, float32 actions, or the
             latents of squashed ones. Zeros from row N on.
         columns: `[C, N + 1]` float32 on the device; zeros at N.
@@ -67,7 +67,8 @@ class Rollout:
         rows = count + streams
         kind = torch.float32 if layout.gaussian else torch.int64
         shape = (rows, layout.outputs) if layout.gaussian else (rows, *layout.action.shape)
-        self._x = torch.zeros(rows, layout.inputs, pin_memory=pinned)
+        kind_x = torch.uint8 if nets.keeps_bytes else torch.float32
+        self._x = torch.zeros(rows, layout.inputs, dtype=kind_x, pin_memory=pinned)
         self._action = torch.zeros(shape, dtype=kind)
         self._columns = torch.zeros(len(self.names), count + 1, pin_memory=pinned)
         self.x, self.action, self.columns = (
@@ -126,7 +127,7 @@ class Rollout:
         for start in range(0, rows, work.x.shape[0]):
             own = slice(start, min(start + work.x.shape[0], rows))
             size = own.stop - start
-            work.x[:size].copy_(self.x[own])
+            fill_inputs(work.x[:size], self.x[own])
             if log_prob:
                 out, value = work.forward()
                 found = self._nets.distribution(out[:size], self.action[own], self._nets.log_std)[0]
@@ -189,6 +190,13 @@ class Rollout:
         self.progress = float(state["progress"])
 
 
+def fill_inputs(x: Tensor, rows: Tensor) -> None:
+    """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled to 0..1, where the input is."""
+    x.copy_(rows)
+    if rows.dtype == torch.uint8:
+        x.mul_(1 / 255)
+
+
 class Part(NamedTuple):
     """Rows of one gradient step.
 
@@ -233,7 +241,10 @@ class Minibatch:
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
         self.part = part
-        torch.index_select(rollout.x, 0, rows, out=self._pass.x)
+        if rollout.x.dtype == torch.uint8:
+            fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
+        else:
+            torch.index_select(rollout.x, 0, rows, out=self._pass.x)
         torch.index_select(rollout.action, 0, rows, out=self.action)
         if rollout.names:
             torch.index_select(rollout.columns, 1, rows, out=self.columns)

@@ -17,7 +17,8 @@ class StagedBatch:
     """The arrays of a `Batch` as float32 tensors (choices as int64) for one batch size.
 
     On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy is done.
-    On the CPU the block is the destination. All tensors are views of the block and keep their addresses.
+    On the CPU the block is the destination. All tensors are views of the block and keep their addresses. Bytes of
+    observations travel to a GPU as bytes, by a copy of their own, and become float32 there.
 
     Args:
         size: B.
@@ -52,18 +53,24 @@ class StagedBatch:
         width, pinned = math.prod(spec.observation_shape), device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
         action_width = 2 if discrete else math.prod(spec.action.shape)  # an int64 is as wide as two float32
-        shape = (size, action_width, width, discrete)
-        self._host = torch.zeros(size * (2 * width + 3 + action_width) + 2, pin_memory=pinned)
+        as_bytes = device.type != "cpu" and spec.observation_dtype == "uint8"
+        in_block = 0 if as_bytes else width
+        shape = (size, action_width, in_block, discrete)
+        self._host = torch.zeros(size * (2 * in_block + 3 + action_width) + 2, pin_memory=pinned)
         self._block = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
         rows, columns, action, limits = (field.numpy() for field in _fields(self._host, *shape))
-        self._obs, self._next_obs = rows[:size], rows[size:]
         self._columns, self._action, self._limits = [*columns[:, :, 0]], action, limits
         self.rows, self.columns, self.action, self.limits = _fields(self._block, *shape)
+        self._bytes: Tensor | None = None
+        if as_bytes:
+            self._bytes = torch.zeros(2 * size, width, dtype=torch.uint8, pin_memory=pinned)
+            self.rows, rows = torch.zeros(2 * size, width, device=device), self._bytes.numpy()
+        self._obs, self._next_obs = rows[:size], rows[size:]
         self.reward, self.discount, self.weight = self.columns
         self.low, self.high = self.limits
         self._reward_scale = np.float32(reward_scale)
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
+        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" and not as_bytes else None
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
         self._returned_host = self._returned.view(size).numpy()
@@ -94,6 +101,8 @@ class StagedBatch:
             np.multiply(self._action, self._scaling[1], out=self._action)
         if self._block is not self._host:
             self._block.copy_(self._host, non_blocking=True)
+        if self._bytes is not None:
+            self.rows.copy_(self._bytes, non_blocking=True).mul_(1 / 255)
         if self._copied is not None:
             self._copied.record()
 

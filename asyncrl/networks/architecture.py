@@ -97,7 +97,7 @@ class Architecture:
         network: NetworkFactory | None = None,
         seed: int = 0,
     ) -> None:
-        self._sizes, self._copies, self._activation = sizes, copies, activation
+        self._sizes, self._copies, self._activation, self._seed = sizes, copies, activation, seed
         self._modules = []
         if network is not None:
             with torch.random.fork_rng(devices=[]):
@@ -123,10 +123,13 @@ class Architecture:
 
         Args:
             generator: draws a perceptron's.
-            head_gain: orthogonal weights with this gain in the head; None is uniform (see `MLPParameters`).
+            head_gain: orthogonal weights with this gain in the head; None is uniform (see `MLPParameters`). A user's
+                module keeps what it was made with.
             head_inputs: fan-in of one output of the head, see `MLPParameters.initialise`.
         """
         if self._modules:
+            if head_gain is not None:
+                self._initialise_orthogonally(head_gain)
             return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self._modules)])
         net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
         if head_gain is None:
@@ -134,3 +137,11 @@ class Architecture:
         else:
             net.initialise_orthogonally(generator, head_gain)
         return net.flat
+
+    def _initialise_orthogonally(self, head_gain: float) -> None:
+        """Initialise modules that know how; the same on every device."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            for module in self._modules:
+                if initialise := getattr(module, "initialise_orthogonally", None):
+                    initialise(head_gain)

@@ -76,7 +76,8 @@ class ModuleNetwork:
 class ModulePass:
     """Forward pass over R rows and backward pass over the first of them, by autograd. Made by `ModuleNetwork`.
 
-    All rows go through one forward pass, so batch normalisation sees all of them.
+    All rows go through one forward pass, so batch normalisation sees all of them; of modules whose
+    `rows_are_independent` those without a gradient go through a pass of their own, which keeps nothing for backward.
 
     Attributes:
         output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; a fresh tensor after every `forward`.
@@ -96,6 +97,7 @@ class ModulePass:
         self._weight_rows, self._rows = rows
         self._columns, self._precision = columns, precision or nullcontext()
         self._parameters = [p for module in modules for p in module.parameters()]
+        self._split = all(getattr(module, "rows_are_independent", False) for module in modules)
         self._gradients: list[Tensor] = []
         if gradient is not None:
             ends = torch.tensor([0, *(t.numel() for t in tensors_of(modules))]).cumsum(0).tolist()
@@ -109,11 +111,20 @@ class ModulePass:
         """The network's outputs, without a graph."""
         tracked = self._rows > 0
         with torch.inference_mode(False), torch.set_grad_enabled(tracked), self._precision:
-            self._leaf = self._x.detach().requires_grad_(tracked and self._columns > 0)
-            outs = [module(self._leaf) for module in self._modules]
-            self._graph = torch.stack(outs) if self._ensemble else outs[0]
+            rows = self._x[: self._rows] if tracked and self._split else self._x
+            self._leaf = rows.detach().requires_grad_(tracked and self._columns > 0)
+            self._graph = self._through(self._leaf)
         self.output = self._graph.detach()
+        if rows.shape[0] < self._x.shape[0]:
+            with torch.inference_mode(False), torch.no_grad(), self._precision:
+                rest = self._through(self._x[self._rows :])
+            self.output = torch.cat((self.output, rest), dim=-2)
         return self.output
+
+    def _through(self, rows: Tensor) -> Tensor:
+        """Outputs of all modules for `rows`."""
+        outs = [module(rows) for module in self._modules]
+        return torch.stack(outs) if self._ensemble else outs[0]
 
     def backward(self, grad_output: Tensor) -> Tensor:
         """Fill the weights' gradient and return the input's; see `MLPPass.backward`."""

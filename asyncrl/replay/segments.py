@@ -8,7 +8,7 @@ its last row lies in slot `(j + 1) T` by then, for an actor writes the next obse
 
 Rows below `released` may be overwritten, all others never: that is the same "retire, then grant" as replay's, with
 another moment of retiring. Nothing is copied but segments that wrap around the ring's end; where `num_slots` is a
-multiple of T there are none.
+multiple of T there are none. Frame stacks are copies too, made when a segment is taken.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET, Segment
+from asyncrl.replay.segment_stacks import SegmentStacks
 from asyncrl.shm import RingReader
 
 
@@ -56,6 +57,7 @@ class SegmentQueue:
     Args:
         rings: at least one; all of one layout.
         length: T, rows of a segment.
+        frame_stack: k, observations joined along a new axis 2 of `obs` and 1 of `last_obs`; 1 means no such axis.
 
     Attributes:
         rings: the rings, in the order of their indices.
@@ -65,12 +67,15 @@ class SegmentQueue:
         ValueError: no ring, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
     """
 
-    def __init__(self, rings: Sequence[RingReader], *, length: int) -> None:
+    def __init__(self, rings: Sequence[RingReader], *, length: int, frame_stack: int = 1) -> None:
         _check(rings, length)
         self.rings = tuple(rings)
         self.length = length
         layout = self.rings[0].layout
         self._num_slots = layout.num_slots
+        spec = layout.spec
+        shape = frame_stack, layout.num_envs, spec.observation_shape, spec.observation_dtype
+        self._stacks = [SegmentStacks(*shape) for _ in rings] if frame_stack > 1 else []
         self._capacity = len(rings) * layout.num_slots * layout.num_envs
         self._seen = np.zeros(len(rings), np.int64)
         # Rows that are complete, taken, released; multiples of T.
@@ -166,6 +171,10 @@ class SegmentQueue:
     def _take(self, r: int) -> Segment:
         ring, first = self.rings[r], int(self._taken[r])
         obs, copied = self._rows(ring.obs, first)
+        last_obs = ring.obs[:, (first + self.length) & (self._num_slots - 1)]
+        flags = self._rows(ring.flags, first)[0]
+        if self._stacks:
+            obs, last_obs = self._stacks[r].cut(obs, last_obs, flags)
         self._taken[r] += self.length
         self._taken_segments += 1
         self._taken_steps += self._steps[r].popleft()
@@ -174,10 +183,10 @@ class SegmentQueue:
             ring=r,
             first=first,
             obs=obs,
-            last_obs=ring.obs[:, (first + self.length) & (self._num_slots - 1)],
+            last_obs=last_obs,
             action=self._rows(ring.action, first)[0],
             reward=self._rows(ring.reward, first)[0],
-            flags=self._rows(ring.flags, first)[0],
+            flags=flags,
             version=self._rows(ring.version[np.newaxis], first)[0][0],
             policy_updates=self._rows(ring.policy_updates[np.newaxis], first)[0][0],
             extras={name: self._rows(values, first)[0] for name, values in ring.extras.items()},

@@ -59,7 +59,7 @@ class PortablePolicy(TrainedPolicy):
             OSError: the file cannot be written.
         """
         path = Path(path).expanduser()
-        network: NetworkFactory | None = getattr(self.algorithm, "network", None)
+        network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
         file = PolicyFile(
             self.meta,
             self.weights,

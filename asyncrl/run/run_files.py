@@ -35,7 +35,7 @@ def write_run_files(
     directory: RunDirectory, config: TrainerConfig, algorithm: Algorithm, source: EnvSource
 ) -> None:
     """Write all of them. Raises OSError where one cannot be written."""
-    network = getattr(algorithm, "network", None)
+    network = getattr(algorithm, "own_network", None)
     if network is not None:
         directory.write_bytes(NETWORK, pack_network(network))
     pickled = source.kind in ("spec", "factory")

@@ -95,6 +95,7 @@ class ReplayBuilder:
             gamma=algorithm.gamma,
             alpha=algorithm.alpha,
             uniform=not algorithm.prioritized,
+            frame_stack=algorithm.frame_stack,
             rng=sampling_rng(self._config.seed),
         )
         lockstep = algorithm.discipline == "lockstep"
@@ -113,7 +114,9 @@ class ReplayBuilder:
             staleness=StalenessMeter(
                 algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
             ),
-            batch=Batch.allocate(algorithm.batch_size, self._spec, algorithm.extra_fields(self._spec)),
+            batch=Batch.allocate(
+                algorithm.batch_size, algorithm.seen(self._spec), algorithm.extra_fields(self._spec)
+            ),
             wake=channels.wake,
             options=options,
             snapshots=channels.snapshots,
@@ -165,7 +168,9 @@ class SegmentBuilder:
         )
         return SegmentLoop(
             core=core,
-            queue=SegmentQueue(channels.rings, length=algorithm.segment_length),
+            queue=SegmentQueue(
+                channels.rings, length=algorithm.segment_length, frame_stack=algorithm.frame_stack
+            ),
             balance=self._balance(channels.rings[0].layout.num_slots),
             mailbox=channels.mailbox,
             staleness=StalenessMeter(

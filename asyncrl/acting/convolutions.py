@@ -1,0 +1,142 @@
+"""Convolutional networks as torch modules, for learner and actors. Imported when one is made: it imports torch.
+
+Rows are flat float32 (bytes scaled to 0..1), as every network of the engine takes them; an `ImageModule` folds them
+back into images. Frames of a stack become channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from asyncrl.acting.images import ConvolutionalNetwork, Image
+
+
+class ImageModule(nn.Module):
+    """Convolutions over the images of a row, then one hidden layer and the head.
+
+    Its rows do not depend on each other, so that a learner may run those that need no gradient without a graph
+    (`rows_are_independent`).
+
+    Args:
+        network: which network, of which images.
+        inputs: values of a row; those behind the images join the first linear layer.
+        outputs: values of the head.
+    """
+
+    rows_are_independent = True
+
+    def __init__(self, network: ConvolutionalNetwork, inputs: int, outputs: int) -> None:
+        super().__init__()
+        image = self._image = network.image
+        make, width = _CONVOLUTIONS[network.name]
+        self.convolutions = make(image.frames * image.channels)
+        with torch.no_grad():
+            shape = self.convolutions(
+                torch.zeros(1, image.frames * image.channels, image.height, image.width)
+            ).shape
+        features = math.prod(shape[1:]) + inputs - image.values
+        value = network.value_outputs
+        self.head: nn.Module = (
+            DuelingHead(features, width, value, outputs)
+            if value
+            else nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[R, inputs]` to `[R, outputs]`."""
+        values = self._image.values
+        images = channels_of(x[:, :values] if x.shape[1] > values else x, self._image)
+        features = self.convolutions(images).flatten(1)
+        if x.shape[1] > values:
+            features = torch.cat((features, x[:, values:]), dim=1)
+        out: Tensor = self.head(features)
+        return out
+
+    @torch.no_grad()
+    def initialise_orthogonally(self, head_gain: float) -> None:
+        """Orthogonal weights with gain sqrt(2), in the last layer `head_gain`, and zero biases."""
+        layers = [m for m in self.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+        for layer in layers:
+            nn.init.orthogonal_(layer.weight, head_gain if layer is layers[-1] else math.sqrt(2.0))
+            assert layer.bias is not None
+            layer.bias.zero_()
+
+
+def channels_of(rows: Tensor, image: Image) -> Tensor:
+    """Flat images `[R, values]` as `[R, frames * channels, height, width]`."""
+    count, frames, channels = rows.shape[0], image.frames, image.channels
+    if image.channels_first or channels == 1:
+        return rows.reshape(count, frames * channels, image.height, image.width)
+    shaped = rows.reshape(count, frames, image.height, image.width, channels)
+    return shaped.permute(0, 1, 4, 2, 3).reshape(count, frames * channels, image.height, image.width)
+
+
+class DuelingHead(nn.Module):
+    """Two streams of one hidden layer each: the value's outputs, then the advantages' (Wang et al. 2016)."""
+
+    def __init__(self, features: int, width: int, value_outputs: int, outputs: int) -> None:
+        super().__init__()
+        self.value, self.advantage = (
+            nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, count))
+            for count in (value_outputs, outputs - value_outputs)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[R, features]` to `[R, outputs]`."""
+        return torch.cat((self.value(features), self.advantage(features)), dim=1)
+
+
+def small_convolutions(channels: int) -> nn.Sequential:
+    """Two layers for images of a few dozen pixels a side."""
+    return nn.Sequential(nn.Conv2d(channels, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU())
+
+
+def nature_convolutions(channels: int) -> nn.Sequential:
+    """Three layers of Mnih et al. 2015."""
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 8, 4), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3, 1), nn.ReLU()),
+    )
+
+
+def impala_convolutions(channels: int) -> nn.Sequential:
+    """Fifteen layers of Espeholt et al. 2018 (fig. 3, right)."""
+    sections: list[nn.Module] = []
+    for width in (16, 32, 32):
+        sections += [
+            nn.Conv2d(channels, width, 3, 1, 1),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(width),
+            Residual(width),
+        ]
+        channels = width
+    return nn.Sequential(*sections, nn.ReLU())
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, 1, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[R, channels, H, W]`, as it came."""
+        inner: Tensor = self.second(functional.relu(self.first(functional.relu(x))))
+        return x + inner
+
+
+_CONVOLUTIONS: dict[str, tuple[Callable[[int], nn.Sequential], int]] = {
+    "small": (small_convolutions, 128),
+    "nature": (nature_convolutions, 512),
+    "impala": (impala_convolutions, 256),
+}
+"""Convolutions of each network, and the width of the linear layer behind them."""

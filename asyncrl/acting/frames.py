@@ -1,0 +1,81 @@
+"""Frame stacks while acting: the last k observations of every stream, as the replay and the segments cut them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FrameStacks:
+    """The last k observations of R streams.
+
+    At the start of an episode its first observation is repeated, as by gymnasium's `FrameStackObservation` with its
+    default padding; no stack holds observations of two episodes.
+
+    Args:
+        streams: R.
+        frames: k; of 1 there is no axis of frames, and a stack is the newest observation.
+        shape: of one observation.
+        dtype: of the observations.
+
+    Attributes:
+        array: `[R, k, *shape]` (`[R, *shape]` where k is 1), oldest observation first; not to be written.
+    """
+
+    def __init__(self, streams: int, frames: int, shape: tuple[int, ...], dtype: str) -> None:
+        self._frames = frames
+        stack = () if frames == 1 else (frames,)
+        self.array: NDArray[Any] = np.zeros((streams, *stack, *shape), dtype)
+
+    def begin(self, streams: Any, obs: Any) -> None:
+        """Begin episodes in `streams` (an index, or a list or slice of them) with their first observations `obs`."""
+        if self._frames == 1:
+            self.array[streams] = obs
+        elif isinstance(streams, int):
+            self.array[streams] = np.asarray(obs)[None]
+        else:
+            self.array[streams] = np.asarray(obs)[:, None]
+
+    def push(self, streams: Any, obs: Any) -> None:
+        """Add the next observations `obs` of `streams` (as in `begin`); the oldest ones fall out."""
+        if self._frames == 1:
+            self.array[streams] = obs
+        elif isinstance(streams, int):
+            stack = self.array[streams]
+            stack[:-1] = stack[1:]
+            stack[-1] = obs
+        else:
+            self.array[streams, :-1] = self.array[streams, 1:]
+            self.array[streams, -1] = obs
+
+
+def next_stacks(
+    state: NDArray[Any] | None, obs: NDArray[Any], episode_start: Any, frames: int
+) -> NDArray[Any]:
+    """Stacks `[B, frames, *shape]` that end with `obs` `[B, *shape]`; a fresh array.
+
+    Args:
+        state: the stacks before, None where all episodes begin.
+        obs: newest observations.
+        episode_start: `[B]` or one bool, which episodes begin; None is none.
+        frames: k.
+
+    Raises:
+        ValueError: `state` has another shape.
+    """
+    shape = obs.shape[0], frames, *obs.shape[1:]
+    if state is None:
+        return np.repeat(obs[:, None], frames, axis=1)
+    before = np.asarray(state).reshape(-1, *shape[1:]) if np.size(state) == np.prod(shape) else None
+    if before is None:
+        raise ValueError(
+            f"state must be what the last predict returned, {shape}, got shape {np.shape(state)}"
+        )
+    stacks: NDArray[Any] = np.concatenate((before[:, 1:], obs[:, None]), axis=1)
+    began = np.broadcast_to(
+        np.asarray(False if episode_start is None else episode_start, np.bool_), shape[:1]
+    )
+    stacks[began] = obs[began][:, None]
+    return stacks

@@ -1,0 +1,169 @@
+"""Images among observations, and the convolutional network that fits them. NumPy only; making a network imports torch.
+
+small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35
+nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
+impala   Espeholt et al. 2018, fig. 3: three sections of residual blocks (16, 32, 32 channels), 256 units
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import EnvSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NetworkName = Literal["auto", "mlp", "small", "nature", "impala"]
+"""Networks by name; `auto` is a convolutional network for images and a perceptron for everything else."""
+
+SMALLEST_SIDES = {"small": 7, "impala": 8, "nature": 36}
+"""Sides of the smallest image that each network takes."""
+SMALLEST_IMAGE = 8
+"""Arrays of bytes with a shorter side are not taken for images."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Shape of a stack of images in one row of a network's input.
+
+    Attributes:
+        frames: images in the stack.
+        height, width, channels: of one image.
+        channels_first: whether an image is `[channels, height, width]`, else `[height, width, channels]`.
+    """
+
+    frames: int
+    height: int
+    width: int
+    channels: int
+    channels_first: bool
+
+    @property
+    def values(self) -> int:
+        """Numbers in a stack."""
+        return self.frames * self.height * self.width * self.channels
+
+
+def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
+    """The image that an observation is, or None.
+
+    An image is an array of bytes `[H, W]`, `[H, W, C]` or `[C, H, W]` (C is the shorter of first and last axis), of at
+    least 8 x 8.
+
+    Args:
+        spec: what a policy sees, stacked frames included.
+        bytes_only: whether arrays of other numbers are no images.
+    """
+    shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
+    if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
+        return None
+    channels_first = len(shape) == 3 and shape[0] < shape[2]
+    if len(shape) == 2:
+        (height, width), channels = shape, 1
+    elif channels_first:
+        channels, height, width = shape
+    else:
+        height, width, channels = shape
+    if min(height, width) < SMALLEST_IMAGE:
+        return None
+    return Image(spec.frame_stack, height, width, channels, channels_first)
+
+
+@dataclass(frozen=True)
+class ConvolutionalNetwork:
+    """A named convolutional network: makes the module of one role, with `ConvolutionalNetwork(...)(inputs, outputs)`.
+
+    Attributes:
+        name: which.
+        image: what the first `image.values` of the inputs are; the rest, such as a critic's action, joins behind the
+            convolutions.
+        value_outputs: of a dueling network (Wang et al. 2016) the outputs of its value stream, which come first;
+            0 is one stream.
+    """
+
+    name: Literal["small", "nature", "impala"]
+    image: Image
+    value_outputs: int = 0
+
+    def __call__(self, inputs: int, outputs: int) -> nn.Module:
+        """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
+        from asyncrl.acting.convolutions import ImageModule
+
+        return ImageModule(self, inputs, outputs)
+
+    @property
+    def text(self) -> str:
+        """What it is, for people: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
+        image = self.image
+        shape = f"{image.height}x{image.width}x{image.channels}"
+        frames = f", {image.frames} frames" if image.frames > 1 else ""
+        return f"images {shape}{frames}: {_TITLES[self.name]}"
+
+
+_TITLES = {
+    "small": "small convolutional network",
+    "nature": "Nature CNN (Mnih et al. 2015)",
+    "impala": "IMPALA ResNet (Espeholt et al. 2018)",
+}
+
+
+def choose_network(name: NetworkName, spec: EnvSpec, value_outputs: int = 0) -> ConvolutionalNetwork | None:
+    """The network called `name` for the observations of `spec`; None is a perceptron over the flattened observation.
+
+    Args:
+        name: one of `NetworkName`.
+        spec: what a policy sees, stacked frames included.
+        value_outputs: see `ConvolutionalNetwork`.
+
+    Raises:
+        SpacesDoNotFit: the network was asked for by name, and the observations are no images, or too small (ASYNC005).
+    """
+    if name == "mlp":
+        return None
+    image = image_of(spec, bytes_only=name == "auto")
+    if name == "auto":
+        if image is None:
+            return None
+        large = min(image.height, image.width) >= SMALLEST_SIDES["nature"]
+        return ConvolutionalNetwork("nature" if large else "small", image, value_outputs)
+    side = SMALLEST_SIDES[name]
+    if image is None or min(image.height, image.width) < side:
+        raise SpacesDoNotFit(
+            f"network {name!r} needs images of at least {side} x {side}, and the observations of {spec.name} have "
+            f"shape {spec.observation_shape}",
+            facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
+            fix="set network to auto, which takes what fits, or to mlp",
+        )
+    return ConvolutionalNetwork(name, image, value_outputs)
+
+
+def with_shape(factory: Any, spec: EnvSpec) -> Any:
+    """The user's `factory` of networks, with `observation_shape` filled in where it has an argument of that name."""
+    import inspect
+
+    try:
+        wants = "observation_shape" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # built-in callables have no signature
+        return factory
+    return ShapedNetwork(factory, spec.observation_shape) if wants else factory
+
+
+@dataclass(frozen=True)
+class ShapedNetwork:
+    """A user's factory `factory(inputs, outputs, observation_shape=...)`; rows are flat all the same."""
+
+    factory: Any
+    observation_shape: tuple[int, ...]
+
+    def __call__(self, inputs: int, outputs: int) -> Any:
+        """The user's module."""
+        return self.factory(inputs, outputs, observation_shape=self.observation_shape)
+
+
+def values_of(spec: EnvSpec) -> int:
+    """Numbers in one observation as a network sees it."""
+    return math.prod(spec.observation_shape)
