@@ -28,7 +28,14 @@ DOORS = {
     "llvmlite": ("shm.atomics", "replay.handles"),
     "mmap": ("shm.segment", "replay.sum_tree"),
     "torch": (
-        *("networks.*", "algorithms.*", "acting.modules", "learning.learner_thread", "learning.divergence"),
+        *(
+            "networks.*",
+            "algorithms.*",
+            "acting.modules",
+            "acting.convolutions",
+            "learning.learner_thread",
+            "learning.divergence",
+        ),
         *("run.checkpoint", "run.build"),
     ),
     "rich": ("show.console", "show.screen"),

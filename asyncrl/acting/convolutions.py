@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from asyncrl.acting.images import ConvolutionalNetwork, Image
+from asyncrl.acting.observations import Image
 
 
 class ImageModule(nn.Module):
@@ -25,27 +23,28 @@ class ImageModule(nn.Module):
     (`rows_are_independent`).
 
     Args:
-        network: which network, of which images.
+        name: which convolutions: small, nature or impala.
+        image: what the first `image.values` numbers of a row are.
+        value_outputs: outputs of the value stream of a dueling network, 0 without.
         inputs: values of a row; those behind the images join the first linear layer.
         outputs: values of the head.
     """
 
     rows_are_independent = True
 
-    def __init__(self, network: ConvolutionalNetwork, inputs: int, outputs: int) -> None:
+    def __init__(self, name: str, image: Image, value_outputs: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        image = self._image = network.image
-        make, width = _CONVOLUTIONS[network.name]
+        self._image = image
+        make, width = _CONVOLUTIONS[name]
         self.convolutions = make(image.frames * image.channels)
         with torch.no_grad():
             shape = self.convolutions(
                 torch.zeros(1, image.frames * image.channels, image.height, image.width)
             ).shape
         features = math.prod(shape[1:]) + inputs - image.values
-        value = network.value_outputs
         self.head: nn.Module = (
-            DuelingHead(features, width, value, outputs)
-            if value
+            DuelingHead(features, width, value_outputs, outputs)
+            if value_outputs
             else nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
         )
 

@@ -1,4 +1,4 @@
-"""Images among observations, and the convolutional network that fits them. NumPy only; making a network imports torch.
+"""Convolutional networks by name, and the choice of one for an environment. Making a network imports torch.
 
 small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35
 nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
@@ -7,10 +7,10 @@ impala   Espeholt et al. 2018, fig. 3: three sections of residual blocks (16, 32
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncrl.acting.observations import Image, image_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 
@@ -22,55 +22,6 @@ NetworkName = Literal["auto", "mlp", "small", "nature", "impala"]
 
 SMALLEST_SIDES = {"small": 7, "impala": 8, "nature": 36}
 """Sides of the smallest image that each network takes."""
-SMALLEST_IMAGE = 8
-"""Arrays of bytes with a shorter side are not taken for images."""
-
-
-@dataclass(frozen=True)
-class Image:
-    """Shape of a stack of images in one row of a network's input.
-
-    Attributes:
-        frames: images in the stack.
-        height, width, channels: of one image.
-        channels_first: whether an image is `[channels, height, width]`, else `[height, width, channels]`.
-    """
-
-    frames: int
-    height: int
-    width: int
-    channels: int
-    channels_first: bool
-
-    @property
-    def values(self) -> int:
-        """Numbers in a stack."""
-        return self.frames * self.height * self.width * self.channels
-
-
-def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
-    """The image that an observation is, or None.
-
-    An image is an array of bytes `[H, W]`, `[H, W, C]` or `[C, H, W]` (C is the shorter of first and last axis), of at
-    least 8 x 8.
-
-    Args:
-        spec: what a policy sees, stacked frames included.
-        bytes_only: whether arrays of other numbers are no images.
-    """
-    shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
-    if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
-        return None
-    channels_first = len(shape) == 3 and shape[0] < shape[2]
-    if len(shape) == 2:
-        (height, width), channels = shape, 1
-    elif channels_first:
-        channels, height, width = shape
-    else:
-        height, width, channels = shape
-    if min(height, width) < SMALLEST_IMAGE:
-        return None
-    return Image(spec.frame_stack, height, width, channels, channels_first)
 
 
 @dataclass(frozen=True)
@@ -93,7 +44,7 @@ class ConvolutionalNetwork:
         """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
         from asyncrl.acting.convolutions import ImageModule
 
-        return ImageModule(self, inputs, outputs)
+        return ImageModule(self.name, self.image, self.value_outputs, inputs, outputs)
 
     @property
     def text(self) -> str:
@@ -162,8 +113,3 @@ class ShapedNetwork:
     def __call__(self, inputs: int, outputs: int) -> Any:
         """The user's module."""
         return self.factory(inputs, outputs, observation_shape=self.observation_shape)
-
-
-def values_of(spec: EnvSpec) -> int:
-    """Numbers in one observation as a network sees it."""
-    return math.prod(spec.observation_shape)

@@ -13,7 +13,8 @@ from torch import nn
 
 from asyncrl import DQN, IMPALA, PPO, SAC
 from asyncrl.acting.convolutions import ImageModule, channels_of
-from asyncrl.acting.images import ConvolutionalNetwork, Image, choose_network, image_of
+from asyncrl.acting.images import ConvolutionalNetwork, choose_network
+from asyncrl.acting.observations import Image, image_of
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
@@ -217,7 +218,7 @@ def test_state_of_a_convolutional_learner_goes_on_to_the_same_numbers() -> None:
 
 
 def test_noisy_networks_are_refused_for_images() -> None:
-    with pytest.raises(SpacesDoNotFit, match="dqn.noisy needs a perceptron"):
+    with pytest.raises(SpacesDoNotFit, match=r"dqn\.noisy needs a perceptron"):
         DQN(noisy=True).make_policy(IMAGES)
     DQN(noisy=True, network="mlp").make_policy(IMAGES)
 
