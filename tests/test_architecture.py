@@ -16,7 +16,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 ROOMS = (
     *("version", "errors", "docstrings", "options", "option_docs", "other_names", "interfaces", "protocols"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
-    *("learning", "show", "server", "run", "cli", "__main__"),
+    *("learning", "groups", "show", "server", "run", "cli", "__main__"),
 )
 
 # Where a library may be imported, at the top of a file or inside a function. `actors.forking` only loads what
@@ -36,8 +36,9 @@ DOORS = {
             "learning.learner_thread",
             "learning.divergence",
         ),
-        *("run.checkpoint", "run.build"),
+        *("run.checkpoint", "run.build", "groups.*"),
     ),
+    "torch.distributed": ("groups.*",),
     "rich": ("show.console", "show.screen"),
     "prometheus_client": ("server.prometheus",),
     "cloudpickle": ("envs.*", "actors.forking"),
@@ -150,10 +151,10 @@ def forced_doors(texts: Mapping[str, str]) -> list[str]:
     found = []
     for module, text in texts.items():
         for name, typing_only in imports(text):
-            library = name.split(".")[0]
-            if library in DOORS and not typing_only and not matches(module, DOORS[library]):
-                doors = ", ".join(DOORS[library]) or "no door"
-                found.append(f"{module} imports {name}; {library} enters by {doors}")
+            for library in (own for own in DOORS if f"{name}.".startswith(f"{own}.")):
+                if not typing_only and not matches(module, DOORS[library]):
+                    doors = ", ".join(DOORS[library]) or "no door"
+                    found.append(f"{module} imports {name}; {library} enters by {doors}")
     return found
 
 
@@ -210,6 +211,7 @@ def test_a_cycle_is_seen() -> None:
         "def f():\n  from torch import nn",
         "import_module('torch.nn')",
         "import torch.nn as nn",
+        "from torch import multiprocessing",
     ],
 )
 def test_a_forced_door_is_seen(text: str) -> None:

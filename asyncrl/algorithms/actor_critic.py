@@ -23,6 +23,7 @@ from asyncrl.algorithms.saved_state import require_like
 from asyncrl.interfaces import RESET
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
+from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 
@@ -55,6 +56,7 @@ class ActorCritic:
         weight_count: how many float32 values `write_weights` fills.
         parameters: flat `[P]`: policy, log standard deviations, value.
         gradient: `[P]`, filled by `backward`.
+        vector: both of these.
         log_std: view `[d]` into `parameters`; d is 0 where the policy is not a Gaussian.
     """
 
@@ -84,6 +86,7 @@ class ActorCritic:
         )
         self.parameters = torch.cat(parts).to(self.device)
         self.gradient = torch.zeros_like(self.parameters)
+        self.vector = FlatVector(self.parameters, self.gradient)
         self._sizes = [part.numel() for part in parts]
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)

@@ -26,6 +26,7 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.networks.architecture import Architecture, Network
+from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
@@ -62,6 +63,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
         movable: `[d]`, 1, or 0 for values of an empty range. They are staged as 0; own actions are multiplied by it.
         bounds: of action values, or None where an entropy bonus has none.
+        vector: parameters and gradient of policy, temperature and critics.
         generator: of the noise; a CUDA graph that holds an update must have it registered.
     """
 
@@ -115,6 +117,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self.log_alpha, self.log_alpha_gradient = self._flat[end], self._gradient[end]
         self._parts = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
         self._to_host = HostCopy(self.policy.flat)
+        self.vector = FlatVector(self._flat, self._gradient)
 
     def _make_targets(self, shape: Shape) -> None:
         count = self.critics.flat.numel()
@@ -169,6 +172,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         acting = self._acting = (self._updates + 1) % self.config.policy_delay == 0
         buffers.stage(batch)
         self._progress = batch.progress
+        self.vector.begin_update()
         learned = self._learn(buffers, acting)
         if learned.actor_loss is not None:
             self._actor_loss = learned.actor_loss.detach()
@@ -179,6 +183,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
 
     def _step(self, acting: bool) -> None:
         config, updates, progress = self.config, self._updates, self._progress
+        self.vector.begin_step()
         for name, adam in self._optimizers.items():
             if name in ("all", "critics"):
                 adam.step(config.learning_rate_at(updates, progress))

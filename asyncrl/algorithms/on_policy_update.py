@@ -43,6 +43,7 @@ class OnPolicyUpdate:
     Attributes:
         config: as given.
         nets: the networks.
+        vector: their parameters and gradient.
         weight_count: how many float32 values `write_weights` fills.
     """
 
@@ -58,7 +59,7 @@ class OnPolicyUpdate:
             initial_log_std=config.initial_log_std,
             byte_observations=spec.observation_dtype == "uint8",
         )
-        self.weight_count = self.nets.weight_count
+        self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
         self._parts: list[tuple[Part, Tensor]] = []
@@ -114,12 +115,14 @@ class OnPolicyUpdate:
             raise RuntimeError("step needs an iteration that is not finished; call begin first")
         part, rows = self._parts[self._position]
         batch = self._batch_of(rollout, part.rows.size)
+        self.vector.begin_update()
         batch.forward(rollout, part, rows)
         gradients = self.config.gradients(rollout, batch)
-        if gradients is None:
+        if gradients is not None:
+            batch.backward(gradients)
+        if self.vector.begin_step(part.samples, gradients is None):
             self._epoch, self._reusable = self._last_epoch, 0
         else:
-            batch.backward(gradients)
             self._take_step(part.samples, rollout)
         if self._epoch < self._last_epoch:
             return True

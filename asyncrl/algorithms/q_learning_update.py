@@ -21,6 +21,7 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.networks.architecture import Architecture, Network, Pass
+from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import output_gradients
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP
@@ -43,6 +44,9 @@ class QLearningUpdate:
         loss: of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
         values: action values `[R, A]` of outputs by action.
         kernel: fills the loss's gradient and the priorities on the CPU (see `dqn_kernel`); None: autograd.
+
+    Attributes:
+        vector: parameters and gradient of the online network.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class QLearningUpdate:
             (own,) = np.random.SeedSequence(seed).spawn(1)  # independent of the initial weights
             self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
         self._to_host = HostCopy(flat)
+        self.vector = FlatVector(flat, self._gradient)
         self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
@@ -109,6 +114,7 @@ class QLearningUpdate:
         self._progress = batch.progress
         # Inference mode is faster, but autograd takes no tensor of it.
         with torch.no_grad() if self._kernel is None else torch.inference_mode():
+            self.vector.begin_update()
             self._compute(buffers)
             self._updates += 1
             if (
@@ -147,6 +153,7 @@ class QLearningUpdate:
         buffers.online.backward(buffers.grad)
         for head in self._masked:
             head.mul_(self._mask)
+        self.vector.begin_step()
         self._adam.step(self.config.learning_rate_at(self._updates, self._progress))
         if self.config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, self.config.tau)

@@ -1,0 +1,176 @@
+"""The side of `async` that holds the fused weights: rank 0, with a thread for each of the other groups.
+
+    group     delta since its base  ──────>  rank 0    F += weight * delta
+              base = F              <──────            its newest F
+
+Each group has a connection of its own, so that one that is slow, suspended or dead holds up nobody. A group that was
+started again makes a new connection, is given the fused weights, and goes on.
+
+A message is a head of two integers and an encoded vector. Where the encoding loses something, rank 0 keeps a copy of
+what the group holds and sends the difference to that, so that what one message lost is in the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups.messages import Encoding
+from asyncrl.groups.peers import PeerLost, Peers
+from asyncrl.groups.statistics import FusionStatistics
+
+HEAD_BYTES = 16
+"""Two int64: base version and whether the group has finished; version and staleness on the way back."""
+LOOK_SECONDS = 0.2
+"""Interval at which a group that was lost is looked for."""
+FINISH_SECONDS = 30.0
+"""Longest wait at the end for the last deltas of the other groups."""
+
+Connect = Callable[[int, int], Peers | None]
+"""Connection to a rank's n-th life; None while it has none."""
+
+
+class AsyncServer:
+    """Serves the fused weights to the other ranks, and to rank 0's own learner, whose `Fuser` it is.
+
+    Args:
+        weights: the fused weights.
+        encoding: of the messages.
+        ranks: the other groups.
+        connect: makes connections; called on the threads of the groups.
+
+    Attributes:
+        lost: ranks that are away now, with the cause.
+    """
+
+    def __init__(
+        self, weights: FusedWeights, encoding: Encoding, ranks: Sequence[int], connect: Connect
+    ) -> None:
+        self.lost: dict[int, str] = {}
+        self._weights, self._encoding, self._connect = weights, encoding, connect
+        self._base = torch.empty(encoding.size)
+        self._version = weights.copy(self._base)
+        self._closed = threading.Event()
+        self._finished: set[int] = set()
+        self._changed = threading.Condition()
+        self._connections: dict[int, Peers] = {}
+        self._fusions = self._staleness_sum = self._staleness_max = 0
+        self._bytes = [0, 0]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(rank,), name=f"asyncrl-group-{rank}", daemon=True)
+            for rank in ranks
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- rank 0's own learner ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fuse(self, snapshot: Tensor, finished: bool) -> tuple[Tensor, bool]:
+        """See `Fuser`; with `finished` it waits until the others are finished or lost, at most `FINISH_SECONDS`."""
+        delta = snapshot - self._base
+        self._version, staleness = self._weights.take(delta, self._version, self._base)
+        self._count(staleness)
+        if finished:
+            with self._changed:
+                self._changed.wait_for(self._all_gone, FINISH_SECONDS)
+            self._version = self._weights.copy(self._base)
+        return self._base, finished
+
+    def _all_gone(self) -> bool:
+        return self._closed.is_set() or len(self._finished | set(self.lost)) == len(self._threads)
+
+    def close(self) -> None:
+        """End every connection and thread; any thread, idempotent."""
+        self._closed.set()
+        with self._changed:
+            for peers in self._connections.values():
+                peers.close()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def statistics(self) -> FusionStatistics:
+        """See `Fuser`; counts the deltas of all groups."""
+        sent, received = self._bytes
+        for peers in list(self._connections.values()):
+            sent, received = sent + peers.sent_bytes, received + peers.received_bytes
+        return FusionStatistics(
+            fusions=self._weights.version,
+            discarded=self._weights.discarded,
+            sent_bytes=sent,
+            received_bytes=received,
+            staleness_mean=self._staleness_sum / max(1, self._fusions),
+            staleness_max=self._staleness_max,
+        )
+
+    def _count(self, staleness: int) -> None:
+        self._fusions += 1
+        self._staleness_sum += staleness
+        self._staleness_max = max(self._staleness_max, staleness)
+
+    # --- a group's thread --------------------------------------------------------------------------------------------
+
+    def _serve(self, rank: int) -> None:
+        """Serve one life of the group after the other."""
+        torch.set_num_threads(1)
+        life = 0
+        while not self._closed.is_set() and rank not in self._finished:
+            try:
+                peers = self._connect(rank, life)
+                if peers is None:
+                    self._closed.wait(LOOK_SECONDS)
+                    continue
+                life += 1
+                self._note(rank, peers)
+                self._serve_life(rank, peers)
+            except PeerLost as error:
+                self._note(rank, None, str(error))
+            time.sleep(0)
+
+    @torch.no_grad()
+    def _serve_life(self, rank: int, peers: Peers) -> None:
+        encoding = self._encoding
+        fused = torch.empty(encoding.size)
+        version = self._weights.copy(fused)
+        held = fused.clone()
+        peers.broadcast(torch.tensor([version]), 0)
+        peers.broadcast(held.clone(), 0)
+        message = torch.empty(HEAD_BYTES + encoding.message_bytes, dtype=torch.uint8)
+        head, body = message[:HEAD_BYTES].view(torch.int64), message[HEAD_BYTES:]
+        delta = torch.empty(encoding.size)
+        while True:
+            peers.broadcast(message, 1)
+            base, finished = int(head[0]), bool(head[1])
+            encoding.decode(body, delta)
+            version, staleness = self._weights.take(delta, base, fused)
+            self._count(staleness)
+            head[0], head[1] = version, staleness
+            encoding.encode(fused if encoding.exact else fused - held, body)
+            if not encoding.exact:
+                encoding.decode(body, delta)
+                held.add_(delta)
+            peers.broadcast(message, 0)
+            if finished:
+                self._note(rank, None, finished=True)
+                return
+
+    def _note(self, rank: int, peers: Peers | None, cause: str = "", finished: bool = False) -> None:
+        """A group has come (with `peers`), has finished, or was lost."""
+        with self._changed:
+            before = self._connections.pop(rank, None)
+            if before is not None:
+                self._bytes = [self._bytes[0] + before.sent_bytes, self._bytes[1] + before.received_bytes]
+            self.lost.pop(rank, None)
+            if finished:
+                self._finished.add(rank)
+            elif peers is not None:
+                self._connections[rank] = peers
+            else:
+                self.lost[rank] = cause
+            self._changed.notify_all()

@@ -1,0 +1,66 @@
+"""The fused weights of `async`: takes whatever delta comes first, weighted by its staleness. Pure arithmetic.
+
+    Xie, Koyejo, Gupta 2019    Asynchronous federated optimization (polynomial weight (1 + s)^-a)
+
+A delta is what a group has learned since it received the fused weights of version b. Where it arrives at version v, it
+is s = v - b fusions old, and
+
+    F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+EXPONENT = 0.5
+"""a, as in Xie et al."""
+
+
+class FusedWeights:
+    """Fused weights F and their version; any thread.
+
+    Args:
+        weights: `[P]`, version 0; copied.
+        max_staleness: oldest delta that counts, in fusions.
+        exponent: a; 0 weighs all alike.
+
+    Attributes:
+        version: deltas that were fused.
+        discarded: deltas that were too stale.
+    """
+
+    def __init__(self, weights: Tensor, max_staleness: int, exponent: float = EXPONENT) -> None:
+        self._weights = weights.detach().to("cpu", torch.float32, copy=True)
+        self._max_staleness, self._exponent = max_staleness, exponent
+        self._lock = threading.Lock()
+        self.version = self.discarded = 0
+
+    def take(self, delta: Tensor, base: int, out: Tensor) -> tuple[int, int]:
+        """Fuse `delta` `[P]`, learned since version `base`; copy the fused weights into `out`.
+
+        Returns:
+            The version of `out`, and the staleness of `delta`.
+        """
+        with self._lock:
+            staleness = self.version - base
+            assert staleness >= 0, "a base is a version that was handed out"
+            if staleness <= self._max_staleness:
+                self._weights.add_(delta, alpha=self.weight(staleness))
+                self.version += 1
+            else:
+                self.discarded += 1
+            out.copy_(self._weights)
+            return self.version, staleness
+
+    def copy(self, out: Tensor) -> int:
+        """Copy the fused weights into `out`; returns their version."""
+        with self._lock:
+            out.copy_(self._weights)
+            return self.version
+
+    def weight(self, staleness: int) -> float:
+        """What a delta of that staleness counts."""
+        return float((1 + staleness) ** -self._exponent)

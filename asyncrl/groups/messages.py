@@ -1,0 +1,171 @@
+"""Encodings of a flat float32 vector as the bytes of one message, with error feedback where they lose something.
+
+    float32    4 bytes a value, exact
+    bfloat16   2 bytes a value
+    int8       1 byte a value, and a float32 scale for every 256 values
+    topk       8 bytes for each of the largest sixteenth of the values, nothing for the others
+
+Error feedback adds what one message loses to the next one.
+
+    Seide et al. 2014         1-bit stochastic gradient descent and its application to speech networks
+    Karimireddy et al. 2019   Error feedback fixes SignSGD and other gradient compression schemes
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+_BLOCK = 256
+"""Values that share a scale in int8."""
+_LARGEST_BYTE = 127
+_TOP_SHARE = 1 / 16
+"""Share of the values that top-k sends."""
+
+
+class Encoding(ABC):
+    """Turns vectors `[size]` into `message_bytes` bytes and back; holds no state.
+
+    Attributes:
+        size: values of a vector.
+        message_bytes: bytes of a message.
+    """
+
+    exact = False
+
+    def __init__(self, size: int, message_bytes: int) -> None:
+        self.size, self.message_bytes = size, message_bytes
+
+    @abstractmethod
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """Write `vector` `[size]` float32 into `out` `[message_bytes]` uint8."""
+
+    @abstractmethod
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """Write the vector of `message` `[message_bytes]` uint8 into `out` `[size]` float32."""
+
+
+class Float32(Encoding):
+    """Four bytes a value; loses nothing."""
+
+    exact = True
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, 4 * size)
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.view(torch.float32).copy_(vector)
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.copy_(message.view(torch.float32))
+
+
+class BFloat16(Encoding):
+    """Two bytes a value: eight bits of mantissa."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, 2 * size)
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.view(torch.bfloat16).copy_(vector)
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.copy_(message.view(torch.bfloat16))
+
+
+class Int8(Encoding):
+    """One byte a value, rounded to 1/127 of the largest of its block of 256."""
+
+    def __init__(self, size: int) -> None:
+        self._blocks = math.ceil(size / _BLOCK)
+        super().__init__(size, self._blocks * (_BLOCK + 4))
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        scales, values = self._parts(out)
+        padded = torch.zeros(self._blocks * _BLOCK)
+        padded[: self.size] = vector
+        blocks = padded.view(self._blocks, _BLOCK)
+        largest = blocks.abs().amax(dim=1, keepdim=True)
+        scales.copy_(largest / _LARGEST_BYTE)
+        values.copy_((blocks * (_LARGEST_BYTE / largest.clamp(min=1e-30))).round_())
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        scales, values = self._parts(message)
+        out.copy_((values * scales).view(-1)[: self.size])
+
+    def _parts(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales `[blocks, 1]` and values `[blocks, 256]`, views into the message."""
+        head = 4 * self._blocks
+        values = message[head:].view(torch.int8).view(self._blocks, _BLOCK)
+        return message[:head].view(torch.float32).unsqueeze(1), values
+
+
+class TopK(Encoding):
+    """The sixteenth of the values with the largest sizes, with their places; zeros elsewhere."""
+
+    def __init__(self, size: int) -> None:
+        self._count = math.ceil(size * _TOP_SHARE)
+        super().__init__(size, 8 * self._count)
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        places = vector.abs().topk(self._count, sorted=False).indices
+        kept, values = self._parts(out)
+        kept.copy_(places)
+        values.copy_(vector[places])
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        places, values = self._parts(message)
+        out.zero_()
+        out[places.long()] = values
+
+    def _parts(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        head = 4 * self._count
+        return message[:head].view(torch.int32), message[head:].view(torch.float32)
+
+
+ENCODINGS: dict[str, type[Float32 | BFloat16 | Int8 | TopK]] = {
+    "float32": Float32,
+    "bfloat16": BFloat16,
+    "int8": Int8,
+    "topk": TopK,
+}
+"""Encodings by the name that `fusion_dtype` gives them."""
+
+
+class Feedback:
+    """One sender's error feedback: what its messages have lost so far goes into the next one.
+
+    Args:
+        encoding: of the messages.
+
+    Attributes:
+        residual: `[size]`, what is still to be sent; zeros where the encoding is exact.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self.residual = torch.zeros(encoding.size)
+        self._sent = torch.zeros(encoding.size)
+
+    def encode(self, vector: Tensor, out: Tensor) -> Tensor:
+        """Write `vector` and the residual into `out`; returns what the receiver decodes, valid until the next call."""
+        encoding = self._encoding
+        if encoding.exact:
+            encoding.encode(vector, out)
+            return vector
+        self.residual.add_(vector)
+        encoding.encode(self.residual, out)
+        encoding.decode(out, self._sent)
+        self.residual.sub_(self._sent)
+        return self._sent

@@ -1,0 +1,55 @@
+"""Groups in one process for tests: a thread for each rank, over real gloo connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.groups.peers import Peers
+from asyncrl.networks.flat_vector import FlatVector
+
+SECONDS = 60.0
+
+
+def on_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
+    """What `function(rank)` returns on each of `count` threads; raises the first error."""
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        try:
+            results[rank] = function(rank)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return results
+
+
+class Meeting:
+    """Where the ranks of one test find each other."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.store = ranks, dist.HashStore()
+
+    def peers(self, rank: int, name: str = "all") -> Peers:
+        return Peers(self.store, name, rank, self.ranks)
+
+    def pair(self, rank: int, side: int, life: int = 0) -> Peers:
+        return Peers(self.store, f"pair/{rank}/{life}", side, 2)
+
+
+def vector_of(values: torch.Tensor) -> FlatVector:
+    return FlatVector(values.clone(), torch.zeros_like(values))

@@ -1,0 +1,106 @@
+"""Rounds and the fusion of gradients over them, against their definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from group_rig import Meeting, on_ranks, vector_of
+
+from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.messages import ENCODINGS
+from asyncrl.groups.rounds import Rounds
+
+SIZE, RANKS = 37, 3
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_round_is_the_weighted_mean_and_tells_all_ranks_the_same(name: str) -> None:
+    meeting = Meeting(RANKS)
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randint(-8, 9, (500, RANKS, SIZE), generator=generator).float()
+    weights = 2.0 ** torch.randint(0, 3, (500, RANKS), generator=generator)
+    weights[100:200, 1] = 0.0
+
+    def rank(index: int) -> list[torch.Tensor]:
+        rounds = Rounds(meeting.peers(index), ENCODINGS[name](SIZE), tail=1)
+        found = []
+        for step in range(500):
+            absent = 100 <= step < 200 and index == 1
+            vector = None if absent else given[step, index]
+            round_ = rounds.exchange(
+                vector, float(weights[step, index]), ends=step % 7 == index, tail=torch.tensor([10.0 * index])
+            )
+            assert round_.ends == (step % 7 < RANKS)
+            assert round_.tails.flatten().tolist() == [0.0, 10.0, 20.0]
+            assert round_.weights == tuple(weights[step].tolist())
+            assert round_.mean is not None
+            found.append(round_.mean.clone())
+        return found
+
+    found = on_ranks(RANKS, rank)
+    for step in range(500):
+        total = weights[step].sum()
+        expected = (given[step] * weights[step, :, None]).sum(dim=0) / total
+        for own in found:
+            assert torch.equal(own[step], expected), f"round {step}"
+
+
+class Counter:
+    """A core whose state is what it has summed up."""
+
+    def __init__(self) -> None:
+        self.vector = vector_of(torch.zeros(SIZE))
+        self.rounds_seen = 0
+
+    def step(self, gradient: torch.Tensor) -> None:
+        self.vector.begin_update()
+        self.vector.gradient.copy_(gradient)
+        if not self.vector.begin_step():
+            self.vector.parameters.sub_(self.vector.gradient)
+        self.rounds_seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.vector.parameters.clone(), "seen": self.rounds_seen, "noise": id(self)}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state["noise"] == id(self), "random numbers stay a group's own"
+        self.vector.parameters.copy_(state["weights"])
+        self.rounds_seen = state["seen"]
+
+
+def test_groups_that_end_early_have_the_state_of_those_that_went_on() -> None:
+    meeting, updates = Meeting(RANKS), (40, 100, 70)
+    given = torch.randint(-60, 61, (100, RANKS, SIZE), generator=torch.Generator().manual_seed(3)).float() * 6
+
+    def rank(index: int) -> Counter:
+        core = Counter()
+        fusion = GradientFusion(Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
+        for step in range(updates[index]):
+            core.step(given[step, index])
+        fusion.finish()
+        assert fusion.statistics().fusions == 101
+        return core
+
+    cores = on_ranks(RANKS, rank)
+    expected = torch.zeros(SIZE)
+    for step in range(100):
+        active = [i for i in range(RANKS) if step < updates[i]]
+        expected -= given[step, active].sum(dim=0) / len(active)
+    for core in cores:
+        assert torch.equal(core.vector.parameters, expected)
+        assert core.rounds_seen == 100
+
+
+def test_a_pass_ends_for_all_groups_where_it_ends_for_one() -> None:
+    meeting = Meeting(2)
+
+    def rank(index: int) -> list[bool]:
+        core = Counter()
+        fusion = GradientFusion(Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE)), core)
+        ends = [core.vector.begin_step(1.0, index == 1 and step == 3) for step in range(6)]
+        fusion.finish()
+        return ends
+
+    assert on_ranks(2, rank) == [[step == 3 for step in range(6)]] * 2
