@@ -68,6 +68,7 @@ COMMANDS = {
     "export": Command("export", "RUN", "write the policy of a run as an ONNX model"),
     "ls": Command("ls", "[FOLDER]", "list the runs of a folder"),
     "diff": Command("diff", "A B", "show the options and the outcome in which two runs differ"),
+    "doctor": Command("doctor", "RUN", "say what is wrong with a run, and which option to change"),
     "presets": Command("presets", "[NAME]", "list what is tuned for which environment, and what it reached"),
     "explain": Command("explain", "OPTION", "tell all about one option, by our name or another library's"),
     "completion": Command("completion", "SHELL", "print a script for tab completion"),

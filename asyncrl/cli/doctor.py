@@ -1,0 +1,75 @@
+"""`asyncrl doctor RUN`: what is wrong with a run, one option to change, and the evidence."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser, flag_of
+from asyncrl.cli.text_table import existing_run
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.show.diagnosis import Finding
+
+WELL = "Nothing stands out."
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl doctor`."""
+    parser = Parser(
+        prog="asyncrl doctor",
+        usage="asyncrl doctor RUN [--all] [--json]",
+        description="Say what is wrong with a run, which option to change, and what shows it.",
+    )
+    parser.add_argument("RUN", help="directory of a run, finished or not")
+    parser.add_argument("--all", action="store_true", help="every finding, not the most serious alone")
+    parser.add_argument("--json", action="store_true", help="print every finding as one JSON array")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Print the findings; returns the exit code."""
+    from asyncrl.show.diagnosis import diagnose
+    from asyncrl.show.evidence import collect
+
+    kept = existing_run(options.RUN)
+    findings = diagnose(collect(kept))
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+    elif not findings:
+        print(WELL)
+    else:
+        shown = findings if options.all else findings[:1]
+        print("\n\n".join(_text(finding, kept.algo) for finding in shown))
+        if len(findings) > len(shown):
+            print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {options.RUN} --all")
+    return 0
+
+
+def _text(finding: Finding, algo: str) -> str:
+    lines = [finding.sentence]
+    if finding.option:
+        lines += _indented("change", f"{_flag(finding.option, algo)} to {finding.change}")
+    return "\n".join([*lines, *_indented("evidence", finding.evidence)])
+
+
+def _indented(label: str, text: str) -> list[str]:
+    indent = f"  {label:<10}"
+    return textwrap.wrap(text, 110, initial_indent=indent, subsequent_indent=" " * 12, break_on_hyphens=False)
+
+
+def _flag(option: str, algo: str) -> str:
+    from asyncrl.options import option_help
+    from asyncrl.run.config import TrainerConfig
+
+    return flag_of(option, "" if option in option_help(TrainerConfig) else f"{algo}.")

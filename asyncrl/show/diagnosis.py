@@ -1,0 +1,279 @@
+"""What is wrong with a run, as a list of rules: when a rule holds, what it says, which option to change, and why.
+
+The rules stand in the order in which they matter: what made learning impossible, what spoils it, what slows it down.
+The limits are rules of thumb; each states its figure in the evidence, so that a reader can judge it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncrl.show.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that can be wrong.
+
+    Attributes:
+        name: of the rule.
+        holds: whether it is so.
+        sentence: what is wrong; `{field}` is a figure of the evidence.
+        option: the option to change, "" where none helps.
+        change: what to change it to.
+        evidence: the figures that show it.
+    """
+
+    name: str
+    holds: Callable[[Evidence], bool]
+    sentence: str
+    option: str
+    change: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that holds for a run, with its texts filled in."""
+
+    name: str
+    sentence: str
+    option: str
+    change: str
+    evidence: str
+
+
+def above(value: float | None, limit: float) -> bool:
+    """Whether a figure is there and above the limit."""
+    return value is not None and value > limit
+
+
+def below(value: float | None, limit: float) -> bool:
+    """Whether a figure is there and below the limit."""
+    return value is not None and value < limit
+
+
+def _values_run_off(e: Evidence) -> bool:
+    if e.q_mean is None:
+        return False
+    if e.value_high is not None and e.value_low is not None:
+        room = max(1.0, e.value_high - e.value_low)
+        return e.q_mean > e.value_high + 0.1 * room or e.q_mean < e.value_low - 0.1 * room
+    return abs(e.q_mean) > 1e4
+
+
+def _enough(e: Evidence) -> bool:
+    """Whether it has trained and was evaluated enough for its returns to say something."""
+    return e.steps >= 20_000 and e.evaluations >= 4
+
+
+def _never_rose(e: Evidence) -> bool:
+    """Whether no evaluation was much better than the first, in the units of the first."""
+    if not _enough(e) or e.best is None or e.first is None:
+        return False
+    return e.best - e.first <= max(1.0, 0.1 * abs(e.first))
+
+
+RULES = (
+    Rule(
+        "diverged",
+        lambda e: "ASYNC022" in e.error,
+        "Learning diverged: the loss or the weights became NaN.",
+        "learning_rate",
+        "a third of {options[learning_rate]}",
+        "{error_line}",
+    ),
+    Rule(
+        "failed",
+        lambda e: e.state == "failed",
+        "The run failed; that comes before all questions of learning.",
+        "",
+        "",
+        "{error_line}",
+    ),
+    Rule(
+        "no update",
+        lambda e: e.updates == 0 and e.state != "running",
+        "The run ended before its first update.",
+        "total_steps",
+        "far more than {needed_steps:,}, from which it learns",
+        "{steps:,} steps, 0 updates",
+    ),
+    Rule(
+        "values run off",
+        _values_run_off,
+        "Action values are outside of what rewards and discount allow: they feed on themselves.",
+        "learning_rate",
+        "a third of {options[learning_rate]}",
+        "mean action value {q_mean:,.1f}, possible are {value_low:,.1f} to {value_high:,.1f}",
+    ),
+    Rule(
+        "large policy steps",
+        lambda e: above(e.kl, 0.05) and "target_kl" in e.options,
+        "Each batch changes the policy too much.",
+        "target_kl",
+        "0.02",
+        "KL divergence {kl:.3f} per batch (0.01 to 0.02 is usual), {clip_fraction:.0%} of the ratios clipped",
+    ),
+    Rule(
+        "large policy steps, no limit",
+        lambda e: e.on_policy and above(e.kl, 0.05) and "target_kl" not in e.options,
+        "Each batch changes the policy too much.",
+        "learning_rate",
+        "a third of {options[learning_rate]}",
+        "KL divergence {kl:.3f} per batch (0.01 to 0.02 is usual)",
+    ),
+    Rule(
+        "entropy gone",
+        lambda e: (
+            above(e.first_entropy, 0.05)
+            and below(e.entropy, 0.05 * (e.first_entropy or 1.0))
+            and _never_rose(e)
+        ),
+        "The policy stopped exploring before it had learned.",
+        "ent_coef",
+        "0.01 or more, it is {options[ent_coef]}",
+        "entropy fell from {first_entropy:.2f} to {entropy:.2f}; best return {best:,.1f}, first {first:,.1f}",
+    ),
+    Rule(
+        "stale samples are thrown away",
+        lambda e: above(e.discarded, 0.2),
+        "Much of what the actors produce is too old when the learner comes to it.",
+        "num_actors",
+        "fewer than {actors}",
+        "{discarded:.0%} of the steps discarded, staleness {staleness:,.0f} updates",
+    ),
+    Rule(
+        "old weights act",
+        lambda e: not e.on_policy and above(e.policy_lag, 500) and e.options.get("discipline") != "lockstep",
+        "The actors act with old weights.",
+        "publish_interval",
+        "10",
+        "policy lag {policy_lag:,.0f} updates",
+    ),
+    Rule(
+        "old segments",
+        lambda e: e.on_policy and above(e.staleness_versions, 4),
+        "Segments are several policy versions old when they are learned from.",
+        "discipline",
+        "lockstep",
+        "staleness {staleness_versions:.1f} versions",
+    ),
+    Rule(
+        "unlearned",
+        lambda e: _enough(e) and above(e.lost, 0.3) and not _never_rose(e),
+        "It was better before: what was learned is being lost.",
+        "learning_rate_schedule",
+        "linear",
+        "best return {best:,.1f} after {best_steps:,} steps, last {final:,.1f}",
+    ),
+    Rule(
+        "value function explains nothing",
+        lambda e: e.on_policy and e.steps >= 20_000 and below(e.explained_variance, 0.1),
+        "The value function does not predict the returns.",
+        "normalize_rewards",
+        "yes",
+        "explained variance {explained_variance:.2f} (1 is perfect, 0 no better than the mean)",
+    ),
+    Rule(
+        "no exploration",
+        lambda e: _never_rose(e) and "exploration_steps" in e.options,
+        "The return has not risen since the first evaluation.",
+        "exploration_steps",
+        "more than {options[exploration_steps]:,}, a tenth to a half of the run's steps",
+        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations",
+    ),
+    Rule(
+        "not learning",
+        _never_rose,
+        "The return has not risen since the first evaluation.",
+        "learning_rate",
+        "three times or a third of {options[learning_rate]}",
+        "first return {first:,.1f}, best {best:,.1f} of {evaluations} evaluations",
+    ),
+    Rule(
+        "actors die",
+        lambda e: e.restarts > 0,
+        "Actors were killed and started again; actors/*.log says what they printed.",
+        "envs_per_actor",
+        "fewer, if memory was short",
+        "{restarts} restarts",
+    ),
+    Rule(
+        "still rising",
+        lambda e: (
+            e.stop_reason in ("total_steps", "max_seconds")
+            and _enough(e)
+            and e.early_best is not None
+            and above(e.late_best, e.early_best + 0.05 * e.spread)
+        ),
+        "The return was still rising at the end.",
+        "total_steps",
+        "{twice:,}",
+        "best return {early_best:,.1f} in the first two thirds, {late_best:,.1f} in the last",
+    ),
+    Rule(
+        "learner waits",
+        lambda e: above(e.learner_waits, 0.5) and not above(e.actors_wait, 0.5),
+        "The learner waits for steps: the environments are the bottleneck.",
+        "num_actors",
+        "more than {actors}, up to the machine's cores",
+        "the learner waits {learner_waits:.0%} of the time, {steps_per_second:,.0f} steps/s",
+    ),
+    Rule(
+        "actors wait for updates",
+        lambda e: not e.on_policy and above(e.actors_wait, 0.8) and not above(e.learner_waits, 0.2),
+        "The actors wait for the learner: updates are the bottleneck.",
+        "samples_per_insert",
+        "less than {options[samples_per_insert]}, if steps are cheap",
+        "actors wait {actors_wait:.0%} of the time, the learner {learner_waits:.0%}",
+    ),
+    Rule(
+        "actors wait for passes",
+        lambda e: e.on_policy and above(e.actors_wait, 0.8) and "epochs" in e.options,
+        "The actors wait for the learner: its passes over a batch are the bottleneck.",
+        "epochs",
+        "less than {options[epochs]}, if steps are cheap",
+        "actors wait {actors_wait:.0%} of the time",
+    ),
+)
+"""All rules, the most serious first."""
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """The rules that hold, the most serious first."""
+    return [_finding(rule, evidence) for rule in RULES if rule.holds(evidence)]
+
+
+def _finding(rule: Rule, evidence: Evidence) -> Finding:
+    figures = _Figures(
+        vars(evidence)
+        | {
+            "error_line": evidence.error.partition("\n")[0] or evidence.state,
+            "options": _Figures(evidence.options),
+            "needed_steps": int(evidence.options.get("learning_starts") or 0),
+            "twice": 2 * evidence.steps,
+        }
+    )
+    texts = (text.format_map(figures) for text in (rule.sentence, rule.change, rule.evidence))
+    sentence, change, shown = texts
+    return Finding(rule.name, sentence, rule.option, change, shown)
+
+
+class _Unknown:
+    """A figure that the run does not have, in a text."""
+
+    def __format__(self, form: str) -> str:
+        return "?"
+
+
+class _Figures(dict[str, object]):
+    """Figures by name; one that is missing or None is shown as a question mark."""
+
+    def __getitem__(self, name: str) -> object:
+        value = self.get(name)
+        return _Unknown() if value is None else value
+
+    def __missing__(self, name: str) -> object:
+        return _Unknown()

@@ -1,0 +1,155 @@
+"""`asyncrl doctor`: every rule holds for the run that was made for it, and none for a run that is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_runs import write_run
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.cli.main import main
+from asyncrl.options import option_help
+from asyncrl.run.config import TrainerConfig
+from asyncrl.show.diagnosis import RULES, diagnose
+from asyncrl.show.evidence import Evidence, collect
+from asyncrl.show.kept_run import KeptRun
+
+RISES = tuple((10_000 * i, value) for i, value in enumerate((20.0, 200.0, 400.0, 470.0, 480.0, 478.0), 1))
+FLAT = tuple((10_000 * i, 20.0 + i % 2) for i in range(1, 7))
+FALLS = tuple((10_000 * i, value) for i, value in enumerate((20.0, 300.0, 480.0, 200.0, 90.0, 100.0), 1))
+LATE = tuple((10_000 * i, value) for i, value in enumerate((20.0, 40.0, 60.0, 80.0, 120.0, 160.0), 1))
+REPLAY = {"train/q_mean": 40.0, "train/q_max": 90.0, "train/value_low": 0.0, "train/value_high": 100.0}
+SEGMENTS = {
+    "train/approx_kl": 0.01,
+    "train/clip_fraction": 0.1,
+    "train/explained_variance": 0.8,
+    "train/entropy": 0.5,
+}
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "diverged": ("dqn", {"summary": {"state": "failed", "error": "[ASYNC022] The loss is NaN.\n  fix: x"}}),
+    "failed": (
+        "dqn",
+        {"summary": {"state": "failed", "error": "[ASYNC002] The environment raised.\n  fix: x"}},
+    ),
+    "no update": ("dqn", {"summary": {"env_steps": 500, "updates": 0}, "metrics": {"train/n_updates": 0}}),
+    "values run off": ("dqn", {"metrics": {"train/q_mean": 3500.0}}),
+    "large policy steps": ("ppo", {"metrics": {"train/approx_kl": 0.09}, "options": {"target_kl": 0.5}}),
+    "large policy steps, no limit": ("a2c", {"metrics": {"train/approx_kl": 0.09}}),
+    "entropy gone": (
+        "ppo",
+        {"evaluations": FLAT, "first": {"train/entropy": 0.69}, "metrics": {"train/entropy": 0.0}},
+    ),
+    "stale samples are thrown away": ("dqn", {"summary": {"staleness": {"discarded_fraction": 0.4}}}),
+    "old weights act": ("dqn", {"metrics": {"async/policy_lag_mean": 900.0}}),
+    "old segments": ("impala", {"metrics": {"async/staleness_versions_mean": 6.0}}),
+    "unlearned": ("dqn", {"evaluations": FALLS}),
+    "value function explains nothing": ("ppo", {"metrics": {"train/explained_variance": -0.2}}),
+    "no exploration": ("dqn", {"evaluations": FLAT}),
+    "not learning": ("sac", {"env": "Pendulum-v1", "evaluations": FLAT}),
+    "actors die": ("dqn", {"summary": {"actor_restarts": 3}}),
+    "still rising": ("dqn", {"evaluations": LATE}),
+    "learner waits": ("dqn", {"metrics": {"async/learner_wait_fraction": 0.8, "time/fps": 300.0}}),
+    "actors wait for updates": ("dqn", {"metrics": {"async/actor_wait_fraction": 0.95}}),
+    "actors wait for passes": ("ppo", {"metrics": {"async/actor_wait_fraction": 0.95}}),
+}
+"""A run for every rule: what is different from one that is well."""
+
+
+def make(path: Path, algo: str, different: Mapping[str, Any]) -> KeptRun:
+    well = SEGMENTS if algo in ("ppo", "a2c", "impala") else REPLAY if algo == "dqn" else {}
+    metrics = {
+        "async/policy_lag_mean": 4.0,
+        "async/staleness_mean": 90.0,
+        "async/staleness_versions_mean": 1.0,
+        **well,
+    }
+    lines = [
+        {
+            "time/total_timesteps": 6_000 * i,
+            "train/n_updates": 3_000 * i,
+            "async/learner_wait_fraction": 0.1,
+            "async/actor_wait_fraction": 0.3,
+            **metrics,
+            **different.get("metrics", {}),
+            **(different.get("first", {}) if i == 1 else {}),
+        }
+        for i in range(1, 11)
+    ]
+    summary = {
+        "env_steps": 60_000,
+        "updates": 30_000,
+        "stop_reason": "total_steps",
+        "eval": {"return_mean": different.get("evaluations", RISES)[-1][1]},
+        **different.get("summary", {}),
+    }
+    return KeptRun(
+        write_run(
+            path,
+            algo=algo,
+            env=different.get("env", "CartPole-v1"),
+            options=different.get("options"),
+            trainer={"num_actors": 4},
+            summary=summary,
+            lines=lines,
+            evaluations=different.get("evaluations", RISES),
+        )
+    )
+
+
+def test_there_is_a_run_for_every_rule() -> None:
+    assert list(RUNS) == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_rule_comes_first_for_its_run(name: str, tmp_path: Path) -> None:
+    algo, different = RUNS[name]
+    run = make(tmp_path / "x", algo, different)
+    finding = diagnose(collect(run))[0]
+    assert finding.name == name
+    assert finding.sentence.endswith(".") and "{" not in "".join(vars(finding).values())
+    known = {*option_help(TrainerConfig), *option_help(ALGORITHMS[algo])}
+    assert finding.option in known or name == "failed"
+    assert "?" not in finding.evidence + finding.change, finding
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_run_that_is_well_has_no_finding(algo: str, tmp_path: Path) -> None:
+    assert diagnose(collect(make(tmp_path / "x", algo, {}))) == []
+
+
+def test_a_figure_that_is_missing_is_a_question_mark() -> None:
+    (finding,) = (f for f in diagnose(Evidence(q_mean=1e6, updates=1)) if f.name == "values run off")
+    assert finding.evidence == "mean action value 1,000,000.0, possible are ? to ?"
+    assert finding.change == "a third of ?"
+
+
+def test_of_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    algo, different = RUNS["values run off"]
+    run = make(tmp_path / "x", algo, different)
+    assert main(["doctor", str(run.path)]) == 0
+    assert capsys.readouterr().out == (
+        "Action values are outside of what rewards and discount allow: they feed on themselves.\n"
+        "  change    --dqn.learning-rate to a third of 0.001\n"
+        "  evidence  mean action value 3,500.0, possible are 0.0 to 100.0\n"
+    )
+    assert main(["doctor", str(run.path), "--json"]) == 0
+    assert [finding["name"] for finding in json.loads(capsys.readouterr().out)] == ["values run off"]
+
+
+def test_the_most_serious_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(tmp_path / "x", "dqn", {"evaluations": FALLS, "summary": {"actor_restarts": 2}})
+    assert main(["doctor", str(run.path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("It was better before") and f"1 more: asyncrl doctor {run.path} --all" in text
+    assert main(["doctor", str(run.path), "--all"]) == 0
+    assert "  change    --envs-per-actor to fewer, if memory was short\n" in capsys.readouterr().out
+
+
+def test_nothing_stands_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(make(tmp_path / "x", "dqn", {}).path)]) == 0
+    assert capsys.readouterr().out == "Nothing stands out.\n"
