@@ -24,6 +24,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.portable_policy import BestPolicy, PortablePolicy
+from asyncrl.run.shown_result import ShownResult
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ except ImportError:  # Windows, or a platform without a wheel
 
 CLOSE_SECONDS = 10.0
 """How long `stop_or_kill` waits for the run to end before it kills its processes."""
+MOST_RETURNS = 400
+"""Points of `TrainResult.returns` from which every second one is dropped."""
 SERVED_SECONDS = 60.0
 """How long `wait_until_served` waits; the run goes on starting afterwards."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
+@dataclass(frozen=True, repr=False)
+class TrainResult(ShownResult):
     """The result of training.
 
     Attributes:
@@ -53,6 +56,8 @@ class TrainResult:
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
         run_dir: directory of the run's files, or None.
+        evaluations: every greedy evaluation, in the order of training.
+        returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
     """
 
     policy: PortablePolicy
@@ -61,6 +66,8 @@ class TrainResult:
     summary: dict[str, Any]
     run_dir: Path | None
     best: BestPolicy | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
 
 
 class RunThread:
@@ -97,6 +104,7 @@ class RunThread:
         self.done: Future[TrainResult] = Future()
         self.result: TrainResult | None = None
         self.snapshot: Snapshot | None = None
+        self._returns: list[tuple[int, float]] = []
         self.listeners: list[Callable[[Snapshot], None]] = []
         self.awaited = True
 
@@ -229,10 +237,10 @@ class RunThread:
         if reason is not None:
             coordinator.stop(reason)
         try:
-            result = self.result = _result(await coordinator.run(), config)
+            result = self.result = self._result(await coordinator.run(), config)
         finally:
             if self.result is None and coordinator.outcome is not None:
-                self.result = _result(coordinator.outcome, config)
+                self.result = self._result(coordinator.outcome, config)
             self._callbacks.end(self.result)
         if self._callbacks.error is not None:
             raise self._callbacks.error
@@ -242,16 +250,21 @@ class RunThread:
         self.snapshot = snapshot
         if snapshot.error is None:  # else the run ends now, and `wait_until_served` raises its error
             self._served.set()
+        if snapshot.return_mean is not None:
+            self._returns.append((snapshot.env_steps, snapshot.return_mean))
+            if len(self._returns) > MOST_RETURNS:
+                del self._returns[::2]
         for listener in self.listeners:
             listener(snapshot)
 
-
-def _result(outcome: Outcome, config: TrainerConfig) -> TrainResult:
-    return TrainResult(
-        policy=outcome.policy,
-        best=outcome.best,
-        evaluation=outcome.evaluation,
-        stop_reason=outcome.snapshot.stop_reason or "stopped",
-        summary=outcome.summary,
-        run_dir=Path(config.run_dir) if config.run_dir else None,
-    )
+    def _result(self, outcome: Outcome, config: TrainerConfig) -> TrainResult:
+        return TrainResult(
+            policy=outcome.policy,
+            best=outcome.best,
+            evaluation=outcome.evaluation,
+            evaluations=outcome.snapshot.evaluations,
+            returns=tuple(self._returns),
+            stop_reason=outcome.snapshot.stop_reason or "stopped",
+            summary=outcome.summary,
+            run_dir=Path(config.run_dir) if config.run_dir else None,
+        )

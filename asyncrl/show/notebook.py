@@ -84,13 +84,14 @@ def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
     )
     grid = "".join(_group(name, fields) for name, fields in words.groups)
     error = f'<div style="color:#d1403a;margin-top:8px">{escape(words.error)}</div>' if words.error else ""
-    return _box(
+    return box(
         f'{head}{_bar(words)}<div style="display:flex;gap:12px 36px;flex-wrap:wrap;margin-top:12px">'
         f"{grid}{_curve(returns)}</div>{error}"
     )
 
 
-def _box(inner: str) -> str:
+def box(inner: str) -> str:
+    """A card around `inner`, in the colours of the notebook's theme."""
     return (
         f'<div style="color:{INK};border:1px solid {LINE};border-radius:8px;padding:14px 18px;max-width:48em;'
         f'font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums">{inner}</div>'
@@ -162,7 +163,7 @@ class ShownByCard:
 
     def _repr_html_(self) -> str:
         snapshot = self.snapshot()
-        return _box(escape(repr(self))) if snapshot is None else card_html(snapshot)
+        return box(escape(repr(self))) if snapshot is None else card_html(snapshot)
 
     def _ipython_display_(self) -> None:
         card, snapshot = live_card(), self.snapshot()
