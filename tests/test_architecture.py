@@ -39,6 +39,8 @@ DOORS = {
         *("run.checkpoint", "run.build", "groups.*"),
     ),
     "torch.distributed": ("groups.*",),
+    "matplotlib": ("show.picture",),
+    "shtab": ("cli.completion",),
     "rich": ("show.console", "show.screen"),
     "prometheus_client": ("server.prometheus",),
     "cloudpickle": ("envs.*", "actors.forking"),

@@ -66,6 +66,7 @@ COMMANDS = {
     "eval": Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
     "enjoy": Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
     "export": Command("export", "RUN", "write the policy of a run as an ONNX model"),
+    "plot": Command("plot", "RUN...", "plot the return of runs, in the terminal or as a picture"),
     "ls": Command("ls", "[FOLDER]", "list the runs of a folder"),
     "diff": Command("diff", "A B", "show the options and the outcome in which two runs differ"),
     "doctor": Command("doctor", "RUN", "say what is wrong with a run, and which option to change"),

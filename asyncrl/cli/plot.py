@@ -1,0 +1,73 @@
+"""`asyncrl plot RUN...`: learning curves in the terminal, or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser
+from asyncrl.cli.text_table import existing_run
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.kept_run import KeptRun, find_runs
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training return"}
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl plot`."""
+    parser = Parser(
+        prog="asyncrl plot",
+        usage="asyncrl plot RUN... [options]",
+        description="Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
+        "band of one standard deviation.",
+    )
+    parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")
+    parser.add_argument("--out", metavar="FILE", help="write a PNG, SVG or PDF instead (needs matplotlib)")
+    parser.add_argument("--x", choices=("steps", "seconds"), default="steps", help="the axis (steps)")
+    parser.add_argument("--metric", metavar="NAME", help="a name in metrics.jsonl, such as train/loss")
+    parser.add_argument("--each", action="store_true", help="a line for each run")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Plot; returns the exit code."""
+    from asyncrl.show.curves import curves, default_metric
+
+    runs = [run for path in options.RUN for run in _runs(path)]
+    metric = options.metric or default_metric(runs)
+    lines = curves(runs, metric, options.x, each=options.each)
+    if not lines:
+        raise ConfigurationError(
+            f"no run has {metric}",
+            facts={"runs": len(runs)},
+            fix="name a metric that metrics.jsonl has, with --metric",
+        )
+    name = NAMES.get(metric, metric)
+    if options.out:
+        from asyncrl.show.picture import write_picture
+
+        path = Path(options.out).expanduser()
+        write_picture(path, lines, f"{name} over {options.x}", options.x, name)
+        print(path)
+    else:
+        from asyncrl.show.text_plot import text_plot
+
+        width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
+        print(text_plot(lines, f"{name} over {options.x}", options.x, width=width))
+    return 0
+
+
+def _runs(path: str) -> list[KeptRun]:
+    """The run in a directory, or all of a folder."""
+    return find_runs(Path(path).expanduser()) or [existing_run(path)]

@@ -1,0 +1,45 @@
+"""Curves as a picture: the only door to matplotlib, which is an optional extra (`asyncrl[plot]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.curves import Curve
+
+
+def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> None:
+    """Write the curves with their bands to a PNG, SVG or PDF, by the file's ending.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed, or it cannot write such a file.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError(
+            "a picture needs matplotlib, which is not installed",
+            facts={"file": path},
+            fix='pip install "asyncrl[plot]", or leave out --out to plot in the terminal',
+        ) from error
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for curve in curves:
+        (line,) = axes.plot(curve.x, curve.mean, label=curve.label, linewidth=1.6)
+        if curve.seeds > 1:
+            axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"the picture cannot be written: {error}",
+            facts={"file": path},
+            fix="give a writable file that ends in .png, .svg or .pdf",
+        ) from error
