@@ -1,0 +1,73 @@
+"""`asyncrl clean`: remove what runs that were killed have left behind. Never a result, unless it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser
+from asyncrl.cli.run_name import runs_folder
+from asyncrl.errors import ConfigurationError
+from asyncrl.show.kept_run import KeptRun, find_runs
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+LEFT_OVER = ("http.json", ".http.json.*", ".*.tmp", "checkpoints/.*")
+"""Files that mean something during a run only."""
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl clean`."""
+    parser = Parser(
+        prog="asyncrl clean",
+        usage="asyncrl clean [FOLDER] [--empty] [--dry-run]",
+        description="Remove what killed runs have left: addresses of pages that are gone and half-written files. "
+        "Results stay.",
+    )
+    parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
+    parser.add_argument(
+        "--empty", action="store_true", help="also the directories of runs that never trained"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Remove and say what; returns the exit code."""
+    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"there is no folder {folder}", fix="give the folder of the runs: asyncrl clean FOLDER"
+        )
+    ended = [run for run in find_runs(folder) if run.pid is None]
+    empty = [run.path for run in ended if options.empty and is_empty(run)]
+    files = [file for run in ended if run.path not in empty for file in left_over(run)]
+    for path in (*files, *empty):
+        print(f"{'would remove' if options.dry_run else 'removed'} {path}")
+        if not options.dry_run:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if not files and not empty:
+        print(f"nothing is left over in {folder}")
+    return 0
+
+
+def left_over(run: KeptRun) -> Iterator[Path]:
+    """Files of an ended run that meant something while it went on."""
+    for pattern in LEFT_OVER:
+        yield from (file for file in sorted(run.path.glob(pattern)) if file.is_file())
+
+
+def is_empty(run: KeptRun) -> bool:
+    """Whether an ended run has neither trained a step nor written a checkpoint."""
+    checkpoints = run.path / "checkpoints"
+    saved = checkpoints.is_dir() and any(not file.name.startswith(".") for file in checkpoints.iterdir())
+    return run.env_steps == 0 and not saved and run.best is None

@@ -1,0 +1,139 @@
+"""Runs of this user that go on now: their processes, directories and pages.
+
+A run is found by its fork server, a child of its process, so that runs in notebooks and scripts are found too; its
+directory by the lock that the process holds in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.show.kept_run import LOCK, KeptRun, is_run
+
+FORK_SERVER = "asyncrl.actors.forkserver"
+ASK_SECONDS = 1.0
+TOKEN_HEADER = "X-AsyncRL-Token"
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run that goes on.
+
+    Attributes:
+        pid: of its process.
+        run_dir: its directory, None where it keeps nothing.
+        url: of its page, None where there is none.
+        token: that its page asks for, "" where it is not known.
+        stats: what the page says; empty where it does not answer.
+    """
+
+    pid: int
+    run_dir: Path | None
+    url: str | None
+    token: str
+    stats: dict[str, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """One row of `asyncrl ps`."""
+        kept = KeptRun(self.run_dir) if self.run_dir else None
+        return {
+            "pid": self.pid,
+            "env": self.stats.get("env") or (kept.env if kept else ""),
+            "algo": self.stats.get("algo") or (kept.algo if kept else ""),
+            "state": self.stats.get("state") or "running",
+            "steps": self.stats.get("env_steps") or (kept.env_steps if kept else None),
+            "url": self.url,
+            "run_dir": str(self.run_dir) if self.run_dir else None,
+        }
+
+    def ask_to_stop(self) -> bool:
+        """Ask its page to stop it; whether that was heard."""
+        if self.url is None or not self.token:
+            return False
+        request = urllib.request.Request(
+            f"{self.url}/stop", data=b"", method="POST", headers={TOKEN_HEADER: self.token}
+        )
+        try:
+            with _NO_PROXY.open(request, timeout=5 * ASK_SECONDS) as answer:
+                return bool(answer.status == 202)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def live_runs() -> list[LiveRun]:
+    """Every run of this user, by process id."""
+    found = []
+    for process in _run_processes():
+        directories = list(_directories(process))
+        found += [_with_directory(process.pid, path) for path in directories] or [_by_its_port(process)]
+    return sorted(found, key=lambda run: (run.pid, str(run.run_dir)))
+
+
+def _run_processes() -> Iterator[psutil.Process]:
+    """Parents of fork servers; a fork server's own children have its command line too."""
+    servers = set()
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        uids, line = process.info["uids"], process.info["cmdline"] or ()
+        if uids is not None and uids.real == os.getuid() and FORK_SERVER in line:
+            servers.add(process)
+    pids = {server.pid for server in servers}
+    seen: set[int] = set()
+    for server in servers:
+        with contextlib.suppress(psutil.Error):
+            parent = server.parent()
+            if parent is not None and parent.pid not in pids | seen | {1}:
+                seen.add(parent.pid)
+                yield parent
+
+
+def _directories(process: psutil.Process) -> Iterator[Path]:
+    """Directories of runs whose lock the process holds."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for file in process.open_files():
+            path = Path(file.path)
+            if path.name == LOCK and is_run(path.parent):
+                yield path.parent
+
+
+def _with_directory(pid: int, path: Path) -> LiveRun:
+    try:
+        page = json.loads((path / "http.json").read_text(encoding="utf-8"))
+        url, token = str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"])
+    except (OSError, ValueError, KeyError):
+        return LiveRun(pid, path, None, "", {})
+    return LiveRun(pid, path, url, token, _stats(url, token))
+
+
+def _by_its_port(process: psutil.Process) -> LiveRun:
+    """A run without a directory: its page is on one of the ports that its process listens on."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in process.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                host = f"[{connection.laddr.ip}]" if ":" in connection.laddr.ip else connection.laddr.ip
+                url = f"http://{host}:{connection.laddr.port}"
+                if stats := _stats(url, ""):
+                    return LiveRun(process.pid, None, url, "", stats)
+    return LiveRun(process.pid, None, None, "", {})
+
+
+def _stats(url: str, token: str) -> dict[str, Any]:
+    request = urllib.request.Request(f"{url}/stats", headers={TOKEN_HEADER: token} if token else {})
+    try:
+        with _NO_PROXY.open(request, timeout=ASK_SECONDS) as answer:
+            if answer.headers.get("Server") != "asyncrl":
+                return {}
+            stats = json.load(answer)
+    except (OSError, ValueError, urllib.error.URLError):
+        return {}
+    return stats if isinstance(stats, dict) else {}

@@ -1,0 +1,83 @@
+"""`asyncrl stop RUN`: end a run in good order, as its first Ctrl-C does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser
+from asyncrl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.cli.live_runs import LiveRun
+
+LOOK_SECONDS = 0.1
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl stop`."""
+    parser = Parser(
+        prog="asyncrl stop",
+        usage="asyncrl stop RUN [--wait SECONDS]",
+        description="Stop a run: it writes a checkpoint and its summary, then it ends.",
+    )
+    parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ps` shows")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", default=60.0, help="for its end (60)")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Stop it and wait; returns the exit code."""
+    live = _find(options.RUN)
+    if not live.ask_to_stop():
+        os.kill(live.pid, signal.SIGINT)
+    deadline = time.monotonic() + options.wait
+    while _goes_on(live):
+        if time.monotonic() > deadline:
+            print(f"process {live.pid} was asked to stop and has not ended after {options.wait:g} s")
+            return 1
+        time.sleep(LOOK_SECONDS)
+    print(f"stopped {live.run_dir or f'process {live.pid}'}")
+    return 0
+
+
+def _find(name: str) -> LiveRun:
+    """The live run of a directory or a process id. Raises `ConfigurationError` where none goes on."""
+    from asyncrl.cli.live_runs import live_runs
+
+    path = Path(name).expanduser()
+    found = [
+        live
+        for live in live_runs()
+        if str(live.pid) == name or (live.run_dir is not None and live.run_dir.resolve() == path.resolve())
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigurationError(
+            f"process {name} has {len(found)} runs",
+            facts={"runs": ", ".join(str(live.run_dir) for live in found)},
+            fix="name the directory of one",
+        )
+    raise ConfigurationError(f"no run goes on in {name}", fix="`asyncrl ps` lists the runs that do")
+
+
+def _goes_on(live: LiveRun) -> bool:
+    from asyncrl.show.kept_run import KeptRun
+
+    if live.run_dir is not None:
+        return KeptRun(live.run_dir).pid is not None
+    from asyncrl.cli.live_runs import live_runs
+
+    return any(other.pid == live.pid for other in live_runs())

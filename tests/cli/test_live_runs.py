@@ -1,0 +1,142 @@
+"""`asyncrl ps`, `stop` and `clean`: a run in another process, and what dead ones leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from kept_runs import write_run
+
+from asyncrl.cli.live_runs import LiveRun, live_runs
+from asyncrl.cli.main import main
+from asyncrl.run.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+
+
+def started(*options: str) -> subprocess.Popen[str]:
+    """A run without an end."""
+    line = [sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--actors", "1"]
+    return subprocess.Popen(
+        [*line, "--device", "cpu", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str]) -> LiveRun:
+    """The run of that process, once its page answers with steps."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        for run in live_runs():
+            if run.pid == process.pid and (run.stats.get("env_steps") or 0) > 0:
+                return run
+        time.sleep(0.05)
+    raise AssertionError("no page answers")
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    process = started("--run-dir", str(tmp_path / "run"))
+    try:
+        yield process, tmp_path / "run"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_is_listed_and_stopped(
+    endless: tuple[subprocess.Popen[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    process, path = endless
+    run = wait_for(process)
+    assert run.run_dir == path and run.url is not None and run.token
+    assert main(["ps", "--json"]) == 0
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row["pid"] == process.pid)
+    assert (row["env"], row["algo"], row["run_dir"]) == ("CartPole-v1", "dqn", str(path))
+    assert row["url"].startswith("http://127.0.0.1:") and row["steps"] > 0
+    assert main(["ps"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["pid", "env", "algo", "state", "steps", "page", "run"]
+    assert any(line.split()[:3] == [str(process.pid), "CartPole-v1", "dqn"] for line in lines)
+
+    assert main(["stop", str(path)]) == 0
+    assert capsys.readouterr().out == f"stopped {path}\n"
+    assert process.wait(SECONDS) == 0
+    assert json.loads((path / "summary.json").read_text())["stop_reason"] == "stopped"
+    assert process.pid not in {run.pid for run in live_runs()}
+
+
+def test_a_run_that_keeps_nothing_is_found_and_stopped_by_its_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    process = started("--run-dir", "none")
+    try:
+        run = wait_for(process)
+        assert run.run_dir is None and run.url is not None
+        assert main(["stop", str(process.pid)]) == 0
+        assert process.wait(SECONDS) in (0, 130)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_does_not_go_on_cannot_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "x", summary={})
+    assert main(["stop", str(path)]) == 1
+    assert f"no run goes on in {path}" in capsys.readouterr().err
+
+
+def test_ps_without_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "process_iter", lambda *_: iter(()))
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out == "no run goes on\n"
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_clean_removes_what_is_left_and_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    killed = write_run(tmp_path / "killed", lines=[{"time/total_timesteps": 900}])
+    empty = write_run(tmp_path / "empty", summary={"state": "failed"})
+    for name in ("http.json", ".summary.json.tmp", ".http.json.99", "checkpoints/.900.tmp"):
+        (killed / name).write_text("x")
+    (killed / "checkpoints" / "latest").write_text("weights")
+    results = {file for file in killed.rglob("*") if file.is_file() and not file.name.endswith(".tmp")}
+    results -= {killed / "http.json", killed / ".http.json.99"}
+
+    assert main(["clean", str(tmp_path), "--empty", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("would remove") == 5
+    assert (killed / "http.json").exists() and empty.exists()
+
+    assert main(["clean", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("removed") == 4
+    assert {file for file in killed.rglob("*") if file.is_file()} == results
+    assert empty.exists(), "a directory goes only when it is asked for"
+    assert main(["clean", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"nothing is left over in {tmp_path}\n"
+
+    assert main(["clean", str(tmp_path), "--empty"]) == 0
+    assert not empty.exists() and killed.exists()
+
+
+def test_clean_leaves_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "x")
+    (path / "metrics.jsonl").unlink()
+    (path / "http.json").write_text("{}")
+    directory = RunDirectory(path)
+    try:
+        assert main(["clean", str(tmp_path), "--empty"]) == 0
+    finally:
+        directory.close()
+    assert (path / "http.json").exists()
