@@ -119,8 +119,7 @@ class Coordinator:
             gc.unfreeze()
             sys.setswitchinterval(switch_seconds)
             self._directory.remove("http.json")
-            # aiohttp caches the last applications' handlers in its module, and they hold this object: drop the rings.
-            self.parts = None
+            self.parts = None  # and the rings with them, however long this object lives
             self._reporting.close()
             self._directory.close()
 

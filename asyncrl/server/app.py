@@ -117,6 +117,7 @@ class RunServer:
                 stream.cancel()
         await runner.cleanup()
         await self._guard.abort_all()
+        self._routes.let_go()
 
     def statistics(self) -> ConnectionStatistics:
         """Connections open, evicted, refused and timed out. Raises RuntimeError before `start`."""

@@ -103,6 +103,12 @@ class SnapshotFeed:
         self._taken_at = float("-inf")
         self._wake()
 
+    def let_go(self) -> None:
+        """Drop the reference to the run; the last snapshot stays."""
+        if self._reading is not None:
+            last = self._reading.snapshot
+            self._take = lambda: last
+
     def history(self) -> bytes:
         """JSON object of columns of equal lengths, oldest first, and `evaluations`, all of them.
 

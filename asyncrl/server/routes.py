@@ -73,6 +73,16 @@ class Routes:
         app.router.add_post("/stop", self.stop)
         app.router.add_post("/checkpoint", self.checkpoint)
 
+    def let_go(self) -> None:
+        """Drop the references to the run, once the server is closed.
+
+        aiohttp keeps the last applications' handlers in a cache of its module: a run that failed would stay with its
+        error, whose traceback holds the rings.
+        """
+        self._feed.let_go()
+        self._config, self._stop, self._ready = dict, lambda: None, lambda: False
+        self._checkpoint = _no_checkpoint
+
     async def page(self, request: web.Request) -> web.Response:
         """The page; its security policy allows its own style and script, and nothing else."""
         body, policy = load_page()
@@ -176,6 +186,10 @@ class Routes:
     async def _send(self, response: web.StreamResponse, data: bytes) -> None:
         async with asyncio.timeout(self._write_seconds):
             await response.write(data)
+
+
+async def _no_checkpoint() -> str:
+    return ""
 
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:

@@ -89,7 +89,8 @@ def test_the_page_hears_of_a_failure_before_its_server_closes() -> None:
     connection.request("GET", "/events")
     events = connection.getresponse().read().decode().split("\n\n")
     connection.close()
-    trainer.close()
+    with pytest.raises(errors.EnvironmentRaised):
+        asyncio.run(trainer.wait())
     assert events[-2].startswith("event: end")
     last = json.loads(events[-3].removeprefix("data: "))
     assert (last["state"], last["stop_reason"]) == ("failed", "failed")
