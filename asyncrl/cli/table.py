@@ -73,6 +73,7 @@ COMMANDS = {
     "ps": Command("ps", "", "list your runs that go on now"),
     "stop": Command("stop", "RUN", "end a run in good order"),
     "clean": Command("clean", "[FOLDER]", "remove what killed runs have left, never a result"),
+    "ui": Command("ui", "[FOLDER]", "serve a page over all runs of a folder, live and finished"),
     "presets": Command("presets", "[NAME]", "list what is tuned for which environment, and what it reached"),
     "explain": Command("explain", "OPTION", "tell all about one option, by our name or another library's"),
     "completion": Command("completion", "SHELL", "print a script for tab completion"),

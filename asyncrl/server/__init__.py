@@ -4,7 +4,7 @@
 |---|---|---|
 | `GET /` | one page without outside resources | when bound beyond loopback |
 | `GET /stats` | strict JSON: the newest snapshot's fields, and its metrics by public name | same |
-| `GET /history` | columns of up to 600 moments since the start, for charts | same |
+| `GET /history` | columns of up to 600 moments since the start, all evaluations, for charts | same |
 | `GET /events` | server-sent events: a snapshot a second, then `event: end` | same |
 | `GET /metrics` | Prometheus text format | same |
 | `GET /config` | the run's options | same |

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import os
-import re
 from collections.abc import Callable, Coroutine
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
@@ -18,6 +13,7 @@ from aiohttp import web
 
 from asyncrl.errors import AsyncRLError
 from asyncrl.server.feed import SnapshotFeed
+from asyncrl.server.pages import RUN_PAGE, page_response
 from asyncrl.server.security import Refusal, read_body
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,10 +80,8 @@ class Routes:
         self._checkpoint = _no_checkpoint
 
     async def page(self, request: web.Request) -> web.Response:
-        """The page; its security policy allows its own style and script, and nothing else."""
-        body, policy = load_page()
-        headers = {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"}
-        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+        """The page."""
+        return page_response(RUN_PAGE)
 
     async def stats(self, request: web.Request) -> web.Response:
         """The newest snapshot."""
@@ -198,22 +192,3 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
 
 def _as_text(value: object) -> str:
     return os.fspath(value) if isinstance(value, PurePath) else str(value)
-
-
-@lru_cache(maxsize=1)
-def load_page() -> tuple[bytes, str]:
-    """The page, and a Content-Security-Policy that allows its style and script by hash, and no others."""
-    text = files("asyncrl.server").joinpath("page.html").read_text(encoding="utf-8")
-    style, script = (
-        _hash(re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)) for tag in ("style", "script")
-    )
-    policy = (
-        f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text.encode(), policy
-
-
-def _hash(found: re.Match[str] | None) -> str:
-    assert found is not None, "page.html must hold one <style> and one <script>"
-    return "sha256-" + base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()

@@ -20,7 +20,7 @@ from serving import TOKEN, EventStream, ServerThread, wait_until
 from snapshots import make_actor, make_snapshot
 
 from asyncrl.errors import CheckpointError
-from asyncrl.server import routes
+from asyncrl.server import pages
 from asyncrl.server.feed import SnapshotFeed
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot
 
@@ -364,12 +364,12 @@ def test_the_page_cannot_be_made_to_run_what_a_run_says(server: ServerThread) ->
     "name", ["progress", "steps", "fps", "return", "wait-learner", "wait-actors", "actors"]
 )
 def test_the_page_has_a_place_for(name: str) -> None:
-    page = routes.load_page()[0].decode()
+    page = pages.load_page()[0].decode()
     assert f'id="{name}"' in page or name.capitalize() in page
 
 
 def test_the_page_says_how_far_actors_are_behind_and_shows_every_evaluation() -> None:
-    page = routes.load_page()[0].decode()
+    page = pages.load_page()[0].decode()
     assert 'acting " + updates(s.policy_lag_mean) + " behind"' in page
     assert (
         "[s.policy_lag_edges, s.policy_lag_counts]" in page
@@ -379,7 +379,7 @@ def test_the_page_says_how_far_actors_are_behind_and_shows_every_evaluation() ->
 
 
 def test_the_page_reads_only_fields_that_exist() -> None:
-    page = routes.load_page()[0].decode()
+    page = pages.load_page()[0].decode()
     fields = set(Snapshot.__dataclass_fields__)
     used = set(re.findall(r"\bs(?:napshot)?\.([a-z]+(?:_[a-z0-9]+)+)", page)) | set(
         re.findall(r'field: "(\w+)"', page)

@@ -1,0 +1,80 @@
+"""`asyncrl ui`: a page over all runs of a folder, live and finished, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.cli.flags import Parser
+from asyncrl.cli.run_name import runs_folder
+from asyncrl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+HIGHEST_PORT = 65535
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl ui`."""
+    parser = Parser(
+        prog="asyncrl ui",
+        usage="asyncrl ui [FOLDER] [--port PORT]",
+        description="Serve a page over all runs of a folder, live and finished, on this machine only.",
+    )
+    parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
+    parser.add_argument("--port", type=_port, default=0, metavar="PORT", help="port; 0 takes any free one")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(
+            f"port must be a whole number from 0 to {HIGHEST_PORT}, got {text!r}"
+        )
+    return int(text)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    return make_parser().parse_exactly(arguments)
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Serve until Ctrl-C; returns the exit code.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+        PortInUse: the port is taken (ASYNC007).
+    """
+    import asyncio
+    import contextlib
+
+    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"there is no folder {folder}",
+            facts={"working directory": Path.cwd()},
+            fix="give the folder of the runs: asyncrl ui FOLDER",
+        )
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(folder.resolve(), options.port))
+    return 0
+
+
+async def _serve(folder: Path, port: int) -> None:
+    import asyncio
+    import secrets
+
+    from asyncrl.server.folder import FolderServer
+
+    token = secrets.token_urlsafe(15)
+    server = FolderServer(folder, port=port, token=token)
+    await server.start()
+    print(f"page {server.url}/#token={token}\nruns of {folder}, Ctrl-C ends", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.close()

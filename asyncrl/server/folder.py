@@ -1,0 +1,175 @@
+"""The page over all runs of a folder, live and finished: list, overlaid curves, differing options.
+
+| path | what | token |
+|---|---|---|
+| `GET /` | the page | when bound beyond loopback |
+| `GET /runs` | JSON: every run of the folder, the newest first, and the options in which they differ | same |
+| `GET /curves?run=ID&run=ID` | columns of these runs' metrics, at most 400 moments each | same |
+| `GET /options?run=ID` | the run's options | same |
+| `GET /healthz` | 200 | same |
+| `POST /open?run=ID` | the address of a live run's own page, with that run's token | always |
+
+Files are read on a worker thread, and a run again only when one of its files has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from asyncrl.server.curves import curves
+from asyncrl.server.listener import HttpServer
+from asyncrl.server.pages import FOLDER_PAGE, page_response
+from asyncrl.server.security import Refusal, read_body
+from asyncrl.show.kept_run import KeptRun, differing_options, find_runs
+
+MOST_CURVES = 24
+NOT_COMPARED = ("trainer.run_dir", "trainer.env_file")
+"""Options that say where a run lies, which is no difference."""
+
+Signature = tuple[Any, ...]
+
+
+class FolderServer(HttpServer):
+    """Serves the runs of `folder` on the event loop that calls `start`; it writes nothing.
+
+    Args:
+        folder: searched for runs at every request for the list.
+        host, port, token: see `HttpServer`.
+    """
+
+    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, token: str) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[Signature, KeptRun]] = {}
+        self._facts: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
+        self._curves: dict[str, tuple[KeptRun, dict[str, Any]]] = {}
+        self._turn = asyncio.Lock()
+        super().__init__(self._paths, host=host, port=port, token=token)
+
+    def _paths(self, app: web.Application) -> None:
+        for path, handler in (
+            ("/", self._page),
+            ("/runs", self._runs),
+            ("/curves", self._chosen_curves),
+            ("/options", self._options),
+            ("/healthz", self._healthz),
+        ):
+            app.router.add_get(path, handler)
+        app.router.add_post("/open", self._open)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return page_response(FOLDER_PAGE)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _json({"ok": True, "service": "asyncrl ui", "pid": os.getpid()})
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        return _json(await self._off_loop(self._list))
+
+    async def _chosen_curves(self, request: web.Request) -> web.Response:
+        names = request.query.getall("run", [])[:MOST_CURVES]
+        return _json(await self._off_loop(lambda: {name: self._curves_of(name) for name in names}))
+
+    async def _options(self, request: web.Request) -> web.Response:
+        name = request.query.get("run", "")
+        return _json(await self._off_loop(lambda: self._run(name).options))
+
+    async def _open(self, request: web.Request) -> web.Response:
+        await read_body(request)
+        name = request.query.get("run", "")
+        return _json(await self._off_loop(lambda: {"url": _live_page(self._run(name))}))
+
+    # --- on a worker thread, one request at a time ---------------------------------------------------------------
+
+    async def _off_loop(self, work: Any) -> Any:
+        async with self._turn:
+            return await asyncio.to_thread(work)
+
+    def _list(self) -> dict[str, Any]:
+        """Every run with its facts, and the options in which they differ."""
+        found = {self._name(run): run for run in reversed(find_runs(self._folder))}
+        self._known = {name: self._unchanged(name, run) for name, run in found.items()}
+        runs = [run for _, run in self._known.values()]
+        differing = {k: v for k, v in differing_options(runs).items() if k not in NOT_COMPARED}
+        facts = [self._facts_of(name, run) for name, (_, run) in self._known.items()]
+        return {"folder": str(self._folder), "runs": facts, "differing": differing}
+
+    def _name(self, run: KeptRun) -> str:
+        return run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
+
+    def _unchanged(self, name: str, run: KeptRun) -> tuple[Signature, KeptRun]:
+        """The run as it was read before, where none of its files has changed since."""
+        signature = (
+            *(_stamp(run.path / file) for file in ("metrics.jsonl", "summary.json", "config.toml")),
+            run.pid,
+        )
+        known = self._known.get(name)
+        return known if known is not None and known[0] == signature else (signature, run)
+
+    def _run(self, name: str) -> KeptRun:
+        """A run of the list, by its name there: no path is made of what a client sends."""
+        if name not in self._known:
+            self._list()
+        if name not in self._known:
+            raise Refusal(404, f"there is no run {name!r} in {self._folder}")
+        return self._known[name][1]
+
+    def _facts_of(self, name: str, run: KeptRun) -> dict[str, Any]:
+        kept = self._facts.get(name)
+        if kept is None or kept[0] is not run:
+            kept = self._facts[name] = (run, _facts(name, run))
+        return kept[1]
+
+    def _curves_of(self, name: str) -> dict[str, Any]:
+        run = self._run(name)
+        kept = self._curves.get(name)
+        if kept is None or kept[0] is not run:
+            kept = self._curves[name] = (run, curves(run))
+        return kept[1]
+
+
+def _facts(name: str, run: KeptRun) -> dict[str, Any]:
+    return {
+        "run": name,
+        "env": run.env,
+        "algo": run.algo,
+        "seed": run.seed,
+        "state": run.state,
+        "env_steps": run.env_steps,
+        "best": run.best,
+        "final": run.final,
+        "train_seconds": run.summary.get("train_seconds"),
+        "stop_reason": run.summary.get("stop_reason"),
+        "error": run.summary.get("error"),
+        "changed": run.changed,
+        "live": run.state == "running" and (run.path / "http.json").exists(),
+    }
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _live_page(run: KeptRun) -> str:
+    """Address of a live run's page with its token. Raises Refusal 404 where the run serves none."""
+    try:
+        held = msgspec.json.decode((run.path / "http.json").read_bytes(), type=dict[str, Any])
+        url, token = str(held["url"]), str(held["token"])
+    except (OSError, msgspec.DecodeError, KeyError):
+        raise Refusal(404, "this run serves no page") from None
+    if not url.startswith(("http://127.0.0.1:", "http://[::1]:", "http://localhost:")):
+        raise Refusal(404, "this run's page is not on this machine")
+    return f"{url}/#token={token}"
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json", charset="utf-8")

@@ -1,0 +1,143 @@
+"""An HTTP server on one address: start, guard, serve, close. What it answers is its subclasses' business."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.server.connections import ConnectionGuard, ConnectionStatistics
+from asyncrl.server.discovery import port_in_use, reachable
+from asyncrl.server.security import MAX_BODY_BYTES, STATIC_HEADERS, Gate, answer_in_json
+
+LOGGER = logging.getLogger("asyncrl.server")
+# Silent unless the user adds a handler: garbage sent to the port must not write over the terminal view.
+LOGGER.addHandler(logging.NullHandler())
+
+KEEPALIVE_SECONDS = 15.0
+GOODBYE_SECONDS = 0.5
+
+
+class HttpServer:
+    """Binds one address and serves one application on the event loop that calls `start`.
+
+    Args:
+        register: adds the paths.
+        host: address to bind; beyond loopback every request needs the token.
+        port: 0 takes any free one.
+        token: the secret, not empty.
+
+    Attributes:
+        url: `http://host:port` for a browser on this machine; "" before `start`.
+        port: the port that is bound.
+    """
+
+    def __init__(
+        self, register: Callable[[web.Application], None], *, host: str, port: int, token: str
+    ) -> None:
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port must be between 0 and 65535, got {port}")
+        self.host = host
+        self.port = port
+        self.url = ""
+        self._register = register
+        self._gate = Gate(host, token)
+        self._guard: ConnectionGuard | None = None
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            PortInUse: ASYNC007; it names the run that holds the port, if one does.
+            ConfigurationError: the host cannot be bound for another reason.
+        """
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            logger=LOGGER,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            lingering_time=1.0,
+            shutdown_timeout=GOODBYE_SECONDS,
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._guard = ConnectionGuard(self._runner.server)
+        try:
+            self._listener = await self._listen(self._guard)
+        except BaseException:
+            await self._runner.cleanup()
+            self._runner = None
+            raise
+        self.port = self._listener.sockets[0].getsockname()[1]
+        self.url = f"http://{reachable(self.host)}:{self.port}"
+
+    async def close(self) -> None:
+        """Stop listening, end what is under way, close all connections within a second; idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        assert self._listener is not None and self._guard is not None
+        self._listener.close()
+        await self.end_streams()
+        await runner.cleanup()
+        await self._guard.abort_all()
+
+    async def end_streams(self) -> None:
+        """End the responses that would go on for ever; called between the end of listening and that of connections."""
+
+    def statistics(self) -> ConnectionStatistics:
+        """Connections open, evicted, refused and timed out. Raises RuntimeError before `start`."""
+        if self._guard is None:
+            raise RuntimeError("the server has not been started")
+        return self._guard.statistics()
+
+    async def _listen(self, guard: ConnectionGuard) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        # One address only: a name with two (localhost) would get two different free ports. IPv4 is preferred.
+        try:
+            found = await loop.getaddrinfo(self.host or "0.0.0.0", self.port, type=socket.SOCK_STREAM)
+            address = min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]
+            return await loop.create_server(guard, str(address), self.port, backlog=128)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise await port_in_use(self.host, self.port) from error
+            raise ConfigurationError(
+                f"the HTTP server cannot listen on {self.host} port {self.port}",
+                facts={"host": self.host, "port": self.port, "reason": error.strerror or str(error)},
+                fix="bind 127.0.0.1, or an address of this machine",
+            ) from error
+
+    def _application(self) -> web.Application:
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[self._mark_busy(), answer_in_json(self._gate)]
+        )
+        app.on_response_prepare.append(_add_headers)
+        self._register(app)
+        return app
+
+    def _mark_busy(self) -> Middleware:
+        """The outermost middleware: marks connections with a request in progress as busy."""
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            guard, transport = self._guard, request.transport
+            assert guard is not None
+            guard.request_began(transport)
+            try:
+                return await handler(request)
+            finally:
+                guard.request_ended(transport)
+
+        return middleware
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(STATIC_HEADERS)
