@@ -147,15 +147,15 @@ class Routes:
         )
         try:
             await response.prepare(request)
-            await self._send(response, b"retry: 2000\n\n")
+            await _send(response, self._write_seconds, b"retry: 2000\n\n")
             known = 0
             while True:
                 event, known = self._event(known)
-                await self._send(response, event)
+                await _send(response, self._write_seconds, event)
                 if self._feed.closed:
                     break
                 await self._feed.next_tick()
-            await self._send(response, b"event: end\ndata: {}\n\n")
+            await _send(response, self._write_seconds, b"event: end\ndata: {}\n\n")
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -177,9 +177,10 @@ class Routes:
             return b": no snapshot\n\n", known
         return text, len(evaluations)
 
-    async def _send(self, response: web.StreamResponse, data: bytes) -> None:
-        async with asyncio.timeout(self._write_seconds):
-            await response.write(data)
+
+async def _send(response: web.StreamResponse, limit_seconds: float, data: bytes) -> None:
+    async with asyncio.timeout(limit_seconds):
+        await response.write(data)
 
 
 async def _no_checkpoint() -> str:
