@@ -3,7 +3,7 @@
 `network(inputs, outputs)` makes every network of the algorithm: DQN's action values, PPO's policy and value function,
 SAC's actor and critics. Actors act with it too; they load torch for it, with one thread.
 
-    python examples/own_network.py ppo
+    python examples/own_network.py [ppo|dqn|sac] [STEPS]
 """
 
 import sys
@@ -37,12 +37,12 @@ EXAMPLES = {
 }
 
 
-def main(name: str = "ppo") -> float:
+def main(name: str = "ppo", steps: int = 300_000) -> float:
     """Train until the target is reached; returns the mean return of the final evaluation."""
     env, algorithm, target = EXAMPLES[name]
     record = algorithm.preset(env, network=network)
     with Trainer(env, record, seed=0, http="off", **algorithm.preset_options(env)) as trainer:
-        result = trainer.learn(target_return=target, total_steps=300_000, max_seconds=300)
+        result = trainer.learn(target_return=target, total_steps=int(steps), max_seconds=300)
     print(f"{name}: {result.stop_reason}, mean return {result.evaluation.return_mean:.1f}")
     return result.evaluation.return_mean
 

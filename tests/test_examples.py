@@ -1,15 +1,32 @@
-"""The examples do what they say."""
+"""The examples do what they say; all of them run, for a short time, in this process."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_trackers import FakeMlflow, FakeOptuna, FakeWandb
+
+from asyncrl.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def main_of(name: str) -> Any:
+    return runpy.run_path(str(ROOT / "examples" / name), run_name="example")["main"]
+
+
+def test_there_are_ten_short_examples_that_say_how_to_run_them() -> None:
+    assert len(EXAMPLES) == 10
+    for name in EXAMPLES:
+        text = (ROOT / "examples" / name).read_text()
+        assert len(text.splitlines()) < 100 and f"python examples/{name} [" in text, name
 
 
 @pytest.mark.slow
@@ -22,5 +39,58 @@ def test_a_network_of_ones_own_learns(name: str, least: float) -> None:
     assert float(done.stdout.split()[-1]) >= least and "target_return" in done.stdout
 
 
-def test_the_example_is_short() -> None:
-    assert len((ROOT / "examples" / "own_network.py").read_text().splitlines()) < 60
+def test_own_network_runs() -> None:
+    assert main_of("own_network.py")("ppo", 2_000) > 0
+
+
+def test_quickstart_runs() -> None:
+    assert main_of("quickstart.py")(2_000) >= 8
+
+
+def test_own_environment_is_learned() -> None:
+    assert main_of("own_environment.py")(30_000) > 0.5  # chance is about -0.4
+
+
+def test_own_algorithm_is_registered_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS, "_names", list(ALGORITHMS))
+    monkeypatch.setattr(ALGORITHMS, "_records", dict(ALGORITHMS))
+    assert main_of("own_algorithm.py")(40_000) > 60  # chance is 10 to 20
+    assert "vpg" in ALGORITHMS
+
+
+def test_schedules_run() -> None:
+    assert set(main_of("schedules.py")(3_000)) == {"ppo", "dqn"}
+
+
+def test_two_runs_at_once_end_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_of("two_runs_at_once.py")(4_000) in ("seed 0", "seed 1")
+    assert capsys.readouterr().out.count("TrainResult(") == 2
+
+
+def test_continuous_actions_run() -> None:
+    assert main_of("continuous_actions.py")(2_500) < 0
+
+
+def test_wandb_is_told_of_reports_and_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", wandb := FakeWandb())
+    main_of("wandb_logging.py")(3_000)
+    assert wandb.options["project"] == "asyncrl" and wandb.options["config"]["dqn.learning_rate"] == 0.001
+    assert wandb.metrics["eval/*"] == "eval/total_timesteps" and wandb.exit_code == 0
+    assert any("eval/mean_reward" in values for values in wandb.logged)
+    assert any("rollout/ep_rew_mean" in values for values in wandb.logged)
+
+
+def test_mlflow_is_told_of_reports_and_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow := FakeMlflow())
+    main_of("mlflow_logging.py")(3_000)
+    assert mlflow.params["env"] == "CartPole-v1" and mlflow.status == "FINISHED" and mlflow.artifacts
+    steps = [step for step, values in mlflow.logged if "eval/mean_reward" in values]
+    assert len(steps) >= 3 and steps == sorted(steps)
+
+
+def test_optuna_prunes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", optuna := FakeOptuna())
+    best = main_of("optuna_pruning.py")(2_000, 2)
+    kept, pruned = optuna.trials
+    assert (kept.state, pruned.state) == ("complete", "pruned") and kept.value == best
+    assert len(pruned.reports) == 1 < len(kept.reports)

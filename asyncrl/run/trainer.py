@@ -18,6 +18,7 @@ from asyncrl.run import running
 from asyncrl.run.arguments import RunOptions, algorithm_and_options, require_progress
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import options_by_table
 from asyncrl.run.kernel_interrupt import interrupt_stops
 from asyncrl.run.run_thread import RunThread, TrainResult
 from asyncrl.run.with_block import ClosedByWith
@@ -239,6 +240,12 @@ class Trainer(ClosedByWith, ShownByCard):
     def page_url(self) -> str | None:
         """`url` with the run's token in its fragment: opened there, the page's Stop and Checkpoint work."""
         return self._run.coordinator.page_url if self._run.coordinator is not None else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option of the run by name, the algorithm's as `dqn.gamma`; a function is given as its text."""
+        run, own = options_by_table(self.config, self.algorithm).values()
+        return run | {f"{self.config.algo}.{name}": value for name, value in own.items()}
 
     @property
     def done(self) -> bool:

@@ -277,12 +277,13 @@ METRIC_NAMES: Final = _names((*RUN_METRICS, *EVALUATION_METRICS))
 """Every fixed metric name, in file order."""
 
 
-def flat(snapshot: Snapshot) -> dict[str, float]:
-    """A report's numbers by public name, in file order, then the core's further scalars.
+def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
+    """A report's, or an evaluation's, numbers by public name, in file order, then the core's further scalars.
 
-    Unknown numbers (no episode has finished yet) are left out. NaN and infinity stay; each writer decides how its
-    format writes them. Evaluations are entries of their own (`flat_evaluation`). Returns a new dict; any thread.
+    Unknown numbers (no episode has finished yet) are left out. NaN and infinity stay. Returns a new dict; any thread.
     """
+    if isinstance(snapshot, EvaluationResult):
+        return flat_evaluation(snapshot)
     named = _by_name(RUN_METRICS, snapshot)
     for name, value in snapshot.train_metrics.items():
         named.setdefault(name if "/" in name else f"train/{name}", value)
