@@ -77,7 +77,7 @@ class ForkServer:
         """Fork a process that plays `role` (see `worker.py`); returns its process id.
 
         Args:
-            role: `"actor"`, `"probe"` or `"evaluator"`.
+            role: `"actor"`, `"probe"`, `"trial"` or `"evaluator"`.
             payload: what the role needs to know, as bytes.
             fds: descriptors to hand over, by name; they stay open here.
             on_exit: called once on the loop's thread when the process ended, however it did.

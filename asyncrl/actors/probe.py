@@ -1,13 +1,15 @@
-"""Description of an environment, taken in a process of its own."""
+"""Description of an environment, and a trial of it, in a process of its own."""
 
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.exit_errors import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource
+from asyncrl.envs.trial import Trial
 from asyncrl.interfaces import EnvSpec
 
 READY_SECONDS = 60.0
@@ -28,12 +30,28 @@ async def probe(
         UserError: it is unknown (ASYNC006) or has spaces that cannot be stored (ASYNC005).
         ActorKilled: building it killed the process (ASYNC003).
     """
+    spec: EnvSpec = (await _played(server, "probe", source, source, ready_timeout_seconds))["spec"]
+    return spec
+
+
+async def trial(
+    server: ForkServer, source: EnvSource, seconds: float, ready_timeout_seconds: float = READY_SECONDS
+) -> Trial:
+    """Probe one environment, and step it with random actions for `seconds`; raises as `probe` does."""
+    frame = await _played(server, "trial", (source, seconds), source, ready_timeout_seconds + seconds)
+    found: Trial = frame["trial"]
+    return found
+
+
+async def _played(
+    server: ForkServer, role: str, plan: object, source: EnvSource, timeout_seconds: float
+) -> dict[str, Any]:
+    """The one frame that a process of this role sends."""
     while True:
-        child = Child(server, "probe")
+        child = Child(server, role)
         try:
-            await child.start(pickle.dumps(source), {})
-            spec: EnvSpec = (await child.receive_within(ready_timeout_seconds))["spec"]
-            return spec
+            await child.start(pickle.dumps(plan), {})
+            return await child.receive_within(timeout_seconds)
         except ChildDied as died:
             if not died.exit.server_lost:
                 who = f"The process that built {source.name}"

@@ -1,9 +1,10 @@
 """The life of a forked process: take over descriptors, build, say READY, work, report what went wrong.
 
-Three roles share it:
+Four roles share it:
 
     actor       steps environments into a ring until it is told to quit
     probe       builds one environment, checks it, and says what it looks like
+    trial       the same, and steps it with random actions for a while
     evaluator   plays greedy episodes on request
 
 Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive", ...}, {"kind": "returns", ...}
@@ -155,6 +156,12 @@ def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) 
     send_frame(channel, {"kind": "spec", "spec": describe(source)})
 
 
+def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict[str, int]) -> None:
+    from asyncrl.envs.trial import try_out
+
+    send_frame(channel, {"kind": "trial", "trial": try_out(*plan)})
+
+
 class _SignsOfLife:
     """Says that an evaluation goes on, about once a second."""
 
@@ -189,5 +196,6 @@ def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, 
 _ROLES: dict[str, Callable[[Any, socket.socket, dict[str, int]], None]] = {
     "actor": _play_actor,
     "probe": _play_probe,
+    "trial": _play_trial,
     "evaluator": _play_evaluator,
 }

@@ -70,6 +70,9 @@ COMMANDS = {
     "ls": Command("ls", "[FOLDER]", "list the runs of a folder"),
     "diff": Command("diff", "A B", "show the options and the outcome in which two runs differ"),
     "doctor": Command("doctor", "RUN", "say what is wrong with a run, and which option to change"),
+    "check": Command(
+        "check", "ENV", "try an environment: spaces, speed, problems, algorithms that fit", needs_server=True
+    ),
     "ps": Command("ps", "", "list your runs that go on now"),
     "stop": Command("stop", "RUN", "end a run in good order"),
     "clean": Command("clean", "[FOLDER]", "remove what killed runs have left, never a result"),

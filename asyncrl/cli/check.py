@@ -1,0 +1,120 @@
+"""`asyncrl check ENV`: spaces and speed of an environment, what is odd about it, and which algorithms fit."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.cli.flags import Parser, add_flags
+from asyncrl.run.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.envs.trial import Trial
+
+
+def make_parser() -> Parser:
+    """The flags of `asyncrl check`."""
+    parser = Parser(
+        prog="asyncrl check",
+        usage="asyncrl check ENV [options]",
+        description="Try an environment with random actions, in a process of its own.",
+    )
+    parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
+    add_flags(parser, TrainerConfig, only=("env_kwargs", "wrappers"), brief=True)
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="X", help="how long to step it (2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    parser = make_parser()
+    parsed = parser.parse_exactly(arguments)
+    given = {name: value for name, value in vars(parsed).items() if name in ("env_kwargs", "wrappers")}
+    try:
+        parsed.config = TrainerConfig(env=parsed.ENV, algo="any", **given)
+    except ValueError as error:
+        parser.error(str(error))
+    return parsed
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Try it; returns the exit code. Raises what a run would refuse."""
+    from asyncrl.actors.probe import trial
+    from asyncrl.envs.source import EnvSource
+
+    assert server is not None
+    config = options.config
+    source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
+    facts = _facts(asyncio.run(trial(server, source, options.seconds)))
+    print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
+    return 0
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    from asyncrl.algorithms.registry import ALGORITHMS, supported_algorithms
+
+    spec = trial.spec
+    fitting = [name for name in supported_algorithms(spec).split(", ") if name in ALGORITHMS]
+    return {
+        "env": spec.name,
+        "observation": {"shape": list(spec.observation_shape), "dtype": spec.observation_dtype},
+        "action": str(spec.action),
+        "max_episode_steps": spec.max_episode_steps,
+        "reward_threshold": spec.reward_threshold,
+        "vector_envs": spec.vector_envs,
+        "autoreset": trial.autoreset or None,
+        "steps_per_second": trial.steps_per_second,
+        "build_seconds": trial.build_seconds,
+        "reset_seconds": trial.reset_seconds,
+        "random": {
+            "steps": trial.steps,
+            "episodes": trial.episodes,
+            "length_mean": trial.length_mean,
+            "return_mean": trial.return_mean,
+            "reward_low": trial.reward_low if trial.reward_low <= trial.reward_high else None,
+            "reward_high": trial.reward_high if trial.reward_low <= trial.reward_high else None,
+        },
+        "algorithms": fitting,
+        "presets": [name for name in fitting if _has_preset(name, spec.name)],
+        "problems": list(trial.problems),
+    }
+
+
+def _has_preset(algo: str, env: str) -> bool:
+    from asyncrl.algorithms.preset_files import load_presets
+
+    return env in load_presets(algo)
+
+
+def _text(facts: dict[str, Any]) -> str:
+    shape, dtype = facts["observation"]["shape"], facts["observation"]["dtype"]
+    random, limit = facts["random"], facts["max_episode_steps"]
+    vector = facts["vector_envs"]
+    rows = {
+        "environment": facts["env"]
+        + (f", a vector of {vector}, autoreset {facts['autoreset']}" if vector else ""),
+        "observation": f"{dtype} of shape ({', '.join(map(str, shape))})",
+        "action": facts["action"],
+        "episodes": (f"at most {limit:,} steps" if limit else "no time limit")
+        + (f"; solved at {facts['reward_threshold']:g}" if facts["reward_threshold"] is not None else ""),
+        "speed": f"{facts['steps_per_second']:,.0f} steps/s in one process; "
+        f"built in {facts['build_seconds']:.2f} s, reset in {1000 * facts['reset_seconds']:.1f} ms",
+        "random": _random(random),
+        "algorithms": ", ".join(facts["algorithms"]) or "none",
+        "presets": ", ".join(facts["presets"]) or "none",
+        "problems": "none seen" if not facts["problems"] else facts["problems"][0],
+    }
+    lines = [f"{label:<13}{text}" for label, text in rows.items()]
+    return "\n".join([*lines, *(f"{'':<13}{text}" for text in facts["problems"][1:])])
+
+
+def _random(random: dict[str, Any]) -> str:
+    if not random["episodes"]:
+        return f"no episode ended within {random['steps']:,} steps"
+    mean = f"return {random['return_mean']:.1f}, {random['length_mean']:.1f} steps on average"
+    return f"{random['episodes']:,} episodes, {mean}"

@@ -1,0 +1,162 @@
+"""Random episodes in one environment, for `asyncrl check`: its speed, its episodes, and what is odd about it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncrl.envs import checks as env_checks
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import EnvSpec
+
+_SEED = 0
+_COMPARED_STEPS = 20
+"""Steps over which two resets with one seed are compared."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an environment did under random actions.
+
+    Attributes:
+        spec: its spaces and limits.
+        build_seconds, reset_seconds: of one construction, and of the first reset.
+        steps_per_second: of one environment (of all of a vector) in one process.
+        steps: that were taken.
+        episodes: that ended.
+        length_mean, return_mean: of these, None where none ended.
+        reward_low, reward_high: least and largest reward of a step.
+        autoreset: what a vector environment declares, "" for a single one, which the actor resets.
+        problems: sentences about what is odd, though it can be trained on.
+    """
+
+    spec: EnvSpec
+    build_seconds: float
+    reset_seconds: float
+    steps_per_second: float
+    steps: int
+    episodes: int
+    length_mean: float | None
+    return_mean: float | None
+    reward_low: float
+    reward_high: float
+    autoreset: str
+    problems: tuple[str, ...]
+
+
+def try_out(source: EnvSource, seconds: float) -> Trial:
+    """Build the environment, check it as a run does, and step it with random actions for so long.
+
+    Raises:
+        AsyncRLError: whatever a run would refuse.
+    """
+    started = time.perf_counter()
+    env: Any = source.build()
+    built = time.perf_counter() - started
+    try:
+        spec = env_checks.spec_of(source.name, env)
+        env_checks.check_calls(source.name, env, spec)
+        before = time.perf_counter()
+        env.reset(seed=_SEED)
+        reset = time.perf_counter() - before
+        autoreset = "" if spec.vector_envs is None else env_checks.autoreset_mode(source.name, env)
+        walk = _Walk(env, spec)
+        walk.go(seconds)
+        problems = (*walk.problems(), *_of_seeds(env))
+    finally:
+        env.close()
+    return Trial(
+        spec,
+        built,
+        reset,
+        walk.steps / walk.seconds,
+        walk.steps,
+        len(walk.lengths),
+        _mean(walk.lengths),
+        _mean(walk.returns),
+        walk.low,
+        walk.high,
+        autoreset,
+        problems,
+    )
+
+
+class _Walk:
+    """Random steps, and what is seen on the way."""
+
+    def __init__(self, env: Any, spec: EnvSpec) -> None:
+        self.env, self.count = env, spec.vector_envs or 1
+        self.steps, self.seconds = 0, 1e-9
+        self.low, self.high = math.inf, -math.inf
+        self.lengths: list[float] = []
+        self.returns: list[float] = []
+        self._odd: dict[str, None] = {}
+        self._limit = spec.max_episode_steps
+
+    def go(self, seconds: float) -> None:
+        """Step for so long; the clock runs during `step` alone."""
+        lengths, totals = np.zeros(self.count), np.zeros(self.count)
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            action = self.env.action_space.sample()
+            before = time.perf_counter()
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            self.seconds += time.perf_counter() - before
+            rewards = np.ravel(np.asarray(reward, np.float64))
+            self.steps += self.count
+            lengths, totals = lengths + 1, totals + rewards
+            self._look(obs, rewards)
+            for i in np.flatnonzero(np.ravel(np.logical_or(terminated, truncated))):
+                self.lengths.append(float(lengths[i]))
+                self.returns.append(float(totals[i]))
+                lengths[i] = totals[i] = 0
+                if self.count == 1:
+                    self.env.reset()
+
+    def _look(self, obs: Any, rewards: np.ndarray) -> None:
+        if not np.isfinite(rewards).all():
+            self._odd["a reward is NaN or infinite: a run ends there (ASYNC011)"] = None
+        else:
+            self.low, self.high = min(self.low, rewards.min()), max(self.high, rewards.max())
+        if np.asarray(obs).dtype.kind == "f" and not np.isfinite(obs).all():
+            self._odd["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None
+        elif not self.env.observation_space.contains(obs):
+            self._odd["an observation lies outside of observation_space"] = None
+
+    def problems(self) -> list[str]:
+        """Sentences about what is odd."""
+        found = list(self._odd)
+        if self.high <= self.low:
+            found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
+        elif max(abs(self.low), abs(self.high)) > 100:
+            found.append(
+                f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
+            )
+        if self._limit is None and not self.lengths:
+            found.append(f"no episode ended within {self.steps:,} steps, and there is no time limit")
+        return found
+
+
+def _of_seeds(env: Any) -> list[str]:
+    """Whether the same seed gives the same episode."""
+    runs = []
+    for _ in range(2):
+        obs, _ = env.reset(seed=_SEED)
+        env.action_space.seed(_SEED)
+        seen = [np.array(obs)]
+        for _ in range(_COMPARED_STEPS):
+            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            seen.append(np.array(obs))
+            if np.any(terminated) or np.any(truncated):
+                break
+        runs.append(seen)
+    same = len(runs[0]) == len(runs[1]) and all(map(np.array_equal, *runs))
+    return [] if same else ["the same seed does not give the same episode: runs cannot be repeated"]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,117 @@
+"""`asyncrl check`: a trial of an environment in a process of its own, and of odd ones in this."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl.cli.main import main
+from asyncrl.envs.source import EnvSource
+from asyncrl.envs.trial import try_out
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """An environment with faults that a run may survive."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.count = fault, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count += 1
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs = np.full(2, 0.5, np.float32)
+        if self.fault == "unseeded":
+            obs[0] = np.random.default_rng().uniform()
+        if self.fault == "outside" and self.count > 1:
+            obs[0] = 2.0
+        reward = {"nan": float("nan") if self.count > 1 else 1.0, "large": 1000.0 * action}.get(
+            self.fault, float(action)
+        )
+        if self.fault == "flat":
+            reward = 1.0
+        return obs, reward, self.fault != "endless", False, {}
+
+
+def problems(fault: str) -> tuple[str, ...]:
+    return try_out(EnvSource.from_user(lambda: Odd(fault)), 0.05).problems
+
+
+def test_a_sound_environment_has_no_problem() -> None:
+    trial = try_out(EnvSource.from_user(Odd), 0.05)
+    assert trial.problems == ()
+    assert trial.episodes == trial.steps > 10 and trial.length_mean == 1.0
+    assert (trial.reward_low, trial.reward_high) == (0, 1) and 0.2 < (trial.return_mean or 0) < 0.8
+    assert trial.steps_per_second > 100 and trial.autoreset == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("unseeded", "the same seed does not give the same episode"),
+        ("outside", "an observation lies outside of observation_space"),
+        ("nan", "a reward is NaN or infinite"),
+        ("large", "rewards reach from 0 to 1000"),
+        ("flat", "every reward was 1"),
+        ("endless", "no episode ended within"),
+    ],
+)
+def test_what_is_odd_is_said(fault: str, text: str) -> None:
+    assert any(problem.startswith(text) for problem in problems(fault)), problems(fault)
+
+
+def test_a_vector_environment() -> None:
+    def make() -> Any:
+        return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+
+    trial = try_out(EnvSource.from_user(make), 0.1)
+    assert (trial.spec.vector_envs, trial.autoreset) == (3, "NextStep")
+    assert trial.steps % 3 == 0 and 5 < (trial.length_mean or 0) < 60
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            ["check", "CartPole-v1", "--seconds", "0.2", "--json", "--env-kwargs", "sutton_barto_reward:True"]
+        )
+        == 0
+    )
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["observation"] == {"shape": [4], "dtype": "float32"}
+    assert (facts["max_episode_steps"], facts["reward_threshold"]) == (500, 475.0)
+    assert (facts["random"]["reward_low"], facts["random"]["reward_high"]) == (-1.0, 0.0), (
+        "the keyword argument"
+    )
+    assert {"dqn", "ppo"} <= set(facts["algorithms"]) and "sac" not in facts["algorithms"]
+    assert "dqn" in facts["presets"]
+
+
+def test_the_command_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["check", "Pendulum-v1", "--seconds", "0.3"]) == 0
+    lines = {line[:13].strip(): line[13:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["environment"] == "Pendulum-v1"
+    assert lines["observation"] == "float32 of shape (3)"
+    assert lines["episodes"] == "at most 200 steps"
+    assert "steps/s in one process" in lines["speed"]
+    assert "sac" in lines["algorithms"] and "dqn" not in lines["algorithms"]
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "Cartpole-v1"]) == 1
+    assert capsys.readouterr().err.startswith("[ASYNC006] There is no environment Cartpole-v1.")
+    with pytest.raises(SystemExit) as stop:
+        main(["check", "CartPole-v1", "--env-kwargs", "nonsense"])
+    assert stop.value.code == 2
+    assert "env_kwargs must be key:value pairs" in capsys.readouterr().err
+    assert main(["check", "FrozenLake-v1"]) == 1
+    assert "[ASYNC005]" in capsys.readouterr().err
