@@ -1,4 +1,4 @@
-"""Environments that are made with a render mode, and refused before anything starts where they do not have it."""
+"""Environments made to be used outside of a run: with a render mode, refused where they do not have it; and stacked."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
         raise
     env.close()
     return again  # type: ignore[no-any-return]
+
+
+def with_frame_stack(env: Any, frames: int) -> Any:
+    """`env` whose observations are stacks of the last `frames`, as policies with a frame stack see them.
+
+    A vector of environments is returned as it is.
+    """
+    from gymnasium.vector import VectorEnv
+    from gymnasium.wrappers import FrameStackObservation
+
+    if frames == 1 or isinstance(env, VectorEnv):
+        return env
+    return FrameStackObservation(env, frames, padding_type="reset")
 
 
 def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,22 @@ def load(
     path = Path(path).expanduser()
     if path.is_dir() or _is_checkpoint(path):
         return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
-    file = read_policy_file(path)
-    pickled, own = file.network, None
-    if pickled is not None:
-        own = _own_network(path, network, trusted, lambda: unpickled_network(pickled))
+
+    def check(meta: CheckpointMeta, weights: int, own: bool) -> None:
+        if own and network is None:
+            _require_trust(path, trusted)
+        else:
+            _algorithm(path, meta, weights, network if own else None)
 
     def source() -> EnvSource:
         if file.environment is None:
             return EnvSource.from_user(file.meta.env)
         return EnvSource(file.meta.env, file.environment_kind, file.environment)
 
+    file = read_policy_file(path, check)
+    pickled, own = file.network, None
+    if pickled is not None:
+        own = network or _unpickled(path, lambda: unpickled_network(pickled))
     return _policy(path, file.meta, file.weights, source, own)
 
 
@@ -95,23 +102,20 @@ def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) 
     run = path.parent.parent
     own = None
     if (run / NETWORK).exists():
-        own = _own_network(path, network, trusted, lambda: network_of_run(run))
+        if network is None:
+            _require_trust(path, trusted)
+        own = network or _unpickled(path, lambda: network_of_run(run))
     return _policy(path, meta, saved.weights, lambda: environment_of_run(run, meta.env), own)
 
 
-def _own_network(
-    path: Path,
-    given: NetworkFactory | None,
-    trusted: bool,
-    unpickle: Callable[[], NetworkFactory | None],
-) -> NetworkFactory | None:
-    """The network of a policy that has one of its own: the one given, or the pickled one where it is trusted."""
-    if given is not None:
-        return given
+def _require_trust(path: Path, trusted: bool) -> None:
     if not trusted:
         what = "the policy has a network of its own, which is kept as a pickle, and a pickle can run any code"
         fix = "give the network: load(path, network=make_network); or load(path, trusted=True) if you trust the file"
         raise refused(path, what, "network", fix)
+
+
+def _unpickled(path: Path, unpickle: Callable[[], NetworkFactory | None]) -> NetworkFactory | None:
     try:
         return unpickle()
     except AsyncRLError:
@@ -129,26 +133,47 @@ def _policy(
     network: NetworkFactory | None,
 ) -> PortablePolicy:
     """The policy. Raises `CheckpointError` where options, environment and weights do not fit each other."""
-    try:
+    algorithm = _algorithm(path, meta, weights.shape[0], network)
+    with _fitting(path):
+        return PortablePolicy(algorithm, weights, meta, source())
+
+
+def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkFactory | None) -> Algorithm:
+    """The algorithm's record. Raises `CheckpointError` where its policy has another number of weights."""
+    with _fitting(path):
         algorithm = algorithm_of(path, meta.algo, meta.options, network)
         count = _weight_count(algorithm, meta)
-        if count == weights.shape[0]:
-            return PortablePolicy(algorithm, weights, meta, source())
+    if count != weights:
+        raise _does_not_fit(path, f"its options make a policy of {count:,} weights, it holds {weights:,}")
+    return algorithm
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Turn what options and spaces that do not fit raise into `CheckpointError`."""
+    try:
+        yield
     except CheckpointError:
         raise
     except AsyncRLError as error:
         raise _does_not_fit(path, error.what) from None
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise _does_not_fit(path, error_text(error) or type(error).__name__) from None
-    raise _does_not_fit(
-        path, f"its options make a policy of {count:,} weights, it holds {weights.shape[0]:,}"
-    )
 
 
 def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
-    """Weights of the policy, of its layout alone: nothing of that size is allocated."""
-    layout = getattr(algorithm, "acting_layout", None) or algorithm.layout
-    return int(layout(meta.spec).weight_count)
+    """Weights of the policy, by its layout alone where it has one: nothing of that size is allocated then."""
+    layout = getattr(algorithm, "acting_layout", None) or getattr(algorithm, "layout", None)
+    made = algorithm.make_policy if layout is None else layout  # of an algorithm of the user's own
+    return int(made(meta.spec).weight_count)
 
 
 def algorithm_of(
@@ -164,7 +189,8 @@ def algorithm_of(
     if record is None:
         names = ", ".join(ALGORITHMS)
         what = f"it was written by algorithm {name!r}, which this version does not have (it has {names})"
-        raise refused(path, what, "algorithm", "use it with the asyncrl that wrote it")
+        fix = "import the module that registers it, or use the asyncrl that wrote it"
+        raise refused(path, what, "algorithm", fix)
     algorithm = make_record(record, dict(options), file=path, path=name)
     return algorithm if network is None else record(**{**dict(options), "network": network})
 

@@ -3,7 +3,7 @@
 The graph is written straight from the policy's layout and weights. (`torch.onnx.export` would need each policy a second
 time as a module of torch, and onnxscript; a perceptron and its head are a dozen operators.)
 
-    obs     [batch, *observation_shape]   in the environment's dtype
+    obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
     action  [batch, *action_shape]        as the environment takes it: int64 choices, float32 within their bounds
 
 Bytes are divided by 255, and normalised observations normalised, within the model.
@@ -106,10 +106,11 @@ def onnx_model(policy: TrainedPolicy) -> Any:
     head = _HEADS.get(type(policy.policy))
     if head is None or policy.policy.layout.network is not None:  # type: ignore[attr-defined]
         raise ConfigurationError(
-            "the policy has a network of its own, and only perceptrons are exported",
-            fix="call torch.onnx.export with your module, whose parameters are `policy.weights` in their order",
+            "the policy is a convolutional network or one of your own, and only perceptrons are exported",
+            fix="call torch.onnx.export with the module; its parameters are `policy.weights`, in their order",
         )
-    graph, spec = Graph(), policy.spec
+    graph, spec, frames = Graph(), policy.spec, policy.policy.frame_stack
+    seen = spec.observation_shape if frames == 1 else (frames, *spec.observation_shape)
     head(graph, policy, _layers(graph, policy))
 
     def info(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -119,7 +120,7 @@ def onnx_model(policy: TrainedPolicy) -> Any:
     made = helper.make_graph(
         graph.nodes,
         "policy",
-        [info("obs", spec.observation_dtype, spec.observation_shape)],
+        [info("obs", spec.observation_dtype, seen)],
         [info("action", spec.action.dtype, spec.action.shape)],
         graph.constants,
     )

@@ -21,7 +21,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -87,8 +87,15 @@ def write_policy(path: Path, policy: PolicyFile) -> None:
     write_atomically(path, [pack_tensors(tensors, metadata=header)])
 
 
-def read_policy_file(path: Path) -> PolicyFile:
+def read_policy_file(
+    path: Path, check: Callable[[CheckpointMeta, int, bool], None] = lambda *_: None
+) -> PolicyFile:
     """Read a policy file; nothing in it is run.
+
+    Args:
+        path: the file.
+        check: called with the header, the number of weights and whether there is a network, before any of these is
+            read; may refuse them.
 
     Raises:
         CheckpointError: it is missing, damaged, no policy file or of another version (ASYNC019; the text names the
@@ -97,7 +104,7 @@ def read_policy_file(path: Path) -> PolicyFile:
     try:
         # Without waiting: a pipe under that name has perhaps no writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return _read(path, file)
+            return _read(path, file, check)
     except OSError as error:
         reason = error.strerror or error_text(error)
         raise refused(path, f"the policy cannot be read: {reason}", "open", "check the path") from error
@@ -108,7 +115,7 @@ def refused(path: Path, what: str, check: str, fix: str = _ANOTHER) -> Checkpoin
     return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
 
 
-def _read(path: Path, file: IO[bytes]) -> PolicyFile:
+def _read(path: Path, file: IO[bytes], check: Callable[[CheckpointMeta, int, bool], None]) -> PolicyFile:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise refused(path, "the policy cannot be read: it is not a file", "open", "check the path")
@@ -119,6 +126,7 @@ def _read(path: Path, file: IO[bytes]) -> PolicyFile:
         how = f"its tensors have {data_bytes:,} bytes, {status.st_size - len(head):,} are there"
         raise _damaged(path, "length", how)
     meta, kind = _checked_record(path, header["policy"], "environment" in sizes)
+    check(meta, sizes["weights"], "network" in sizes)
     try:
         tensors = parse_tensors(head + file.read(data_bytes))
     except Exception as error:
@@ -140,10 +148,13 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> bytes:
     if len(length) < 8:
         raise _damaged(path, "length", f"{size} bytes are there, the length of a header alone has 8")
     header_bytes = struct.unpack("<Q", length)[0]
+    start = file.read(1)
+    if start != b"{":
+        raise _no_policy(path)
     if header_bytes > min(size - 8, MAX_HEADER_BYTES):
         most = f"{size - 8} are there, at most {MAX_HEADER_BYTES} are read"
         raise _damaged(path, "length", f"its header has {header_bytes} bytes, {most}")
-    return length + file.read(header_bytes)
+    return length + start + file.read(header_bytes - 1)
 
 
 def _checked_header(path: Path, text: bytes) -> tuple[dict[str, str], dict[str, int]]:
@@ -160,8 +171,7 @@ def _checked_header(path: Path, text: bytes) -> tuple[dict[str, str], dict[str, 
             sizes = {str(name): _values_of(name, entry) for name, entry in table.items()}
             return header, {"weights": sizes.pop("weights"), **sizes}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        what = "the file holds no policy: it is no safetensors file, or asyncrl did not write it"
-        raise refused(path, what, "header") from None
+        raise _no_policy(path) from None
     what = f"the policy has format version {printable(str(version), 20)}, this asyncrl {__version__} reads {VERSION}"
     raise refused(path, what, "format version", "load it with the asyncrl that wrote it")
 
@@ -195,6 +205,11 @@ def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].tobytes())
     return digest.hexdigest()
+
+
+def _no_policy(path: Path) -> CheckpointError:
+    what = "the file holds no policy: it is no safetensors file, or asyncrl did not write it"
+    return refused(path, what, "header", "name a policy file, a checkpoint, or a run's directory")
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:

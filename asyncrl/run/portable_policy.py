@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.envs.factory_pickle import pack_network
-from asyncrl.envs.rendering import build_rendering
+from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource
 from asyncrl.protocols import Algorithm
 from asyncrl.run.checkpoint_meta import CheckpointMeta
@@ -59,9 +59,13 @@ class PortablePolicy(TrainedPolicy):
             OSError: the file cannot be written.
         """
         path = Path(path).expanduser()
+        meta = self.meta
+        exploration = getattr(self.algorithm, "exploration", None)
+        if callable(exploration):  # a function, which the file cannot hold: the rate at its end
+            meta = dataclasses.replace(meta, options={**meta.options, "exploration_final": exploration(1.0)})
         network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
         file = PolicyFile(
-            self.meta,
+            meta,
             self.weights,
             self.source.kind,
             None if self.source.kind == "id" else self.source.payload,
@@ -84,7 +88,7 @@ class PortablePolicy(TrainedPolicy):
         return path
 
     def make_env(self, render_mode: str | None = None) -> Any:
-        """Make the environment that the policy was trained in, in this process.
+        """Make the environment that the policy was trained in, in this process; with its `frame_stack`, if it has one.
 
         Where it was given as a factory, or as a spec of another package, it is unpickled now, which runs code of
         whoever made the file: do so with files that you trust.
@@ -95,7 +99,8 @@ class PortablePolicy(TrainedPolicy):
         Raises:
             AsyncRLError: it cannot be built (ASYNC004, ASYNC006), or not with this render mode.
         """
-        return self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
+        env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
+        return with_frame_stack(env, self.policy.frame_stack)
 
     def describe(self, path: Path | None = None) -> str:
         """What learned it, in what and how long; and whether the file `path` is the best or the latest of its run."""

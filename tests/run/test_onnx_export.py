@@ -27,6 +27,8 @@ MORE = {
     "qrdqn dueling": (asyncrl.QRDQN(dueling=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
     "ppo relu": (asyncrl.PPO(activation="relu"), DiscreteAction(4)),
     "ppo gaussian": (asyncrl.PPO(normalize_observations=True), UNBOUNDED),
+    "ppo frames": (asyncrl.PPO(frame_stack=3, normalize_observations=True), DiscreteAction(4)),
+    "sac frames": (asyncrl.SAC(frame_stack=2), BOX),
     "sac table": (asyncrl.SAC(), BoxAction((-1.0,) * 6, (2.0,) * 6, (2, 3))),
 }
 
@@ -50,10 +52,12 @@ def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> 
         policy.weights[layout.obs_scale] /= 64.0
     policy.policy.load_weights(policy.weights)
     model = session(policy.export_onnx(tmp_path / "x.onnx"))
+    frames = algorithm.frame_stack
     for rows in (1, 200):
-        obs = rng.normal(scale=3.0, size=(rows, 2, 3)).astype(dtype)
+        shape = (rows, 2, 3) if frames == 1 else (rows, frames, 2, 3)
+        obs = rng.normal(scale=3.0, size=shape).astype(dtype)
         if dtype == "uint8":
-            obs = rng.choice([0, 255], size=(rows, 2, 3)).astype(np.uint8)
+            obs = rng.choice([0, 255], size=shape).astype(np.uint8)
         expected = policy.predict(obs)[0]
         (got,) = model.run(None, {"obs": obs})
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)

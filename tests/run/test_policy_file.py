@@ -199,9 +199,28 @@ def test_a_length_beyond_the_file_is_refused_before_it_is_read(tmp_path: Path) -
     (tmp_path / "x").write_bytes(struct.pack("<Q", 2**60) + b"{}")
     assert refusal(tmp_path / "x").facts["failed check"] == "length"
     with (tmp_path / "sparse").open("wb") as file:
-        file.write(struct.pack("<Q", 2**33))
+        file.write(struct.pack("<Q", 2**33) + b"{")
         file.truncate(2**34)  # 16 GiB that take no space
     assert refusal(tmp_path / "sparse").facts["failed check"] == "length"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(own: bool, tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    policy = small()
+    write_policy(file, PolicyFile(policy.meta, policy.weights, network=b"pickle" if own else None))
+    values = 2**36  # 256 GiB that take no space
+
+    def claim(table: Any) -> None:
+        table["weights"].update(shape=[values], data_offsets=[0, 4 * values])
+        if own:
+            table["network"]["data_offsets"] = [4 * values, 4 * values + 6]
+
+    data = rewritten(file, claim).read_bytes()
+    header = 8 + struct.unpack("<Q", data[:8])[0]
+    with file.open("r+b") as opened:
+        opened.truncate(header + 4 * values + (6 if own else 0))
+    assert refusal(file).facts["failed check"] == ("network" if own else "options")
 
 
 @pytest.mark.parametrize(
@@ -246,3 +265,44 @@ def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
 
 def test_the_text_of_a_policy_says_what_it_is(tmp_path: Path) -> None:
     assert repr(small()) == "<policy: dqn on CartPole-v1 after 12 steps>"
+
+
+def test_a_frame_stack_comes_with_its_environment(tmp_path: Path) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    policy = portable(asyncrl.DQN(hidden_sizes=(8,), frame_stack=3), spec)
+    again = asyncrl.load(policy.save(tmp_path / "x.policy"))
+    env = again.make_env()
+    stack, _ = env.reset(seed=0)
+    assert stack.shape == (3, 4)
+    assert np.array_equal(stack[0], stack[2]), "the first observation is repeated"
+    first, state = policy.predict(stack[2], episode_start=True)
+    assert again.predict(stack)[0] == first
+    newest = env.step(first)[0]
+    assert again.predict(newest)[0] == policy.predict(newest[2], state=state, episode_start=False)[0]
+
+
+def test_a_convolutional_network_of_ours_needs_no_trust(tmp_path: Path) -> None:
+    spec = EnvSpec("CartPole-v1", (3, 10, 10), "uint8", DiscreteAction(2))
+    policy = portable(asyncrl.DQN(), spec)
+    obs = np.random.default_rng(0).integers(256, size=(20, 3, 10, 10), dtype=np.uint8)
+    again = asyncrl.load(policy.save(tmp_path / "x.policy"))
+    assert np.array_equal(again.predict(obs)[0], policy.predict(obs)[0])
+
+
+def test_exploration_by_a_function_is_kept_as_the_rate_at_its_end(tmp_path: Path) -> None:
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    policy = portable(
+        asyncrl.DQN(hidden_sizes=(8,), exploration=lambda progress: 1.0 - 0.75 * progress), spec
+    )
+    again = asyncrl.load(policy.save(tmp_path / "x.policy"))
+    obs = np.zeros((10, 4), np.float32)
+    again.predict(obs, deterministic=False)
+    assert again.policy.exploration_rate == pytest.approx(0.25)
+
+
+def test_an_algorithm_that_is_not_registered_is_named(tmp_path: Path) -> None:
+    policy = small()
+    write_policy(tmp_path / "x", PolicyFile(replace(policy.meta, algo="os"), policy.weights))
+    error = refusal(tmp_path / "x")
+    assert "written by algorithm 'os'" in error.what
+    assert error.fix == "import the module that registers it, or use the asyncrl that wrote it"
