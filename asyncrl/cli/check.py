@@ -14,6 +14,7 @@ from asyncrl.run.config import TrainerConfig
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
     from asyncrl.envs.trial import Trial
+    from asyncrl.interfaces import ActionSpec
 
 
 def make_parser() -> Parser:
@@ -63,7 +64,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
     return {
         "env": spec.name,
         "observation": {"shape": list(spec.observation_shape), "dtype": spec.observation_dtype},
-        "action": str(spec.action),
+        "action": _action(spec.action),
         "max_episode_steps": spec.max_episode_steps,
         "reward_threshold": spec.reward_threshold,
         "vector_envs": spec.vector_envs,
@@ -83,6 +84,17 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "presets": [name for name in fitting if _has_preset(name, spec.name)],
         "problems": list(trial.problems),
     }
+
+
+def _action(action: ActionSpec) -> str:
+    """An action space as gymnasium writes it."""
+    from asyncrl.interfaces import BoxAction, DiscreteAction
+
+    if isinstance(action, BoxAction):
+        return f"Box from {min(action.low):g} to {max(action.high):g} of shape {action.shape}"
+    if isinstance(action, DiscreteAction):
+        return f"Discrete({action.n}" + (f", start={action.start})" if action.start else ")")
+    return f"MultiDiscrete({list(action.nvec)})"
 
 
 def _has_preset(algo: str, env: str) -> bool:

@@ -54,7 +54,13 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # that of the file is of its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
-        parser.error("ENV is missing, for example: asyncrl train CartPole-v1 --algo dqn")
+        swallowed = any(":" not in text for text in flags.get("env_kwargs", ()))
+        hint = (
+            "write it before --env-kwargs"
+            if swallowed
+            else "for example: asyncrl train CartPole-v1 --algo dqn"
+        )
+        parser.error(f"ENV is missing, {hint}")
     if "algo" in flags:
         flags["algo"] = algo
     check_algorithm(parser, algo)

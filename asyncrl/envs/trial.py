@@ -132,7 +132,7 @@ class _Walk:
         found = list(self._odd)
         if self.high <= self.low:
             found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
-        elif max(abs(self.low), abs(self.high)) > 100:
+        elif max(abs(self.low), abs(self.high)) > 500:
             found.append(
                 f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
             )

@@ -210,7 +210,11 @@ def test_the_program_runs_as_a_module() -> None:
         (["trian"], "unknown command trian; did you mean train?"),
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
-        (["train", "--algo", "dqn"], "ENV is missing"),
+        (["train", "--algo", "dqn"], "ENV is missing, for example"),
+        (
+            ["train", "--algo", "dqn", "--env-kwargs", "a:1", "X-v0"],
+            "ENV is missing, write it before --env-kwargs",
+        ),
         (["train", "CartPole-v1"], "--algo is missing; one of a2c, c51, crossq"),
         (["train", "CartPole-v1", "--algo", "dqm"], "unknown algorithm dqm; did you mean dqn?"),
         ([*TRAIN, "--step", "5"], "unknown option --step; did you mean --steps?"),
