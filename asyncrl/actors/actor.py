@@ -54,6 +54,7 @@ class Actor:
 
     Attributes:
         weights_version: version of the weights the policy acts with, 0 before the first.
+        state_was_read: whether its state was pickled and read again once (`actor_state.py`).
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Actor:
         self.index = index
         self.incarnation = incarnation
         self.weights_version = 0
+        self.state_was_read = False
         self._weights_updates = 0
         self._mailbox = mailbox
         self._num_actors = num_actors

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from asyncrl.envs.source import EnvSource
 from asyncrl.shm.ring import RingLayout
 
-SPACE, QUIT = b"S", b"Q"
-"""Commands to an actor: rows were granted; close the environments and leave."""
+SPACE, QUIT, SAVE = b"S", b"Q", b"C"
+"""Commands to an actor: rows were granted; close the environments and leave; send your state (`actor_state.py`)."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class ActorPlan:
         index, num_actors: which actor, of how many.
         seed: the run's seed.
         incarnation: which life, from 0.
+        state: what the actor of an earlier run had sent, with which this life goes on; None begins new episodes.
     """
 
     source: EnvSource
@@ -31,6 +32,7 @@ class ActorPlan:
     num_actors: int
     seed: int
     incarnation: int
+    state: bytes | None = None
 
 
 @dataclass(frozen=True)

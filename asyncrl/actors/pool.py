@@ -119,6 +119,11 @@ class ActorPool:
             SupervisedActor(i, ring, RestartBudget(max_restarts)) for i, ring in enumerate(self.rings)
         ]
 
+    @property
+    def actors(self) -> tuple[SupervisedActor, ...]:
+        """Every actor; whoever goes on from an earlier run says before `start` what their first lives begin with."""
+        return tuple(self._actors)
+
     async def start(self) -> None:
         """Start every actor; returns when all have built and reset their environments.
 
@@ -233,15 +238,9 @@ class ActorPool:
         """One life; ends with `ChildDied` or with the error that the actor shipped."""
         child = Child(self._server, "actor")
         actor.begin_life(child)
-        plan = ActorPlan(
-            self._source,
-            self._policy_bytes,
-            self._layout,
-            actor.index,
-            len(self._actors),
-            self._seed,
-            actor.restarts,
-        )
+        common = (self._source, self._policy_bytes, self._layout)
+        which = (actor.index, len(self._actors), self._seed, actor.incarnation)
+        plan = ActorPlan(*common, *which, actor.state_to_begin_with)
         bell, bell_pipe = self._doorbell.writer_fds()
         fds = {
             "ring": actor.ring.segment.fd,
@@ -254,7 +253,7 @@ class ActorPool:
             await child.receive()
             actor.set_ready()
             self._say_started()
-            await child.receive()
+            await actor.listen(child)
         finally:
             await child.end()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from asyncrl.actors.child import Child
 from asyncrl.actors.heartbeat import Heartbeat
+from asyncrl.actors.plans import SAVE
 from asyncrl.actors.restarts import RestartBudget
 from asyncrl.errors import EnvironmentHung
 from asyncrl.shm.ring import PUBLISHED, RingReader
@@ -27,6 +31,8 @@ class SupervisedActor:
         heartbeat: signs of life.
         episodes_seen: finished episodes that the pool has handed out.
         ended: there will be no further life.
+        first_incarnation: which life the first one of this run is; those before were of the run that it goes on from.
+        first_state: the actor's state that its first life goes on with, or None.
     """
 
     def __init__(self, index: int, ring: RingReader, budget: RestartBudget) -> None:
@@ -43,6 +49,40 @@ class SupervisedActor:
         self.heartbeat = Heartbeat(index, ring)
         self.episodes_seen = 0
         self.ended = False
+        self.first_incarnation = 0
+        self.first_state: bytes | None = None
+        self._asked: asyncio.Future[dict[str, Any] | None] | None = None
+
+    @property
+    def incarnation(self) -> int:
+        """Which life the present or next one is."""
+        return self.first_incarnation + self.restarts
+
+    @property
+    def state_to_begin_with(self) -> bytes | None:
+        """The state for a life that begins now: a later one begins new episodes."""
+        return self.first_state if self.restarts == 0 else None
+
+    def ask_state(self) -> asyncio.Future[dict[str, Any] | None]:
+        """Ask for the actor's state; the future gives its frame, or None where it has none to send or dies."""
+        self._asked = asyncio.get_running_loop().create_future()
+        if self.ready and self.alive and self.child is not None:
+            self.child.send_bytes(SAVE)
+        else:
+            self._asked.set_result(None)
+        return self._asked
+
+    async def listen(self, child: Child) -> None:
+        """Take what a working actor sends, until it ends. Raises `ChildDied` or the error that it shipped."""
+        try:
+            while True:
+                self._answer(await child.receive())
+        finally:
+            self._answer(None)
+
+    def _answer(self, frame: dict[str, Any] | None) -> None:
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(frame)
 
     @property
     def alive(self) -> bool:

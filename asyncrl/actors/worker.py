@@ -8,8 +8,9 @@ Four roles share it:
     evaluator   plays greedy episodes on request
 
 Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive", ...}, {"kind": "returns", ...}
-and {"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows") and QUIT. The end of the main
-process's end of the socket means that everything is over.
+and {"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows"), SAVE and QUIT. The end of the
+main process's end of the socket means that everything is over. SAVE asks an actor for its state, which it sends between
+two rows as {"kind": "state", ...}; who asks waits until the actor has made all that it was granted, for a limited time.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from asyncrl.actors.actor import Actor
+from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
-from asyncrl.actors.plans import QUIT, ActorPlan, EvaluatorPlan
+from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
 from asyncrl.actors.streams import make_streams
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
@@ -91,6 +93,7 @@ class _Commands:
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
         self.quit = False
+        self._save = False
 
     def listen(self, timeout_seconds: float = 0.0) -> None:
         """Wait so long for commands; sets `quit` where told to. ConnectionError where nobody is left."""
@@ -99,6 +102,13 @@ class _Commands:
             if not data:
                 raise ConnectionResetError("the main process is gone")
             self.quit = self.quit or QUIT in data
+            self._save = self._save or SAVE in data
+
+    def answer(self, actor: Actor) -> None:
+        """Send the actor's state where it was asked for; between two rows."""
+        if self._save:
+            self._save = False
+            send_frame(self._channel, state_frame(actor))
 
 
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
@@ -119,7 +129,10 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
         seed=plan.seed,
         incarnation=plan.incarnation,
     )
-    actor.begin()
+    if plan.state is None:
+        actor.begin()
+    else:
+        restore_actor(actor, plan.state)
     send_frame(channel, {"kind": "ready"})
     _step_until_quit(actor, _Commands(channel))
     actor.close()
@@ -131,6 +144,7 @@ def _step_until_quit(actor: Actor, commands: _Commands) -> None:
     while not commands.quit:
         now = time.monotonic_ns()
         writer.heartbeat(now)
+        commands.answer(actor)
         if not actor.step():
             _sleep(actor, commands)
         elif now >= listen_at:

@@ -6,7 +6,7 @@ from asyncrl.options import option_help
 from asyncrl.run.config import TrainerConfig
 
 SECTIONS = {
-    "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers"),
+    "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from"),
     "stopping": ("total_steps", "max_seconds", "target_return", "target_training_return"),
     "evaluation": (
         "eval_interval_steps",
@@ -29,6 +29,7 @@ SECTIONS = {
         "report_interval_steps",
         "checkpoint_interval_seconds",
         "checkpoints_kept",
+        "save_replay_buffer",
     ),
     "page": ("http", "host"),
 }

@@ -30,7 +30,12 @@ def train(
 ) -> int:
     """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
     show_warnings_plainly()
-    with Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START) as trainer:
+    return learn(Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START), interrupts)
+
+
+def learn(trainer: Trainer, interrupts: Interrupts) -> int:
+    """Run a trainer with the terminal's view, then close it; otherwise like `train`."""
+    with trainer:
         interrupts.run = trainer
         console = RunConsole()
         if console.live:

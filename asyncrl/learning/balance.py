@@ -57,11 +57,13 @@ The ratio that is reported, `achieved`, is s / (I - I0): steps before `learning_
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.options import require_at_least
 from asyncrl.shm.kernel import kernel
 
 _DEFAULT_ROWS_AHEAD = 4
@@ -72,32 +74,6 @@ are the bottleneck then need no grant every millisecond. In the run of `benchmar
 the raw stepping rate with M = 4, 0.74 with this."""
 
 _UNLIMITED = 1 << 62
-
-
-@dataclass(frozen=True)
-class BalanceStatistics:
-    """The balance at one moment.
-
-    Attributes:
-        target: samples per insert that is held, None where the pace is free.
-        achieved: samples per step inserted after `learning_starts`; 0 before the first.
-        inserted_steps, sampled: I and s.
-        cursor: production ahead of consumption in samples, equation (1); 0 where the pace is free.
-        error_samples: e, the half width of the band; 0 where the pace is free.
-        rows_ahead: M, the most rows one ring may be granted ahead.
-        received_steps: R, steps that the learner side received; for replay the same as I.
-        discipline: `replay`, or the discipline in which segments are consumed.
-    """
-
-    target: float | None
-    achieved: float
-    inserted_steps: int
-    sampled: int
-    cursor: float
-    error_samples: float
-    rows_ahead: int
-    received_steps: int = 0
-    discipline: str = "replay"
 
 
 class Balance:
@@ -117,6 +93,8 @@ class Balance:
         ValueError: an argument out of its range, or a setting that would deadlock by (4).
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_written_off", "_start", "_begin")
+
     def __init__(
         self,
         *,
@@ -133,14 +111,10 @@ class Balance:
             raise ValueError(
                 f"samples_per_insert must be positive and finite, or None, got {samples_per_insert}"
             )
-        for name, value in (
-            ("batch_size", batch_size),
-            ("learning_starts", learning_starts),
-            ("num_actors", num_actors),
-            ("envs_per_actor", envs_per_actor),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least("batch_size", batch_size, 1)
+        require_at_least("learning_starts", learning_starts, 1)
+        require_at_least("num_actors", num_actors, 1)
+        require_at_least("envs_per_actor", envs_per_actor, 1)
         capacity = num_actors * envs_per_actor * num_slots
         if learning_starts > capacity // 2:
             raise ValueError(
@@ -149,7 +123,7 @@ class Balance:
             )
         self._sigma = samples_per_insert
         self._batch_size = batch_size
-        self._start = learning_starts
+        self._start = self._begin = self._learning_starts = learning_starts
         self._num_actors = num_actors
         self._envs = envs_per_actor
         self._max_steps = _UNLIMITED if max_env_steps is None else max_env_steps
@@ -202,12 +176,18 @@ class Balance:
         if self._sigma is not None:
             self._written_off += max(0.0, self.cursor)
 
+    def refill(self) -> None:
+        """Make no update before `learning_starts` further steps: a run goes on and its replay is empty."""
+        self.write_off()
+        self._begin = self._inserted + self._learning_starts
+        self._start += min(self._inserted, self._learning_starts)
+
     def updates_allowed(self) -> int:
         """How many updates the learner may run now, by (2); a very large number where the pace is free.
 
         A free pace ends with the last step: no step pays for updates, so none are left to make.
         """
-        if self._inserted < min(self._start, self._max_steps):
+        if self._inserted < min(self._begin, self._max_steps):
             return 0
         if self._sigma is None:
             return _UNLIMITED if self._inserted < self._max_steps else 0
@@ -215,7 +195,7 @@ class Balance:
 
     def steps_wanted(self, updates: int) -> int:
         """How many more steps must be inserted before `updates` updates are allowed; at least 1."""
-        until_start = self._start - self._inserted
+        until_start = self._begin - self._inserted
         if self._sigma is None:
             return max(1, until_start)
         for_ratio = (updates * self._batch_size - self._error - self.cursor) / self._sigma

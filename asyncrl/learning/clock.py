@@ -27,6 +27,12 @@ class TrainClock:
         self._started: float | None = None
         self._resumed: float | None = None
         self._counted = 0.0
+        self._startup_before = self._wall_before = 0.0
+
+    def go_on_from(self, train_seconds: float, startup_seconds: float, wall_seconds: float) -> None:
+        """Count on from an earlier run's three clocks; before `start`."""
+        self._counted = train_seconds
+        self._startup_before, self._wall_before = startup_seconds, wall_seconds
 
     def start(self) -> None:
         """The first environment step was seen; later calls change nothing."""
@@ -57,9 +63,10 @@ class TrainClock:
     @property
     def startup_seconds(self) -> float:
         """Seconds from `created` to the first environment step (or until now, before it)."""
-        return (self._now() if self._started is None else self._started) - self._created
+        started = self._now() if self._started is None else self._started
+        return self._startup_before + started - self._created
 
     @property
     def wall_seconds(self) -> float:
         """Seconds since `created`."""
-        return self._now() - self._created
+        return self._wall_before + self._now() - self._created

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,8 @@ class HistogramStatistics:
 
 class Histogram:
     """Counts non-negative integers; used from one thread."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("_counts", "_reported", "_sums", "_total")
 
     def __init__(self) -> None:
         self._counts = np.zeros(_OPEN, np.int64)

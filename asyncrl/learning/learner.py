@@ -11,9 +11,9 @@ in order of arrival. A burst is long against the hand-over between the threads a
 stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
 (see `coordinator.py`).
 
-Waiting is moderated: while data comes in denser than a millisecond, a loop that says so sleeps for one and
-looks again; otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks
-once more and sleeps. Whatever is lost on the way is found after 100 ms.
+Waiting is moderated: while data comes in denser than a millisecond, a loop that says so sleeps for one and looks again;
+otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks once more and
+sleeps. Whatever is lost on the way is found after 100 ms.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.loop_state import Priorities, loop_state, priorities_of_loop, restore_loop
 from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
@@ -108,11 +109,11 @@ class Learner:
         self._wait_seconds = 0.0
         self._last_wait = float("inf")
         self._stopping = False
-        self._held = False
-        self._ended = False
+        self._holds = 0
         self._data = asyncio.Event()
         self._resumed = asyncio.Event()
         self._quiet = asyncio.Event()
+        self._quiet.set()
 
     @property
     def updates(self) -> int:
@@ -129,6 +130,11 @@ class Learner:
         """Publications of weights so far; any thread."""
         return self._loop.publisher.version
 
+    @property
+    def priorities(self) -> NDArray[np.float32] | None:
+        """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments. While held only."""
+        return priorities_of_loop(self._loop)
+
     # --- loop thread ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -142,10 +148,11 @@ class Learner:
         loop.add_reader(self._doorbell.fileno(), self._on_bell)
         try:
             while not self._stopping:
-                if self._held:
+                if self._holds:
                     self._quiet.set()
                     await self._resumed.wait()
                     continue
+                self._quiet.clear()
                 starved = await self._thread.call(self._burst)
                 if starved and self._loop.finished():
                     return
@@ -153,7 +160,6 @@ class Learner:
                     await self._wait_for_data()
         finally:
             loop.remove_reader(self._doorbell.fileno())
-            self._ended = True
             self._quiet.set()
 
     def stop(self) -> None:
@@ -167,25 +173,29 @@ class Learner:
 
         Returns at once where `run` has ended, whose last checkpoint may still be under way.
         """
-        self._held = True
+        self._holds += 1
         self._resumed.clear()
         self._data.set()
-        if not self._ended:
-            self._quiet.clear()
-            await self._quiet.wait()
+        await self._quiet.wait()
 
     def resume(self) -> None:
-        """Go on after `hold`."""
-        self._held = False
-        self._resumed.set()
+        """Take back one `hold`; go on after the last."""
+        self._holds -= 1
+        if not self._holds:
+            self._resumed.set()
 
     async def report(self) -> LearnerReport:
         """Statistics since the last report, taken on the learner's thread between two bursts."""
         return await self._thread.call(self._report)
 
-    async def state_dict(self) -> Mapping[str, Any]:
-        """The core's state, copied between two bursts."""
-        return await self._thread.call(self._loop.core.state_dict)
+    async def state_dict(self) -> dict[str, Any]:
+        """The state of core and loop (see `loop_state`), copied between two bursts."""
+        return await self._thread.call(lambda: {**loop_state(self._loop), "wait_seconds": self._wait_seconds})
+
+    async def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        """Go on from `state_dict` before the first burst; see `restore_loop`."""
+        await self._thread.call(lambda: restore_loop(self._loop, state, priorities))
+        self._wait_seconds = float(state["wait_seconds"])
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """A copy of the acting weights and the policy version they have, or will be published under."""
@@ -217,7 +227,7 @@ class Learner:
             ring.wake_at(target)
         self._doorbell.arm()
         arrived = any(ring.reached(target) for ring, target in zip(rings, targets, strict=True))
-        if arrived or self._stopping or self._held:
+        if arrived or self._stopping or self._holds:
             self._doorbell.disarm()
             return
         try:
@@ -237,7 +247,7 @@ class Learner:
             self._prepared = True
         starved = False
         end = time.perf_counter() + self._burst_seconds
-        while not (starved or self._stopping or self._held) and time.perf_counter() < end:
+        while not (starved or self._stopping or self._holds) and time.perf_counter() < end:
             starved = not self._loop.tick()
         self._loop.end_burst()
         return starved

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import time
+from typing import ClassVar
 
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
 from asyncrl.learning.update_loop import TICK_SECONDS
 
@@ -52,8 +53,11 @@ class LockstepBalance:
         learning_starts: I0.
         num_actors, envs_per_actor: N and E.
         rows: Q.
-        max_env_steps: no quantum is begun beyond this many steps (rounded up to whole rows), None for no limit.
+        max_env_steps: no quantum is begun beyond this many steps, None for no limit. One that was begun is completed,
+            so that a run which goes on has the same quanta as one that never stopped.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_scheduled", "_start")
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class LockstepBalance:
     ) -> None:
         self._sigma = samples_per_insert
         self._batch_size = batch_size
-        self._start = learning_starts
+        self._start = self._learning_starts = learning_starts
         self._streams = num_actors * envs_per_actor
         self.rows = rows
         self._max_steps = max_env_steps
@@ -85,16 +89,18 @@ class LockstepBalance:
     def schedule(self) -> int:
         """Updates that the steps inserted since the last call pay for."""
         paid = math.floor(self._sigma * max(0, self._inserted - self._start) / self._batch_size)
-        due = paid - self._scheduled
-        self._scheduled = paid
+        due = max(0, paid - self._scheduled)
+        self._scheduled += due
         return due
+
+    def refill(self) -> None:
+        """Schedule no update before `learning_starts` further steps: a run goes on and its replay is empty."""
+        self._start += min(self._inserted, self._learning_starts)
 
     def next_rows(self) -> int:
         """Rows of the next quantum; 0 where `max_env_steps` are inserted."""
-        if self._max_steps is None:
-            return self.rows
-        left = self._max_steps - self._inserted
-        return max(0, min(self.rows, -(-left // self._streams)))
+        complete = self._max_steps is not None and self._inserted >= self._max_steps
+        return 0 if complete else self.rows
 
     def statistics(self) -> BalanceStatistics:
         """A frozen record of the balance as it stands."""
@@ -122,6 +128,7 @@ class LockstepReplayLoop(ReplayLoop):
     """
 
     polls_while_dense = False
+    STATE = (*ReplayLoop.STATE, "_boundary", "_due", "_next_granted")
 
     def __init__(self, parts: ReplayParts, balance: LockstepBalance, lag: int) -> None:
         super().__init__(parts, balance)
@@ -135,9 +142,11 @@ class LockstepReplayLoop(ReplayLoop):
         """Whether the quantum after the received ones was granted."""
 
     def prepare(self) -> None:
-        """Publish the first weights and grant the first quantum."""
-        self.publisher.publish()
-        self._grant_quantum()
+        """Publish the first weights and grant the first quantum, unless a run goes on that had done so."""
+        if self.publisher.version == 0:
+            self.publisher.publish()
+        if self._next_granted and (self._positions == self._boundary).all():
+            self._grant_quantum()
 
     def tick(self) -> bool:
         """Take in a complete quantum or go on with its updates for `TICK_SECONDS`; False where it waits for rows."""
@@ -211,6 +220,9 @@ class LockstepReplayLoop(ReplayLoop):
         self._next_granted = True
         rows = self._balance.next_rows()
         if rows == 0:
+            # The last updates draw from the same rows whether the run ends here or goes on.
+            for index in range(len(self.rings)):
+                self._replay.retire(index, self._boundary + self._balance.rows + 1)
             return
         self._boundary += rows
         before = self._granted.copy()

@@ -25,6 +25,8 @@ class PolicyLagMeter(Histogram):
         rings: whose rows are received.
     """
 
+    STATE = (*Histogram.STATE, "_seen")
+
     def __init__(self, rings: Sequence[RingReader]) -> None:
         super().__init__()
         self._rings = tuple(rings)

@@ -48,6 +48,8 @@ class Publisher:
         updates: gradient steps that the core has made.
     """
 
+    STATE = ("updates", "_published_updates", "_interval")
+
     def __init__(
         self,
         core: Updater,

@@ -36,7 +36,8 @@ class RelaxedReplayLoop(ReplayLoop):
 
     def prepare(self) -> None:
         """Publish the first weights: actors wait for them."""
-        self.publisher.publish()
+        if self.publisher.version == 0:
+            self.publisher.publish()
 
     def tick(self) -> bool:
         """New rows in, grants out, then updates for `TICK_SECONDS`. Returns whether an update was made."""

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Batch
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.publication import Publisher
@@ -75,8 +75,11 @@ class ReplayParts:
 class Pace(Protocol):
     """What is told of samples and asked for statistics: `Balance` or `LockstepBalance`."""
 
+    STATE: ClassVar[tuple[str, ...]]
+
     def inserted(self, steps: int) -> None: ...  # noqa: D102
     def sampled(self, samples: int) -> None: ...  # noqa: D102
+    def refill(self) -> None: ...  # noqa: D102
     def statistics(self) -> BalanceStatistics: ...  # noqa: D102
 
 
@@ -86,6 +89,8 @@ class ReplayLoop:
     Subclasses say when rows are taken in, granted and trained on. See `UpdateLoop` for the
     attributes.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = ("inserted_steps", "_granted", "_positions", "_ever_sampleable")
 
     def __init__(self, parts: ReplayParts, pace: Pace) -> None:
         options = parts.options

@@ -53,7 +53,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
@@ -76,6 +76,8 @@ class SegmentBalance:
     Raises:
         ValueError: an argument out of its range, or a setting that would deadlock by (4).
     """
+
+    STATE = ("_inserted", "_received", "_sampled", "_open")
 
     def __init__(
         self,

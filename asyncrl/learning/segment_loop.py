@@ -18,8 +18,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -30,6 +28,7 @@ from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.segment_balance import SegmentBalance
+from asyncrl.learning.segment_options import SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
@@ -37,25 +36,6 @@ from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.shm.weights import WeightMailbox
-
-
-@dataclass(frozen=True)
-class SegmentOptions:
-    """How segments are consumed.
-
-    Attributes:
-        discipline: who may be ahead of whom; see the module's text.
-        segments_per_batch: K.
-        total_steps: steps over which schedules run, or None.
-        max_staleness: oldest policy that is learned from, in publications, or None.
-        dump_dir: where the batch of a diverged update is saved, or None.
-    """
-
-    discipline: Literal["relaxed", "lockstep", "synchronous"]
-    segments_per_batch: int
-    total_steps: int | None = None
-    max_staleness: int | None = None
-    dump_dir: Path | None = None
 
 
 @dataclass
@@ -82,6 +62,7 @@ class SegmentLoop:
     """
 
     polls_while_dense = False
+    STATE = ("inserted_steps", "_granted", "_learning", "_trained_steps", "_samples")
 
     def __init__(
         self,
@@ -129,7 +110,8 @@ class SegmentLoop:
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first segments."""
-        self.publisher.publish()
+        if self.publisher.version == 0:
+            self.publisher.publish()
         self._grant()
 
     def tick(self) -> bool:

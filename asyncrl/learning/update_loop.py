@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,27 @@ class WeightSnapshots:
         self._next = (snapshot.env_steps // self._interval + 1) * self._interval
         if self.arrived is not None:
             self.arrived()
+
+    @property
+    def next_steps(self) -> int | None:
+        """Environment steps from which on the next copy is due."""
+        return self._next
+
+    def waiting(self) -> tuple[WeightSnapshot, ...]:
+        """The copies that wait, oldest first. Any thread."""
+        with self._lock:
+            return tuple(self._waiting)
+
+    def go_on_from(self, waiting: Iterable[WeightSnapshot], next_steps: int | None) -> None:
+        """Put in the copies of an earlier run, and go on at its next step; before the first burst.
+
+        Where the interval is another one by now, the next copy is due at its next multiple.
+        """
+        for snapshot in waiting:
+            self.put(snapshot)
+        if self._interval is not None and next_steps is not None:
+            again = -(-next_steps // self._interval) * self._interval
+            self._next = again
 
     def take(self) -> WeightSnapshot | None:
         """Remove and return the oldest copy, None where there is none. Event-loop thread."""

@@ -220,8 +220,12 @@ class PrioritizedReplay:
         most = int(self._table[ring, table.SEEN]) + reader.num_slots
         if position > most:
             raise ValueError(f"position must be at most ingested + num_slots = {most}, got {position}")
-        rows.retire(*self._tree, ring, position - reader.num_slots)
+        self.retire(ring, position)
         reader.grant(position)
+
+    def retire(self, ring: int, position: int) -> None:
+        """Give up the rows of `ring` that a grant of `position` would let the actor overwrite."""
+        rows.retire(*self._tree, ring, position - self.rings[ring].num_slots)
 
     def retire_older_than(self, min_updates: int) -> int:
         """Give up all rows whose `policy_updates` are below `min_updates`, now and at every later `ingest`.

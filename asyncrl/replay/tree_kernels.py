@@ -225,6 +225,12 @@ def set_leaf_range(
     sum_up_range(leaves, nodes, first, bits, start, stop)
 
 
+@kernel(f"void({_TREE}, int64, int64)", cold=True)
+def sum_leaf_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int) -> None:
+    """Recompute every sum above the leaves `start .. stop - 1` (at least one), which somebody else has written."""
+    sum_up_range(leaves, nodes, first, bits, start, stop)
+
+
 @kernel(f"void({_TREE}, float64[::1], float64[::1], int64[::1])", cold=True)
 def draw_leaves(
     leaves: Leaves,

@@ -39,10 +39,12 @@ class RunOptions(TypedDict, total=False):
     ready_timeout_seconds: float
     max_restarts: int
     run_dir: str | os.PathLike[str] | None
+    init_from: str | os.PathLike[str] | None
     report_interval_seconds: float
     report_interval_steps: int | None
     checkpoint_interval_seconds: float
     checkpoints_kept: int
+    save_replay_buffer: bool
     http: int | Literal["auto", "off"]
     host: str
 

@@ -39,7 +39,10 @@ from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 from asyncrl.run.reporting import Reporting
+from asyncrl.run.restore import restore_learner, restore_records, restore_rings
+from asyncrl.run.resume import Resumption
 from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm.doorbell import Doorbell
@@ -60,6 +63,7 @@ class Setup:
         directory: where logs, checkpoints and diverged batches go.
         server: forks the actors.
         clock: the training clock.
+        resumed: the checkpoint that the run goes on from, or None.
     """
 
     config: TrainerConfig
@@ -69,6 +73,7 @@ class Setup:
     directory: RunDirectory
     server: ForkServer
     clock: TrainClock
+    resumed: Resumption | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,6 @@ async def build(
     stack: contextlib.AsyncExitStack,
     *,
     on_failure: Callable[[BaseException], None],
-    on_death: Callable[[], None],
 ) -> RunParts:
     """Build every part in the order of its needs; `stack` closes them in reverse.
 
@@ -119,7 +123,6 @@ async def build(
         reporting: shows the actors while they start, and every evaluation.
         stack: owns the parts.
         on_failure: called with the error of an actor that cannot go on.
-        on_death: called when an actor has died, before it is started again.
 
     Raises:
         AsyncRLError: something does not fit or is not available.
@@ -138,6 +141,7 @@ async def build(
     stack.callback(mailbox.close)
     policy_bytes = pack_policy(policy)
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
+    looks: list[Callable[[], None]] = []  # at the rings, when an actor has died: its bell may be lost
     pool = ActorPool(
         setup.server,
         setup.source,
@@ -152,9 +156,12 @@ async def build(
         max_restarts=config.max_restarts,
         log_dir=setup.directory.actor_logs,
         on_failure=on_failure,
-        on_death=lambda _: on_death(),
+        on_death=lambda _: _call_each(looks),
     )
     stack.push_async_callback(pool.close)
+    resumed = setup.resumed
+    if resumed is not None:
+        restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
     reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
     reporting.set_replay_capacity(layout.num_slots * layout.num_envs * config.actors)
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
@@ -170,6 +177,7 @@ async def build(
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
     learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
+    looks.append(learner.data_arrived)
     saver = CheckpointSaver(
         config,
         algorithm,
@@ -182,8 +190,18 @@ async def build(
     )
     saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
+    keeps = keeps_rows(algorithm, config.save_replay_buffer)
+    saver.capture = RunCapture(learner, pool, reporting, schedule, setup.clock, algorithm, keeps)
     reporting.schedule = schedule
+    if resumed is not None:
+        await restore_learner(learner, resumed)
+        await restore_records(learner, schedule, reporting, setup.clock, resumed)
     return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)
+
+
+def _call_each(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _make_updater(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:

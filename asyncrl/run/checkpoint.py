@@ -94,6 +94,11 @@ def load(
     return _read_state(path, payload), meta
 
 
+def read_meta(path: Path) -> CheckpointMeta:
+    """The header of a checkpoint, of which every byte was checked. Raises `CheckpointError` (ASYNC019)."""
+    return _decode(path)[0]
+
+
 def read_policy(path: Path) -> SavedPolicy:
     """The weights of a checkpoint and what their policy is built from.
 
@@ -107,6 +112,11 @@ def read_policy(path: Path) -> SavedPolicy:
     if not np.isfinite(weights).all():
         raise _refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
     return SavedPolicy(meta, weights)
+
+
+def does_not_fit(path: Path, what: str) -> CheckpointError:
+    """ASYNC019 for a checkpoint whose state does not fit the options, the environment or this version."""
+    return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
 def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:

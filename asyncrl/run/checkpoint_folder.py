@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.run.checkpoint_format import sync_directory
 from asyncrl.run.checkpoint_meta import CheckpointMeta
+from asyncrl.run.replay_file import SUFFIX
 
 
 class CheckpointFolder:
@@ -27,8 +28,13 @@ class CheckpointFolder:
         self.directory = directory
         self.keep = keep
 
-    def save(self, state: Mapping[str, Any], meta: CheckpointMeta, *, best: bool = False) -> Path:
-        """Write `<env_steps>`, name it `latest` (and `best`) too, drop the oldest; returns its path."""
+    def save(
+        self, state: Mapping[str, Any], meta: CheckpointMeta, *, best: bool = False, latest: bool = True
+    ) -> Path:
+        """Write `<env_steps>`, name it `latest` (and `best`) too, drop the oldest; returns its path.
+
+        A file that names rows (`replay_file.py`) drops the rows of those before it: they are kept once.
+        """
         from asyncrl.run.checkpoint import save  # imports torch, which whoever looks at a run does without
 
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -36,8 +42,12 @@ class CheckpointFolder:
             left_by_a_kill.unlink(missing_ok=True)
         path = self.directory / str(meta.env_steps)
         save(path, state, meta)
-        for name in ("latest", "best") if best else ("latest",):
+        for name in ("latest",) * latest + ("best",) * best:
             self._name(path, name)
+        rows = state["run"].get("rows") if "run" in state else None
+        for before in self.directory.glob(f"*{SUFFIX}") if rows is not None else ():
+            if before.name != rows:
+                before.unlink(missing_ok=True)
         for old in self.steps()[: -self.keep]:
             (self.directory / str(old)).unlink(missing_ok=True)
         return path

@@ -97,6 +97,9 @@ class TrainerConfig:
     run_dir: str | None = None
     """Directory of the run's files; none writes no files. A command makes one in `runs/` unless told otherwise."""
 
+    init_from: str | None = None
+    """Run directory or checkpoint whose policy's weights the run begins with; optimiser and counters begin anew."""
+
     report_interval_seconds: float = 1.0
     """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""
 
@@ -109,6 +112,10 @@ class TrainerConfig:
     checkpoints_kept: int = 3
     """Newest checkpoints that stay in the run directory, beside the best one."""
 
+    save_replay_buffer: bool = False
+    """Checkpoints hold the replay too, so that a resumed run need not fill it again; needs the replay's size on disk,
+    twice."""
+
     http: int | Literal["auto", "off"] = "auto"
     """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""
 
@@ -116,8 +123,9 @@ class TrainerConfig:
     """Address to serve the page on; beyond loopback every request needs the run's token."""
 
     def __post_init__(self) -> None:
-        if self.run_dir is not None:
-            object.__setattr__(self, "run_dir", os.fspath(self.run_dir))
+        for name in ("run_dir", "init_from"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.path.expanduser(os.fspath(path)))
         for name, option in option_help(TrainerConfig).items():
             object.__setattr__(self, name, coerce(name, option.type, getattr(self, name)))
         for name in ("env", "algo", "host"):

@@ -31,6 +31,7 @@ from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.reporting import Reporting
+from asyncrl.run.resume import Resumption
 from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
 from asyncrl.run.run_files import write_run_files
 from asyncrl.run.serving import Served, serve
@@ -55,6 +56,7 @@ class Coordinator:
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
         callbacks: the user's; called at the events of the run.
+        resumed: the checkpoint that the run goes on from, or None.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
@@ -72,6 +74,7 @@ class Coordinator:
         on_snapshot: Callable[[Snapshot], None],
         started: float | None = None,
         callbacks: Callbacks | None = None,
+        resumed: Resumption | None = None,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
@@ -82,7 +85,8 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept)
+        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept, resumed is not None)
+        self._resumed = resumed
         self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
         self._reporting.callbacks.attach(self.stop, self.fail)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -176,11 +180,10 @@ class Coordinator:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self.algorithm.check(spec)
         self._open_files()
-        setup = Setup(
-            self.config, self.algorithm, self.source, spec, self._directory, self._server, self._clock
-        )
+        where = (self._directory, self._server, self._clock, self._resumed)
+        setup = Setup(self.config, self.algorithm, self.source, spec, *where)
         with single_error():
-            return await build(setup, self._reporting, stack, on_failure=self.fail, on_death=self._actor_died)
+            return await build(setup, self._reporting, stack, on_failure=self.fail)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         async def save_checkpoint() -> str:
@@ -200,12 +203,8 @@ class Coordinator:
         """Write the run's options and machine, and open its metric files, where there is a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
-                write_run_files(self._directory, self.config, self.algorithm, self.source)
+                write_run_files(self._directory, self.config, self.algorithm, self.source, self._resumed)
                 self._reporting.open_files(self._directory.path)
-
-    def _actor_died(self) -> None:
-        if self.parts is not None:  # the dead actor's bell may be lost
-            self.parts.learner.data_arrived()
 
     # --- train -------------------------------------------------------------------------------------------------------
 

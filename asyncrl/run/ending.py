@@ -136,9 +136,11 @@ class Ending:
             except TrainingDiverged as diverged:
                 # Weights that are NaN only now fail the run, which tells it and leaves its summary all the same.
                 weights, error, reason = None, error or diverged, "failed"
-        evaluation, failure = (self.schedule.best if reached and self.schedule else None), None
+        evaluation, failure = (self.schedule.last if reached and self.schedule else None), None
         if error is None and reason in COMPLETE and learned and not reached:
             evaluation, failure = await self._evaluate()
+            if evaluation is not None and weights is not None:
+                await self._save(weights)  # again, so that a run that goes on knows of this evaluation
         text = None if error is None else describe_error(error)
         snapshot = self.publish(report, reason, text)
         summary = summarize(snapshot, report, evaluation, self.actor_wait_seconds())

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import EvaluationIncomplete, describe_error
 from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, copy_of
 from asyncrl.show.metrics import EvaluationResult
 
@@ -88,6 +89,7 @@ class EvaluationSchedule:
         best: the best of them (the first of several), or None.
         best_weights: the weights of the best, or None.
         holds_training: whether training stands still for an evaluation, or has ended and evaluation goes on.
+        rounds: copies that were evaluated.
     """
 
     def __init__(
@@ -107,7 +109,8 @@ class EvaluationSchedule:
         self._copies = copies
         self._on_best = on_best
         self._on_evaluation = on_evaluation
-        self._rounds = 0
+        self.rounds = 0
+        self._current: TimedCopy | None = None
         self._failures = 0
         self._warned = False
         self._training_ended = False
@@ -129,6 +132,7 @@ class EvaluationSchedule:
         Raises what an evaluation has raised where no other rule can end the run and evaluations keep failing.
         """
         while (timed := await self._copies.next()) is not None:
+            self._current = timed
             try:
                 reached = await self._evaluate(timed)
             except TimeoutError:
@@ -140,8 +144,24 @@ class EvaluationSchedule:
                 reached = False
             if reached:
                 return timed.copy.weights
-            self._rounds += 1
+            self.rounds += 1
+            self._current = None
         return None
+
+    def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:
+        """The copies that have no result yet: the one that plays now, and those that wait."""
+        return waiting if self._current is None else (self._current.copy, *waiting)
+
+    def go_on_from(
+        self,
+        evaluations: tuple[EvaluationResult, ...],
+        rounds: int,
+        best: EvaluationResult | None,
+        best_weights: NDArray[np.float32] | None,
+    ) -> None:
+        """Take over the evaluations of an earlier run, of which `rounds` copies were evaluated; before `run`."""
+        self.evaluations, self.rounds = evaluations, rounds
+        self.best, self.best_weights = best, best_weights
 
     def training_ended(self, limit_seconds: float | None = None) -> None:
         """The learner has used up its steps: stop the clock, evaluate what waits, then let `run` return.
@@ -166,7 +186,7 @@ class EvaluationSchedule:
 
     async def _evaluate(self, timed: TimedCopy) -> bool:
         """Evaluate one copy and record it; whether it has reached the target."""
-        result = await self._play_within_limit(timed, self._plan.episodes, (REGULAR, self._rounds))
+        result = await self._play_within_limit(timed, self._plan.episodes, (REGULAR, self.rounds))
         reached = False
         if self._reaches_target(result):
             result = await self._confirm(timed)
@@ -229,7 +249,7 @@ class EvaluationSchedule:
         if not self._training_ended:
             await self._trainee.hold()
             self._clock.pause()
-        return await self._play_within_limit(timed, self._plan.target_episodes, (CONFIRMATION, self._rounds))
+        return await self._play_within_limit(timed, self._plan.target_episodes, (CONFIRMATION, self.rounds))
 
     def _let_train(self) -> None:
         if not self._training_ended and self.holds_training:

@@ -63,6 +63,7 @@ class SnapshotBuilder:
     Attributes:
         episodes: the last training episodes.
         actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
+        restarts_before: of the actors of an earlier run, which this one goes on from.
     """
 
     def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
@@ -73,7 +74,17 @@ class SnapshotBuilder:
         self._meter.observe(time.monotonic(), Counters())
         self._actors_waited = 0.0
         self.actor_wait_seconds = 0.0
+        self.restarts_before = 0
         self.episodes = EpisodeWindow()
+
+    def go_on_from(
+        self, actors: tuple[ActorStatistics, ...], learner: LearnerReport, waited: float, restarts: int
+    ) -> None:
+        """Take rates from here on: what the counters say was counted by an earlier run."""
+        self._meter = RateMeter()
+        env_steps = sum(actor.env_steps for actor in actors)
+        self._meter.observe(time.monotonic(), _counters(env_steps, learner))
+        self.actor_wait_seconds, self.restarts_before = waited, restarts
 
     def count_waiting(self, seconds: float) -> None:
         """Note how long the mean actor has waited since the start; time while the clock is paused does not count.
@@ -146,7 +157,7 @@ class SnapshotBuilder:
             replay_steps=learner.stored_steps if learner else 0,
             replay_capacity=self.replay_capacity,
             actors=actors,
-            actor_restarts=sum(actor.restarts for actor in actors),
+            actor_restarts=self.restarts_before + sum(actor.restarts for actor in actors),
             stop_reason=stop_reason,
             error=error,
         )

@@ -97,6 +97,7 @@ class Reporting:
         pool, schedule: parts of the run that snapshots describe; None until they exist.
         has_epsilon: whether the policy's exploration rate is an epsilon, and is reported.
         last_report: the learner's report in the newest snapshot, or None.
+        builder: makes the snapshots.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Reporting:
         self.last_report: LearnerReport | None = None
         self._listener = listener
         self._clock = clock
-        self._builder = SnapshotBuilder(config, 0, clock)
+        self.builder = SnapshotBuilder(config, 0, clock)
         self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self._writers: RunWriters | None = None
         self._last: Snapshot | None = None
@@ -123,7 +124,7 @@ class Reporting:
     @property
     def episodes(self) -> EpisodeWindow:
         """The last finished training episodes."""
-        return self._builder.episodes
+        return self.builder.episodes
 
     def current(self) -> Snapshot:
         """The newest snapshot; `publish` must have been called."""
@@ -136,17 +137,17 @@ class Reporting:
 
     def set_replay_capacity(self, steps: int) -> None:
         """Set the environment steps that all rings hold."""
-        self._builder.replay_capacity = steps
+        self.builder.replay_capacity = steps
 
     def actor_wait_seconds(self) -> float:
         """Seconds that the mean actor has waited for a grant while the training clock ran."""
-        return self._builder.actor_wait_seconds
+        return self.builder.actor_wait_seconds
 
     def read_actors(self) -> None:
         """Collect the episodes that actors have finished, and the time they have waited."""
         if self.pool is not None:
             self.episodes.extend(self.pool.episodes())
-            self._builder.count_waiting(self.pool.wait_seconds())
+            self.builder.count_waiting(self.pool.wait_seconds())
 
     def evaluated(self, result: EvaluationResult) -> None:
         """Write an evaluation at once, tell the callbacks, and make a report due that shows it."""
@@ -206,7 +207,7 @@ class Reporting:
     def _snapshot(self, report: LearnerReport | None, stop_reason: str | None, error: str | None) -> Snapshot:
         pool, schedule = self.pool, self.schedule
         holds_training = schedule is not None and schedule.holds_training
-        return self._builder.snapshot(
+        return self.builder.snapshot(
             "evaluating" if self.state == "training" and holds_training else self.state,
             actors=_of_actors(pool, ended=stop_reason is not None),
             learner=report,

@@ -35,12 +35,13 @@ class RunDirectory:
     Args:
         path: the directory, created where it does not exist; or None to write nothing.
         checkpoints_kept: numbered checkpoints that stay.
+        goes_on: the directory holds the run that goes on.
 
     Raises:
         ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
     """
 
-    def __init__(self, path: str | Path | None, checkpoints_kept: int = 3) -> None:
+    def __init__(self, path: str | Path | None, checkpoints_kept: int = 3, goes_on: bool = False) -> None:
         self.path = Path(path) if path else None
         self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
@@ -50,13 +51,13 @@ class RunDirectory:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "actors").mkdir(exist_ok=True)
             self._lock = _lock(path)
-            held = _holds_a_run(path)
+            held = "" if goes_on else _holds_a_run(path)
         if held:
             self.close()
             raise ConfigurationError(
                 f"run_dir must be a new or empty directory, {path} holds a run: {held}",
                 facts={"run_dir": path},
-                fix="give another directory, or remove this one",
+                fix=f"give another directory, or go on with that run: asyncrl resume {path}",
             )
 
     def close(self) -> None:

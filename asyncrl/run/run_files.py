@@ -1,7 +1,7 @@
 """Files that say what a run is, written before it trains: options, machine, and the code that only pickles can keep.
 
     config.toml       every option
-    meta.json         versions, command, seed, machine
+    meta.json         versions, command, seed, machine; `resumed` has the same of every time that the run went on
     environment.pkl   the cloudpickled factory or gymnasium spec, where the environment is no plain id; `env_file` in
                       `config.toml` names it
     network.pkl       the cloudpickled factory `network` of the algorithm's record, where it has one
@@ -14,9 +14,10 @@ made only if you would run that person's scripts too. The environment is unpickl
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.envs.factory_pickle import pack_network
@@ -25,16 +26,32 @@ from asyncrl.errors import ConfigurationError, error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config, read_trainer
+from asyncrl.run.metric_files import cut_metrics
 from asyncrl.run.run_directory import RunDirectory, describe_run
 
 ENVIRONMENT = "environment.pkl"
 NETWORK = "network.pkl"
 
 
+class Origin(Protocol):
+    """What a run goes on from."""
+
+    def record(self) -> dict[str, Any]:
+        """What `meta.json` says of it: `checkpoint`, its `env_steps`, and more."""
+        ...
+
+
 def write_run_files(
-    directory: RunDirectory, config: TrainerConfig, algorithm: Algorithm, source: EnvSource
+    directory: RunDirectory,
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    source: EnvSource,
+    resumed: Origin | None = None,
 ) -> None:
-    """Write all of them. Raises OSError where one cannot be written."""
+    """Write all of them; of a run that goes on, `resumed` says from where. Raises OSError where one cannot be written.
+
+    The metric files of a run that goes on keep the entries up to its checkpoint.
+    """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
         directory.write_bytes(NETWORK, pack_network(network))
@@ -43,7 +60,21 @@ def write_run_files(
         directory.write_bytes(ENVIRONMENT, source.payload)
     config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None)
     directory.write_text("config.toml", dump_config(config, algorithm))
-    directory.write_json("meta.json", describe_run(config.seed))
+    described = describe_run(config.seed)
+    if resumed is not None and directory.path is not None:
+        origin = resumed.record()
+        described = _described_again(directory.path / "meta.json", {**described, **origin})
+        cut_metrics(directory.path, origin["env_steps"], origin["pending"])
+    directory.write_json("meta.json", described)
+
+
+def _described_again(file: Path, resumed: dict[str, Any]) -> dict[str, Any]:
+    """The content of `meta.json` with another entry of `resumed`, which says when, where and from what."""
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        return {**before, "resumed": [*before.get("resumed", []), resumed]}
+    except (OSError, ValueError, AttributeError, TypeError):  # written by nobody, or by somebody else
+        return {**resumed, "resumed": [resumed]}
 
 
 def environment_of_run(run: Path, name: str) -> EnvSource:

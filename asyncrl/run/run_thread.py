@@ -30,6 +30,7 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 if TYPE_CHECKING:
     from asyncrl.run.coordinator import Coordinator
     from asyncrl.run.ending import Outcome
+    from asyncrl.run.resume import Resumption
 
 try:
     from uvloop import new_event_loop
@@ -94,6 +95,7 @@ class RunThread:
         self._source = source
         self._server = server
         self._started_at = started
+        self.resumed: Resumption | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coordinator: Coordinator | None = None
@@ -227,6 +229,7 @@ class RunThread:
                 self._receive,
                 self._started_at,
                 self._callbacks,
+                self.resumed,
             )
         except BaseException:
             self._server.close()

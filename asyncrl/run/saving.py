@@ -26,6 +26,7 @@ from asyncrl.run.checkpoint import CheckpointMeta
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.portable_policy import PolicyOrigin
 from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult
 
 
@@ -43,6 +44,7 @@ class CheckpointSaver:
         origin: makes the policies of the run.
         failure: why the last save failed, "" where it did not.
         on_saved: called with the path of every checkpoint that was written.
+        capture: takes the state; set before the first save.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class CheckpointSaver:
         self._clock = clock
         self._episodes = episodes
         self.on_saved: Callable[[str], None] = lambda _: None
+        self.capture: RunCapture | None = None
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self.failure = ""
@@ -121,7 +124,7 @@ class CheckpointSaver:
             try:
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
-                state = {"core": await self._learner.state_dict(), "weights": weights}
+                state = {"weights": weights, **await self._state(rows=best is None)}
                 meta = self._meta(best)
                 if best is not None:
                     self._unsaved_best = (state, meta)
@@ -138,10 +141,19 @@ class CheckpointSaver:
             self.failure = ""
             return path
 
+    async def _state(self, *, rows: bool) -> dict[str, Any]:
+        """What the run goes on from; with rows where the run keeps them, unless the best weights are saved only."""
+        assert self.capture is not None and self._directory.checkpoints is not None
+        if not (rows and self.capture.rows):
+            return await self.capture.take()
+        return await self.capture.take_with_rows(self._directory.checkpoints.directory)
+
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         folder = self._directory.checkpoints
-        assert folder is not None
-        path = str(await asyncio.to_thread(folder.save, state, meta, best=best))
+        assert folder is not None and self.capture is not None
+        # Rows are not written with the best weights, so that file is not the one to go on from.
+        latest = not (best and self.capture.rows)
+        path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
         self.on_saved(path)
         return path
 

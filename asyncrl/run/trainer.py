@@ -20,13 +20,14 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.kernel_interrupt import interrupt_stops
+from asyncrl.run.resumable import Resumable
 from asyncrl.run.run_thread import RunThread, TrainResult
 from asyncrl.run.with_block import ClosedByWith
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
 
 
-class Trainer(ClosedByWith, ShownByCard):
+class Trainer(ClosedByWith, ShownByCard, Resumable):
     """Trains one agent in one environment; one run per object.
 
         trainer = Trainer("CartPole-v1", DQN(learning_rate=1e-3), num_actors=2, seed=0)

@@ -24,7 +24,8 @@ from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop
+from asyncrl.learning.segment_options import SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm

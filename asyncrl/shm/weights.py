@@ -158,6 +158,12 @@ class WeightMailbox:
         """Updates that had been made when the weights of the last `refresh` were published; 0 before the first."""
         return int(self._refreshed[0])
 
+    def count_from(self, version: int) -> None:
+        """Let the next publication be version + 1: a run goes on. Publisher only, before the first publication."""
+        if self.version != 0:
+            raise ValueError(f"nothing must have been published yet, got version {self.version}")
+        self._header[LATEST] = version
+
     def publish(self, values: NDArray[np.float32], updates: int = 0) -> int:
         """Copy `values` (float32 `[weight_count]`, contiguous) in; returns their version. Publisher only.
 

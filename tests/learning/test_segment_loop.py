@@ -16,7 +16,8 @@ from asyncrl.algorithms import IMPALA
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_loop import SegmentLoop, SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop
+from asyncrl.learning.segment_options import SegmentOptions
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments

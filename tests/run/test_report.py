@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from snapshots import make_actor, make_snapshot
 
-from asyncrl.learning.balance import BalanceStatistics
+from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport

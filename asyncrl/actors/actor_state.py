@@ -1,0 +1,92 @@
+"""State of an actor between two rows: environments in mid-episode, generator, exploration and counters.
+
+With it a later process goes on with the row that this one would have made next, to the bit. The observation to act on
+stands in the ring, the weights in the mailbox, so neither is part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
+from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
+from asyncrl.errors import EnvironmentNotBuilt, error_text
+
+_NUMBERS = ("_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at")
+
+
+def state_frame(actor: Actor) -> dict[str, Any]:
+    """The actor's answer to SAVE: the rows it has published, its state as bytes, or None and why there is none."""
+    frame: dict[str, Any] = {"kind": "state", "published": actor.writer.published, "state": None, "why": ""}
+    try:
+        return {**frame, "state": _state(actor)}
+    except StateNotKept as reason:
+        return {**frame, "why": str(reason)}
+
+
+def _state(actor: Actor) -> bytes:
+    data = pack_state(
+        {
+            "streams": _streams_state(actor.streams),
+            "policy": actor.policy,
+            "generator": actor._rng,
+            **{name: getattr(actor, name) for name in _NUMBERS},
+        }
+    )
+    if not actor.state_was_read:  # once: an environment may pickle and not come back
+        try:
+            unpack_state(data)
+        except Exception as error:
+            raise StateNotKept(
+                f"{type(error).__name__} when it was read again: {error_text(error)}"
+            ) from error
+        actor.state_was_read = True
+    return data
+
+
+def restore_actor(actor: Actor, data: bytes) -> None:
+    """Go on with the state that `state_frame` has sent, in place of `Actor.begin`.
+
+    Raises:
+        EnvironmentNotBuilt: it cannot be unpickled here (ASYNC004).
+    """
+    try:
+        state = unpack_state(data)
+    except Exception as error:
+        raise EnvironmentNotBuilt(
+            f"The environments that the checkpoint holds cannot be unpickled: {type(error).__name__}: "
+            f"{error_text(error)}",
+            facts={"actor": actor.index},
+            fix="install the versions that meta.json names, or resume with restore_episodes=False",
+        ) from error
+    actor.policy = state["policy"]
+    actor._rng = state["generator"]
+    for name in _NUMBERS:
+        setattr(actor, name, state[name])
+    slot = actor.writer.published & (actor.writer.num_slots - 1)
+    newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
+    _restore_streams(actor.streams, state["streams"], newest)
+
+
+def _streams_state(streams: Streams) -> dict[str, Any]:
+    if isinstance(streams, PlainStreams):
+        return {"envs": streams.envs, "ended": streams._ended}
+    if isinstance(streams, VectorStreams):
+        return {"env": streams.env, "ended": streams._ended}
+    raise StateNotKept(f"{type(streams).__name__} are streams of another kind")
+
+
+def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> None:
+    """Take over the environments; `newest` is what they observed last."""
+    streams.close()
+    if isinstance(streams, PlainStreams):
+        streams.envs, streams._ended = state["envs"], state["ended"]
+        streams._steps = [env.step for env in streams.envs]
+        streams.newest = newest
+    elif isinstance(streams, VectorStreams):
+        streams.env, streams._ended = state["env"], state["ended"]
+        dense = np.dtype(streams._dtype) == newest.dtype
+        streams.newest = np.ascontiguousarray(newest) if dense else newest

@@ -1,0 +1,95 @@
+"""`asyncrl resume`: its flags; the run itself is that of `asyncrl.cli.training`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.cli.flags import Parser, add_flags, given_flags
+from asyncrl.cli.interrupts import Interrupts
+from asyncrl.cli.resume_options import ResumeOptions
+from asyncrl.cli.sections import sections
+from asyncrl.errors import ConfigurationError
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import read_trainer
+from asyncrl.run.resume_rules import FIXED
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+
+SKIPPED = (*FIXED, "total_steps", "run_dir")
+"""Options of a run that have no flag here: those that may not change, and those that the command names itself."""
+
+
+def make_parser(algorithm: str | None = None) -> Parser:
+    """The flags of `asyncrl resume`, with those of the run's algorithm where that is known."""
+    parser = Parser(
+        prog="asyncrl resume",
+        usage="asyncrl resume RUN [--steps +100k] [options]",
+        description="Go on with a run in its directory, from its last checkpoint. Options that are given change.",
+        answer=_answer,
+    )
+    parser.add_argument("RUN", help="directory of the run")
+    parser.add_argument(
+        "--steps", "--total-steps", dest="steps", metavar="N", help="total steps, or +N for so many more"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        default="latest",
+        metavar="NAME",
+        help="latest, or a number of steps (default: latest)",
+    )
+    parser.add_argument(
+        "--new-episodes",
+        action="store_true",
+        help="begin new episodes also where the checkpoint has the old ones",
+    )
+    for title, options in sections().items():
+        changeable = [name for name in options if name not in SKIPPED]
+        if changeable:
+            add_flags(parser.add_argument_group(title), TrainerConfig, only=changeable, brief=True)
+    if algorithm is not None:
+        group = parser.add_argument_group(f"options of {algorithm}")
+        add_flags(group, ALGORITHMS[algorithm], prefix=f"{algorithm}.", skip=tuple(FIXED), brief=True)
+    return parser
+
+
+def _answer(flag: str) -> str | None:
+    """What to say about the flag of an option that may not change."""
+    name = flag.removeprefix("--").removeprefix("no-").rpartition(".")[2].replace("-", "_")
+    return f"it may not change when a run goes on: {FIXED[name]}" if name in FIXED else None
+
+
+def parse(arguments: Sequence[str]) -> ResumeOptions:
+    """Parse the arguments. Raises SystemExit with code 2 for a wrong flag or value."""
+    algorithm = _algorithm_of(arguments)
+    parser = make_parser(algorithm)
+    parsed = parser.parse_exactly(arguments)
+    changes = given_flags(parsed, TrainerConfig)
+    if algorithm is not None:
+        changes |= given_flags(parsed, ALGORITHMS[algorithm], f"{algorithm}.")
+    run = Path(parsed.RUN).expanduser()
+    return ResumeOptions(run, parsed.steps, parsed.checkpoint, not parsed.new_episodes, changes)
+
+
+def _algorithm_of(arguments: Sequence[str]) -> str | None:
+    """Name of the algorithm of the run among the arguments; None where no run is found."""
+    for argument in arguments:
+        file = Path(argument).expanduser() / "config.toml"
+        if not argument.startswith("-") and file.is_file():
+            try:
+                name = str(read_trainer(file).get("algo"))
+            except ConfigurationError:  # told when the run is read
+                return None
+            return name if name in ALGORITHMS else None
+    return None
+
+
+def run(options: ResumeOptions, server: ForkServer | None) -> int:
+    """Train on; returns the exit code. Raises the error that ended the run."""
+    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
+        from asyncrl.cli.resuming import resume
+
+        return resume(options, server, interrupts)

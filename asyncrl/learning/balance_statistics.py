@@ -1,0 +1,31 @@
+"""Statistics of a balance, for reports; what the quantities mean stands in `balance.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BalanceStatistics:
+    """The balance at one moment.
+
+    Attributes:
+        target: samples per insert that is held, None where the pace is free.
+        achieved: samples per step inserted after `learning_starts`; 0 before the first.
+        inserted_steps, sampled: I and s.
+        cursor: production ahead of consumption in samples, equation (1); 0 where the pace is free.
+        error_samples: e, the half width of the band; 0 where the pace is free.
+        rows_ahead: M, the most rows one ring may be granted ahead.
+        received_steps: R, steps that the learner side received; for replay the same as I.
+        discipline: `replay`, or the discipline in which segments are consumed.
+    """
+
+    target: float | None
+    achieved: float
+    inserted_steps: int
+    sampled: int
+    cursor: float
+    error_samples: float
+    rows_ahead: int
+    received_steps: int = 0
+    discipline: str = "replay"

@@ -1,0 +1,200 @@
+"""State of an update loop, for checkpoints: what it is, and how a fresh loop goes on from it.
+
+    core, loop, pace, publisher       counters and positions (`STATE` of each)
+    published                         version, updates and values of the weights that act
+    staleness, policy_lag             histograms
+    replay or queue, generator        positions in the rings, recent priorities; who draws batches
+    past                              segments kept for a second use
+
+Three ways to go on, by what was put back into the rings before:
+
+    rows and actors     exactly: every later number is that of a run that never stopped (lockstep, synchronous)
+    rows                the learner goes on exactly; the actors begin new lives, which cut the trajectories
+    neither             replay fills again before the first update; segments that were under way are lost
+
+All functions belong to the learner's thread, between two ticks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import Segment
+from asyncrl.learning.histogram import Histogram
+from asyncrl.learning.lockstep_replay import LockstepReplayLoop
+from asyncrl.learning.publication import Publisher
+from asyncrl.learning.replay_loop import ReplayLoop
+from asyncrl.learning.segment_loop import SegmentLoop
+from asyncrl.learning.state import generator_state, restore_generator, restore_state, state_of
+from asyncrl.learning.update_loop import UpdateLoop
+from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.replay_state import (
+    priorities_of,
+    queue_state,
+    replay_state,
+    restore_empty_replay,
+    restore_queue,
+    restore_replay,
+)
+
+Priorities = Sequence[tuple[int, NDArray[np.float32]]]
+"""Of each ring, the first of its rows that were kept, and their priorities `[rows, leaves of a row]`."""
+
+
+def loop_state(loop: UpdateLoop) -> dict[str, Any]:
+    """The state of a loop, nothing of it shared with the loop."""
+    if isinstance(loop, ReplayLoop):
+        return _replay_loop_state(loop)
+    assert isinstance(loop, SegmentLoop)
+    return _segment_loop_state(loop)
+
+
+def priorities_of_loop(loop: UpdateLoop) -> NDArray[np.float32] | None:
+    """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
+    return priorities_of(loop._replay) if isinstance(loop, ReplayLoop) else None
+
+
+def restore_loop(loop: UpdateLoop, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+    """Go on from `state` with a fresh loop, before its first tick.
+
+    Args:
+        loop: fresh; its rings stand at their positions, and hold their rows unless `priorities` is None.
+        state: what `loop_state` returned.
+        priorities: of the rows of a replay (of none, for segments); None where the rings are empty.
+
+    Raises:
+        ValueError, KeyError: the state is of another loop.
+    """
+    loop.core.load_state_dict(state["core"])
+    restore_state(loop.publisher, state["publisher"])
+    if isinstance(loop, ReplayLoop):
+        _restore_replay_loop(loop, state, priorities)
+    else:
+        assert isinstance(loop, SegmentLoop)
+        _restore_segment_loop(loop, state, rows=priorities is not None)
+    _republish(loop.publisher, state["published"], exactly=priorities is not None)
+
+
+def _common_state(loop: ReplayLoop | SegmentLoop) -> dict[str, Any]:
+    staleness = loop._staleness
+    return {
+        "core": loop.core.state_dict(),
+        "loop": state_of(loop),
+        "publisher": state_of(loop.publisher),
+        "published": _published(loop.publisher),
+        "staleness": [state_of(staleness.in_updates), state_of(staleness.in_versions)],
+        "policy_lag": state_of(loop._policy_lag),
+    }
+
+
+def _restore_common(loop: ReplayLoop | SegmentLoop, state: Mapping[str, Any]) -> None:
+    restore_state(loop, state["loop"])
+    histograms: list[Histogram] = [loop._staleness.in_updates, loop._staleness.in_versions]
+    for histogram, saved in zip(histograms, state["staleness"], strict=True):
+        restore_state(histogram, saved)
+    restore_state(loop._policy_lag, state["policy_lag"])
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def _published(publisher: Publisher) -> dict[str, Any]:
+    mailbox = publisher._mailbox
+    weights = np.zeros(mailbox.weight_count, np.float32)
+    version = mailbox.refresh(weights, 0)
+    return {"version": version, "updates": mailbox.updates, "weights": weights}
+
+
+def _republish(publisher: Publisher, published: Mapping[str, Any], *, exactly: bool) -> None:
+    """Publish what acted under its own version, or, where actors begin anew, the newest weights under the next."""
+    mailbox, version = publisher._mailbox, int(published["version"])
+    if version == 0:
+        return
+    if exactly:
+        mailbox.count_from(version - 1)
+        mailbox.publish(published["weights"], int(published["updates"]))
+    else:
+        mailbox.count_from(version)
+        publisher.publish()
+
+
+# --- replay ----------------------------------------------------------------------------------------------------------
+
+
+def _replay_loop_state(loop: ReplayLoop) -> dict[str, Any]:
+    return {
+        **_common_state(loop),
+        "pace": state_of(loop._pace),
+        "replay": replay_state(loop._replay),
+        "generator": generator_state(loop._replay._rng),
+    }
+
+
+def _restore_replay_loop(loop: ReplayLoop, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+    restore_state(loop._pace, state["pace"])
+    restore_generator(loop._replay._rng, state["generator"])
+    if priorities is not None:
+        _restore_common(loop, state)
+        restore_replay(loop._replay, state["replay"], priorities)
+        return
+    positions = np.array([ring.published() for ring in loop.rings], np.int64)
+    own = state_of(loop)
+    restored = {**state, "loop": {**own, "inserted_steps": state["loop"]["inserted_steps"]}}
+    restored["policy_lag"] = {**state["policy_lag"], "seen": positions}
+    _restore_common(loop, restored)
+    restore_empty_replay(loop._replay, state["replay"])
+    loop._granted[:] = loop._positions[:] = positions
+    if isinstance(loop, LockstepReplayLoop):
+        loop._boundary = int(positions.max())
+    loop._pace.refill()
+
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+def _segment_loop_state(loop: SegmentLoop) -> dict[str, Any]:
+    past = loop._past
+    return {
+        **_common_state(loop),
+        "pace": state_of(loop._balance),
+        "queue": queue_state(loop._queue),
+        "discarded": loop._taken.discarded_steps,
+        "held": bool(loop._taken.segments),
+        "past": None if past is None else _past_state(past),
+    }
+
+
+def _restore_segment_loop(loop: SegmentLoop, state: Mapping[str, Any], *, rows: bool) -> None:
+    restore_state(loop._balance, state["pace"])
+    _restore_common(loop, state if rows else {**state, "loop": {**state["loop"], **_granted_of(loop)}})
+    held = restore_queue(loop._queue, state["queue"], rows=rows)
+    loop._taken.discarded_steps = int(state["discarded"])
+    if not rows:
+        loop._balance._open = 0
+    elif state["held"]:  # synchronous: the batch that is trained on is released with its publication
+        loop._taken.segments = held
+    if loop._past is not None and state["past"] is not None:
+        _restore_past(loop._past, state["past"])
+
+
+def _granted_of(loop: SegmentLoop) -> dict[str, Any]:
+    """Nothing is granted beyond where the rings stand: `granted` of segments counts the row after them."""
+    return {"granted": np.array([ring.published() + 1 for ring in loop.rings], np.int64)}
+
+
+def _past_state(past: PastSegments) -> dict[str, Any]:
+    arrays = [
+        {f.name: getattr(segment, f.name) for f in dataclasses.fields(Segment)} for segment in past._kept
+    ]
+    return {"segments": arrays, "generator": generator_state(past._rng)}
+
+
+def _restore_past(past: PastSegments, state: Mapping[str, Any]) -> None:
+    past._kept.clear()
+    past._kept.extend(Segment(**fields) for fields in state["segments"])
+    restore_generator(past._rng, state["generator"])

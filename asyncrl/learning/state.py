@@ -1,0 +1,48 @@
+"""State of an object by name, as a checkpoint keeps it.
+
+A class names the attributes that it goes on from in `STATE`: numbers, flags and arrays. Everything else of it is made
+by its constructor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def state_of(part: Any) -> dict[str, Any]:
+    """The attributes of `part.STATE` by name without underscore, arrays as copies."""
+    values = {name.lstrip("_"): getattr(part, name) for name in part.STATE}
+    return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
+
+def restore_state(part: Any, state: Mapping[str, Any]) -> None:
+    """Write what `state_of` returned into `part`; arrays are filled in place.
+
+    Raises:
+        ValueError: an attribute is missing, or an array has another shape or dtype.
+    """
+    for name in part.STATE:
+        key = name.lstrip("_")
+        if key not in state:
+            raise ValueError(f"the state of {type(part).__name__} must hold {key!r}, got {sorted(state)}")
+        now, saved = getattr(part, name), state[key]
+        if not isinstance(now, np.ndarray):
+            setattr(part, name, saved)
+            continue
+        if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (now.shape, now.dtype):
+            raise ValueError(f"{key} of {type(part).__name__} must be {now.dtype} {list(now.shape)}")
+        now[...] = saved
+
+
+def generator_state(rng: np.random.Generator) -> str:
+    """The state of a generator as JSON: its integers have more than 64 bits."""
+    return json.dumps(rng.bit_generator.state)
+
+
+def restore_generator(rng: np.random.Generator, state: str) -> None:
+    """Go on from what `generator_state` returned. Raises ValueError where it is of another kind of generator."""
+    rng.bit_generator.state = json.loads(state)

@@ -1,0 +1,135 @@
+"""State of a replay and of a queue of segments, for checkpoints: positions, counters and generators.
+
+The rows themselves stay in the rings; whoever restores a replay with its rows has put them back before (see
+`shm/ring_rows.py`). Sums of the tree and the cards of the rows are not kept: they are made again from priorities and
+rows, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import Segment
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.replay.tables import CALLS, CLOSED, ENV_BITS, FIRST, MIN_UPDATES, SAMPLEABLE, SEEN
+from asyncrl.replay.tree_kernels import sum_leaf_range
+
+_CURSORS = slice(SEEN, CLOSED + 1)
+_COUNTERS = slice(MIN_UPDATES, CALLS + 1)
+_NUMBERS = slice(FIRST, None)
+_QUEUE_COUNTERS = ("_taken_segments", "_taken_steps", "_inserted_steps", "_copied_segments")
+
+
+def replay_state(replay: PrioritizedReplay) -> dict[str, Any]:
+    """Cursors, counters and recent priorities, as copies. Learner thread."""
+    return {
+        "cursors": replay._table[:, _CURSORS].copy(),
+        "counters": replay._state[_COUNTERS].copy(),
+        "numbers": replay._numbers[_NUMBERS].copy(),
+    }
+
+
+def priorities_of(replay: PrioritizedReplay) -> NDArray[np.float32]:
+    """The priorities `[rings, slots, leaves of a row]`, a view."""
+    slots = replay.rings[0].num_slots
+    width = 1 << int(replay._state[ENV_BITS])
+    leaves = replay.tree.leaves[: len(replay.rings) * slots * width]
+    return leaves.reshape(len(replay.rings), slots, width)
+
+
+def restore_replay(
+    replay: PrioritizedReplay, state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
+) -> None:
+    """Go on with the rows that stand in the rings.
+
+    Args:
+        replay: fresh, over rings that hold the rows and the positions they were saved with.
+        state: what `replay_state` returned.
+        priorities: of each ring, the first of its rows that were kept, and their priorities `[rows, leaves]`.
+
+    Raises:
+        ValueError: the state is of other rings.
+    """
+    cursors = _like(replay._table[:, _CURSORS], state["cursors"], "cursors")
+    slots, every = replay.rings[0].num_slots, priorities_of(replay)
+    for ring, (first, _) in enumerate(priorities):
+        replay._table[ring, _CURSORS] = first  # as if the rows from there on were new
+    replay.ingest()
+    every[...] = 0.0
+    for ring, (first, values) in enumerate(priorities):
+        rows = np.arange(first, first + len(values)) & (slots - 1)
+        every[ring, rows] = _like(every[ring, rows], values, "priorities")
+    tree = replay.tree
+    sum_leaf_range(tree.leaves, tree.nodes, tree.first, tree.bits, 0, tree.capacity)
+    replay._table[:, _CURSORS] = cursors
+    _restore_counters(replay, state)
+
+
+def restore_empty_replay(replay: PrioritizedReplay, state: Mapping[str, Any]) -> None:
+    """Go on without rows, from where the rings stand; counters and the recent priorities are kept."""
+    for index, ring in enumerate(replay.rings):
+        replay._table[index, _CURSORS] = ring.published()
+    _restore_counters(replay, {**state, "counters": _without_rows(state["counters"])})
+
+
+def _restore_counters(replay: PrioritizedReplay, state: Mapping[str, Any]) -> None:
+    replay._state[_COUNTERS] = _like(replay._state[_COUNTERS], state["counters"], "counters")
+    replay._numbers[_NUMBERS] = _like(replay._numbers[_NUMBERS], state["numbers"], "numbers")
+
+
+def _without_rows(counters: NDArray[np.int64]) -> NDArray[np.int64]:
+    kept = counters.copy()
+    kept[SAMPLEABLE - MIN_UPDATES] = 0
+    return kept
+
+
+def queue_state(queue: SegmentQueue) -> dict[str, Any]:
+    """Positions and counters of a queue of segments, as copies. Learner thread."""
+    return {
+        "complete": queue._complete.copy(),
+        "taken": queue._taken.copy(),
+        "released": queue._released.copy(),
+        "counters": [int(getattr(queue, name)) for name in _QUEUE_COUNTERS],
+    }
+
+
+def restore_queue(queue: SegmentQueue, state: Mapping[str, Any], *, rows: bool) -> list[Segment]:
+    """Go on with the segments in the rings, or, without rows, with none.
+
+    With rows the segments that had been counted as complete are ready again, the first of every ring before the second
+    of any; those completed since then are found by the next look.
+
+    Returns:
+        The segments that were taken and not released.
+    """
+    held: list[Segment] = []
+    if rows:
+        released = _like(queue._released, state["released"], "released")
+        for cursor in (queue._complete, queue._taken, queue._released):
+            cursor[:] = released
+        queue._seen[:] = _like(queue._seen, state["complete"], "complete")
+        while (queue._complete < queue._seen).any():
+            for index in np.flatnonzero(queue._complete < queue._seen).tolist():
+                queue._complete_one(index)
+                queue._arrivals.append(index)
+        if (state["taken"] > released).all():
+            held = queue.take_one_of_each()
+    else:
+        for index, ring in enumerate(queue.rings):
+            for cursor in (queue._seen, queue._complete, queue._taken, queue._released):
+                cursor[index] = ring.published()
+    for name, value in zip(_QUEUE_COUNTERS, state["counters"], strict=True):
+        setattr(queue, name, int(value))
+    return held
+
+
+def _like(now: NDArray[Any], saved: Any, name: str) -> NDArray[Any]:
+    if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (now.shape, now.dtype):
+        got = f"{saved.dtype} {list(saved.shape)}" if isinstance(saved, np.ndarray) else type(saved).__name__
+        raise ValueError(f"{name} must be {now.dtype} {list(now.shape)}, got {got}")
+    return saved

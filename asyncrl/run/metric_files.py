@@ -1,0 +1,83 @@
+"""Metric files of a run that goes on: entries after its checkpoint are set aside.
+
+A run that was killed has reported more than its last checkpoint holds. It makes these steps again, so that the old
+entries would stand beside the new ones. `metrics.jsonl` and `progress.csv` keep what belongs to the checkpoint, and the
+rest goes to the end of `metrics_lost.jsonl`. TensorBoard gets another event file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+JSONL, CSV, LOST = "metrics.jsonl", "progress.csv", "metrics_lost.jsonl"
+STEPS = ("time/total_timesteps", "eval/total_timesteps")
+"""Names of the environment steps of a report, and of an evaluation."""
+
+
+def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None:
+    """Keep entries up to `env_steps`. Raises OSError.
+
+    Sets aside the evaluations at the steps `again` too, which are made again, and a last line that a kill has cut off.
+    """
+    kept, lost = _split(_lines(directory / JSONL), _of_json, env_steps, again)
+    if lost:
+        with (directory / LOST).open("a", encoding="utf-8") as file:
+            file.writelines(lost)
+        _replace(directory / JSONL, kept)
+    lines = _lines(directory / CSV)
+    header = next(csv.reader(lines[:1]), [])
+    kept, lost = _split(lines[1:], lambda line: _of_csv(header, line), env_steps, again)
+    if lost:
+        _replace(directory / CSV, lines[:1] + kept)
+
+
+def _split(
+    lines: list[str], parse: Callable[[str], dict[str, Any] | None], env_steps: int, again: Collection[int]
+) -> tuple[list[str], list[str]]:
+    """Lines that belong to the checkpoint, and the others."""
+    kept: list[str] = []
+    lost: list[str] = []
+    for line in lines:
+        entry = parse(line)
+        report, evaluated = (entry.get(name) for name in STEPS) if entry is not None else (math.inf, None)
+        belongs = (report or 0) <= env_steps and (evaluated or 0) <= env_steps and evaluated not in again
+        (kept if belongs else lost).append(line if line.endswith("\n") else line + "\n")
+    return kept, lost
+
+
+def _of_json(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _of_csv(header: list[str], line: str) -> dict[str, Any] | None:
+    cells = next(csv.reader(io.StringIO(line)), [])
+    if len(cells) != len(header) or not line.endswith("\n"):
+        return None
+    try:
+        return {name: float(cell) for name, cell in zip(header, cells, strict=True) if cell}
+    except ValueError:
+        return None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+
+
+def _replace(file: Path, lines: list[str]) -> None:
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text("".join(lines), encoding="utf-8")
+    os.replace(temporary, file)

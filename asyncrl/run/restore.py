@@ -1,0 +1,130 @@
+"""How a run goes on from a checkpoint: rings and actors before any process starts, everything else before it trains.
+
+What the checkpoint holds stands in `run_state.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actors.pool import ActorPool
+from asyncrl.errors import CheckpointError, error_text
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
+from asyncrl.learning.weight_snapshots import WeightSnapshot
+from asyncrl.run.checkpoint import does_not_fit
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.replay_file import split_rings
+from asyncrl.run.reporting import Reporting
+from asyncrl.run.resume import Resumption
+from asyncrl.run.resume_rules import refused_change
+from asyncrl.run.run_state import shares
+from asyncrl.shm.ring_rows import RingPosition, begin_at, put_rows
+from asyncrl.show.metrics import EvaluationResult
+
+
+def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
+    """Put rings and actors where the checkpoint has them; before the pool starts.
+
+    Args:
+        pool: its actors do not run yet.
+        resumed: the checkpoint.
+        segment_length: rows of a segment, which positions are multiples of; 1 for a replay.
+
+    Raises:
+        ConfigurationError: the rings have no room for the rows (ASYNC017).
+        CheckpointError: the rows are of other shapes (ASYNC019).
+    """
+    positions = _positions(pool, resumed, segment_length)
+    rings = split_rings(resumed.rows) if resumed.rows is not None else []
+    firsts = resumed.run["rings"]["first"].tolist()
+    for index, (actor, position) in enumerate(zip(pool.actors, positions, strict=True)):
+        if rings and (rows := len(rings[index]["version"])) > actor.ring.num_slots:
+            raise refused_change(
+                "replay_capacity",
+                f"{rows:,} rows kept of each actor",
+                f"{actor.ring.num_slots:,} rows",
+                "the checkpoint holds more",
+            )
+        try:
+            begin_at(actor.ring, position)
+            if rings:
+                put_rows(actor.ring, firsts[index], rings[index])
+        except (ValueError, KeyError) as error:
+            raise does_not_fit(resumed.path, error_text(error)) from error
+        actor.first_incarnation = position.incarnation + (resumed.states is None)
+        actor.first_state = resumed.states[index] if resumed.states is not None else None
+
+
+def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> list[RingPosition]:
+    """Where each ring begins: as it was, or, without its rows, where all that was inserted may have been written."""
+    saved, num = resumed.run["rings"], len(pool.actors)
+    if resumed.rows is not None:
+        columns = (saved[field.name].tolist() for field in dataclasses.fields(RingPosition))
+        return [RingPosition(*row) for row in zip(*columns, strict=True)]
+    inserted, envs = resumed.meta.env_steps, pool.rings[0].num_envs
+    rows = max(int(saved["published"].max()), -(-inserted // (num * envs)))
+    rows = -(-rows // segment_length) * segment_length
+    life, exploration = int(saved["incarnation"].max()), int(saved["exploration"].mean())
+    return [RingPosition(rows, rows, steps, life, exploration) for steps in shares(inserted, num)]
+
+
+async def restore_learner(learner: Learner, resumed: Resumption) -> None:
+    """Let the learner go on. Raises `CheckpointError` where the state is not that of this learner (ASYNC019)."""
+    priorities: list[tuple[int, NDArray[np.float32]]] | None = None
+    if resumed.rows is not None:
+        firsts = resumed.run["rings"]["first"].tolist()
+        rings = split_rings(resumed.rows)
+        priorities = [
+            (first, np.asarray(ring["priorities"])[:-1])
+            for first, ring in zip(firsts, rings, strict=True)
+            if "priorities" in ring
+        ]
+    try:
+        await learner.restore({**resumed.run["learner"], "core": resumed.core}, priorities)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise does_not_fit(resumed.path, error_text(error) or type(error).__name__) from error
+
+
+async def restore_records(
+    learner: Learner,
+    schedule: EvaluationSchedule,
+    reporting: Reporting,
+    clock: TrainClock,
+    resumed: Resumption,
+) -> None:
+    """Take over evaluations, episodes and times; after `restore_learner`."""
+    run = resumed.run
+    clock.go_on_from(*run["clock"])
+    evaluations = _records(run["evaluations"])
+    saved_best = _records(resumed.best.get("evaluations", {}))
+    best = max((*evaluations, *saved_best), key=_return_mean, default=None)
+    weights = resumed.best["weights"] if best is not None and best in saved_best else None
+    schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
+    waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
+    learner.snapshots.go_on_from(waiting, run["next_copy"])
+    episodes, window = run["episodes"], reporting.episodes
+    window.extend(zip(episodes["returns"].tolist(), episodes["lengths"].tolist(), strict=True))
+    window.count = int(episodes["count"])
+    report = await learner.report()
+    assert reporting.pool is not None
+    reporting.builder.go_on_from(
+        reporting.pool.statistics(), report, float(run["actor_wait_seconds"]), int(run["actor_restarts"])
+    )
+
+
+def _return_mean(evaluation: EvaluationResult) -> float:
+    return evaluation.return_mean
+
+
+def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:
+    names = list(columns)
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return tuple(EvaluationResult(**dict(zip(names, row, strict=True))) for row in rows)

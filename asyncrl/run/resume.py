@@ -1,0 +1,219 @@
+"""A run that goes on: its options, checked changes of them, and the checkpoint to go on from.
+
+What a checkpoint holds for it, and how much continues exactly, stands in `run_state.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.options import near_miss, option_help, parse_count
+from asyncrl.protocols import Algorithm
+from asyncrl.run.checkpoint import CheckpointMeta, does_not_fit, load, read_meta
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.config_file import TRAINER, make_record, read_config
+from asyncrl.run.replay_file import read_rows
+from asyncrl.run.resume_rules import check_changes
+from asyncrl.run.run_files import network_of_run
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a run goes on from.
+
+    Attributes:
+        path: the checkpoint.
+        meta: its header.
+        core: state of network and optimiser.
+        run: state of everything else; see `run_state.py`.
+        rows: the arrays of its replay file, or None: then the rings begin empty.
+        states: states of the actors, or None: then they begin new episodes.
+        best: state of the best checkpoint, which this one may be older than; empty where there is none.
+        notes: what does not go on as it was, one line each.
+    """
+
+    path: Path
+    meta: CheckpointMeta
+    core: Mapping[str, Any]
+    run: Mapping[str, Any]
+    rows: Mapping[str, NDArray[Any]] | None
+    states: tuple[bytes, ...] | None
+    best: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    def lines(self) -> tuple[str, ...]:
+        """The same for people."""
+        meta = self.meta
+        first = f"goes on from {self.path}: {meta.env_steps:,} steps, {meta.updates:,} updates"
+        return (first, *self.notes)
+
+    def record(self) -> dict[str, Any]:
+        """What `meta.json` says of it."""
+        return {
+            "checkpoint": self.path.name,
+            "env_steps": self.meta.env_steps,
+            "pending": [int(copy["env_steps"]) for copy in self.run["pending"]],
+            "exact": not self.notes,
+            "notes": list(self.notes),
+        }
+
+
+def options_of_run(run: Path) -> tuple[TrainerConfig, Algorithm]:
+    """The options in a run's `config.toml`; `run_dir` is the directory itself.
+
+    Raises:
+        ConfigurationError: there is no run, or its file is wrong (ASYNC017).
+    """
+    file = run / "config.toml"
+    if not file.exists():
+        raise ConfigurationError(
+            f"there is no run in {run}: it has no config.toml",
+            facts={"run": run},
+            fix="give the directory of a run, the one after --run-dir",
+        )
+    tables = read_config(file, ALGORITHMS)
+    values = {**tables.get(TRAINER, {}), "run_dir": str(run)}
+    config = make_record(TrainerConfig, values, file=file, path=TRAINER)
+    if config.algo not in ALGORITHMS:
+        raise ConfigurationError(
+            f"no algorithm is called {config.algo!r}", facts={"file": file}, fix="change trainer.algo"
+        )
+    algorithm = make_record(ALGORITHMS[config.algo], tables.get(config.algo, {}), file=file, path=config.algo)
+    network = network_of_run(run)
+    record: Any = algorithm
+    return config, record if network is None else dataclasses.replace(record, network=network)
+
+
+def changed_options(
+    config: TrainerConfig, algorithm: Algorithm, changes: Mapping[str, Any]
+) -> tuple[TrainerConfig, Algorithm]:
+    """Both records with the options of the run or of the algorithm that `changes` names.
+
+    Raises:
+        TypeError: an option that does not exist.
+        ConfigurationError: one that may not change (ASYNC017).
+        ValueError: a value outside its range.
+    """
+    known = {TrainerConfig: {}, type(algorithm): {}}  # type: dict[type, dict[str, Any]]
+    for name, value in changes.items():
+        table = next((record for record in known if name in option_help(record)), None)
+        if table is None:
+            miss = near_miss(name, [n for record in known for n in option_help(record)])
+            raise TypeError(f"a run has no option {name!r}" + (f"; did you mean {miss}?" if miss else ""))
+        known[table][name] = value
+    new_config = dataclasses.replace(config, **known[TrainerConfig])
+    record: Any = algorithm
+    new_algorithm: Algorithm = dataclasses.replace(record, **known[type(algorithm)])
+    check_changes(config, algorithm, new_config, new_algorithm)
+    return new_config, new_algorithm
+
+
+def total_of(steps: int | str | None, done: int) -> int | None:
+    """Environment steps of the whole run: `"+100k"` is as many more than `done`, anything else the total.
+
+    Raises:
+        ConfigurationError: it is no whole number (ASYNC017).
+    """
+    if steps is None or isinstance(steps, int):
+        return steps
+    try:
+        return parse_count(steps.removeprefix("+")) + (done if steps.startswith("+") else 0)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"total_steps must be a whole number, or +N for so many more, got {steps!r}", fix="write +100k"
+        ) from error
+
+
+def refuse_if_used_up(config: TrainerConfig, meta: CheckpointMeta) -> None:
+    """Raise `ConfigurationError` where the run has nothing left to do (ASYNC017)."""
+    rules = (
+        ("total_steps", config.total_steps, meta.env_steps, "total_steps='+100k', on the command line --steps +100k"),
+        ("max_seconds", config.max_seconds, meta.train_seconds, "a larger max_seconds: it counts from the beginning"),
+    )  # fmt: skip
+    for name, limit, done, fix in rules:
+        if limit is not None and done >= limit:
+            raise ConfigurationError(
+                f"the run has used up its {name}: {done:,.0f} of {limit:,.0f}",
+                facts={"run": config.run_dir},
+                fix=f"give {fix}",
+            )
+
+
+def prepare_resumption(
+    run: Path,
+    checkpoint: str,
+    total_steps: int | str | None,
+    changes: Mapping[str, Any],
+    restore_episodes: bool,
+) -> tuple[TrainerConfig, Algorithm, Resumption]:
+    """The options that a run goes on with, and its checkpoint; see `Trainer.resume`."""
+    config, algorithm = options_of_run(run)
+    path = run / "checkpoints" / checkpoint
+    meta = read_meta(path)
+    total = total_of(total_steps, meta.env_steps)
+    more = {} if total is None else {"total_steps": total}
+    config, algorithm = changed_options(config, algorithm, {**changes, **more})
+    refuse_if_used_up(config, meta)
+    return config, algorithm, read_resumption(path, config, algorithm, restore_episodes)
+
+
+def read_resumption(
+    path: Path, config: TrainerConfig, algorithm: Algorithm, restore_episodes: bool
+) -> Resumption:
+    """Read a checkpoint to go on from.
+
+    Args:
+        path: the checkpoint.
+        config: the options it goes on with.
+        algorithm: likewise.
+        restore_episodes: go on in the middle of the episodes that it holds.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of another environment or algorithm, or holds no run (ASYNC019); the
+            text names the one before it.
+    """
+    state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
+    run = state.get("run")
+    if not isinstance(run, dict) or "core" not in state:
+        raise does_not_fit(path, "it holds no run to go on from, only a policy")
+    rows, states, why = None, None, str(run.get("why", ""))
+    name = run.get("rows")
+    if name is not None and run["rings"]["num_actors"] != config.actors:
+        why = f"num_actors was {run['rings']['num_actors']}"
+    elif name is not None:
+        arrays = read_rows(path.parent / str(name))
+        rows = arrays
+        found = tuple(arrays[f"actor{i}"].tobytes() for i in range(config.actors) if f"actor{i}" in arrays)
+        states = found if restore_episodes and len(found) == config.actors else None
+    notes = _notes(algorithm, rows is not None, states is not None, why)
+    return Resumption(path, meta, state["core"], run, rows, states, _best_state(path.parent), notes)
+
+
+def _best_state(folder: Path) -> Mapping[str, Any]:
+    """Evaluations and weights in the best checkpoint; empty where there is none that can be read."""
+    try:
+        state = load(folder / "best")[0]
+        return {"evaluations": state["run"]["evaluations"], "weights": state["weights"]}
+    except (CheckpointError, KeyError, TypeError):
+        return {}
+
+
+def _notes(algorithm: Any, rows: bool, states: bool, why: str) -> tuple[str, ...]:
+    because = f" ({why})" if why else ""
+    notes = []
+    if not states:
+        notes.append(f"the actors begin new episodes{because}")
+    if not rows and algorithm.update_loop == "replay":
+        notes.append(
+            f"the replay is filled again: {algorithm.learning_starts:,} steps before the next update "
+            "(save_replay_buffer keeps it)"
+        )
+    return tuple(notes)
