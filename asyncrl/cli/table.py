@@ -63,8 +63,8 @@ class Command:
 
 COMMANDS = {
     "train": Command("train", "ENV", "train an agent in an environment", needs_server=True),
-    "resume": Command("resume", "RUN", "go on with a run in its directory", needs_server=True),
     "eval": Command("eval", "RUN", "play greedy episodes with the policy of a run", needs_server=True),
+    "resume": Command("resume", "RUN", "go on with a run in its directory", needs_server=True),
     "enjoy": Command("enjoy", "RUN", "watch the policy of a run, or record it as a video"),
     "export": Command("export", "RUN", "write the policy of a run as an ONNX model"),
     "plot": Command("plot", "RUN...", "plot the return of runs, in the terminal or as a picture"),

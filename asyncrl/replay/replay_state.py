@@ -95,6 +95,7 @@ def queue_state(queue: SegmentQueue) -> dict[str, Any]:
         "taken": queue._taken.copy(),
         "released": queue._released.copy(),
         "counters": [int(getattr(queue, name)) for name in _QUEUE_COUNTERS],
+        "stacks": [{"tail": stack._tail.copy(), "age": stack._age.copy()} for stack in queue._stacks],
     }
 
 
@@ -119,6 +120,8 @@ def restore_queue(queue: SegmentQueue, state: Mapping[str, Any], *, rows: bool) 
                 queue._arrivals.append(index)
         if (state["taken"] > released).all():
             held = queue.take_one_of_each()
+        for stacks, saved in zip(queue._stacks, state["stacks"], strict=True):
+            stacks._tail, stacks._age = saved["tail"].copy(), saved["age"].copy()
     else:
         for index, ring in enumerate(queue.rings):
             for cursor in (queue._seen, queue._complete, queue._taken, queue._released):

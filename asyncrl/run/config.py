@@ -98,7 +98,7 @@ class TrainerConfig:
     """Directory of the run's files; none writes no files. A command makes one in `runs/` unless told otherwise."""
 
     init_from: str | None = None
-    """Run directory or checkpoint whose policy's weights the run begins with; optimiser and counters begin anew."""
+    """Begin with the policy of this run or file; optimiser, critics and counters begin anew."""
 
     report_interval_seconds: float = 1.0
     """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""
@@ -113,8 +113,7 @@ class TrainerConfig:
     """Newest checkpoints that stay in the run directory, beside the best one."""
 
     save_replay_buffer: bool = False
-    """Checkpoints hold the replay too, so that a resumed run need not fill it again; needs the replay's size on disk,
-    twice."""
+    """Checkpoints hold the replay too; a resumed run need not fill it again. They need its size on disk, twice."""
 
     http: int | Literal["auto", "off"] = "auto"
     """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""

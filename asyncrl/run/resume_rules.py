@@ -29,6 +29,8 @@ FIXED = {
     "envs_per_actor": ROWS,
     "segment_length": ROWS,
     "discipline": ROWS,
+    "network": NETWORK,
+    "frame_stack": NETWORK,
     "hidden_sizes": NETWORK,
     "value_hidden_sizes": NETWORK,
     "critic_hidden_sizes": NETWORK,

@@ -74,13 +74,13 @@ def test_fractions_that_binary_numbers_lack_do_not_drift() -> None:
     assert total == math.floor(0.1 * 29_999)
 
 
-def test_the_last_quantum_is_no_longer_than_the_steps_that_are_left() -> None:
+def test_the_last_quantum_is_whole() -> None:
     b = balance(max_env_steps=50)  # 6 steps a row, 24 a quantum
     rows = []
     for steps in (24, 20, 5, 1):
         rows.append(b.next_rows())
         b.inserted(steps)
-    assert rows == [4, 4, 1, 1] and b.next_rows() == 0
+    assert rows == [4, 4, 4, 4] and b.next_rows() == 0
     assert balance().next_rows() == 4
 
 
@@ -218,11 +218,11 @@ def test_every_batch_is_drawn_from_what_was_received_before(sliced: None) -> Non
 
 @pytest.mark.parametrize("total", [1, 7, 50, 201, 203])
 @pytest.mark.parametrize(("actors", "envs"), [(1, 1), (2, 3), (3, 2)])
-def test_steps_end_within_a_row_of_the_limit(total: int, actors: int, envs: int) -> None:
+def test_steps_end_within_a_quantum_of_the_limit(total: int, actors: int, envs: int) -> None:
     with world(actors=actors, envs=envs, total_steps=total, samples_per_insert=1.0) as w:
         w.finish(np.random.default_rng(total))
-        streams = actors * envs
-        assert total <= w.learning.inserted_steps < total + streams
+        quantum = actors * envs * w.learning._balance.rows
+        assert total <= w.learning.inserted_steps < total + quantum
         assert sum(due_by_hand(w.setting, [w.learning.inserted_steps])) == w.learning.updates
 
 
@@ -378,4 +378,5 @@ def test_nobody_waits_for_ever_and_orders_agree_under_random_settings(seed: int,
     }
     first, second = at_random(setting, 0), at_random(setting, 1)
     assert first == second
-    assert setting["total_steps"] <= first["steps"] < setting["total_steps"] + actors * envs
+    quantum = actors * envs * max(1, slots // 16)
+    assert setting["total_steps"] <= first["steps"] < setting["total_steps"] + quantum
