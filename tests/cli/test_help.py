@@ -37,7 +37,8 @@ def test_help_of_a_run_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> N
     assert max(map(len, text.splitlines())) <= 84
     for name in option_help(TrainerConfig).keys() - {*WITHOUT_HELP}:
         short = {"num_actors": "actors", "total_steps": "steps", "wrappers": "wrapper"}.get(name, name)
-        assert f"  --{short.replace('_', '-')} " in text
+        flag = short.replace("_", "-")
+        assert f"  --{flag} " in text or f"  --[no-]{flag} " in text
     assert "--dqn." not in text
     for title in SECTIONS:
         assert f"\n{title}:\n" in text
