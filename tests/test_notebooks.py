@@ -1,5 +1,6 @@
 """Every notebook runs top to bottom in a real kernel, which may be interrupted, run again and restarted."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -26,19 +27,50 @@ def value_of(cell):
     return next(o["data"]["text/plain"] for o in cell.outputs if o["output_type"] == "execute_result")
 
 
+def html_of(cell):
+    """What the cell's last expression was shown as in a browser."""
+    return next(o["data"]["text/html"] for o in cell.outputs if o["output_type"] == "execute_result")
+
+
+def text_of(cell):
+    """What the cell printed."""
+    return "".join(o["text"] for o in cell.outputs if o["output_type"] == "stream")
+
+
 def test_there_are_notebooks():
-    assert NOTEBOOKS
+    assert len(NOTEBOOKS) == 3
+
+
+def executed(name, tmp_path):
+    """The code cells of a notebook with their outputs."""
+    output = tmp_path / "executed.ipynb"
+    session("run", HERE.parent / "notebooks" / name, output)
+    return [c for c in nbformat.read(output, as_version=4).cells if c.cell_type == "code"]
 
 
 def test_quickstart_runs_top_to_bottom(tmp_path):
-    output = tmp_path / "executed.ipynb"
-    session("run", HERE.parent / "notebooks" / "01_quickstart.ipynb", output)
-    cells = [c for c in nbformat.read(output, as_version=4).cells if c.cell_type == "code"]
+    cells = executed("01_quickstart.ipynb", tmp_path)
     assert "target_return" in value_of(cells[1])
     assert any("text/html" in o.get("data", {}) for o in cells[1].outputs), "the live card was not shown"
+    assert "<circle" in html_of(cells[1]), "the result shows its learning curve"
     assert float(value_of(cells[3])) > 100  # one episode of a policy that reached 475
-    assert float(value_of(cells[4])) > 15  # 10 is chance
-    assert "max_seconds" in value_of(cells[5])
+    assert "data:video/mp4" in html_of(cells[4])
+    assert float(value_of(cells[5])) > 15  # 10 is chance
+    assert "max_seconds" in value_of(cells[7])
+
+
+def test_anatomy_runs_top_to_bottom(tmp_path):
+    cells = executed("02_anatomy_of_a_run.ipynb", tmp_path)
+    assert "actor 1 [" in text_of(cells[1]) and "restarts: 1" in value_of(cells[2])
+    assert "policy lag" in text_of(cells[3]) and "staleness" in text_of(cells[3])
+    achieved = ast.literal_eval(value_of(cells[4]))
+    assert achieved[1.0] < 2.0 < 16.0 < achieved[64.0]
+
+
+def test_own_algorithm_runs_top_to_bottom(tmp_path):
+    cells = executed("03_own_algorithm.ipynb", tmp_path)
+    assert "total_steps" in value_of(cells[2]) and "vpg CartPole-v1" in html_of(cells[2])
+    assert "gae_lamda" in text_of(cells[3]) and "gae_lambda" in text_of(cells[3])
 
 
 def test_the_life_of_a_kernel():
