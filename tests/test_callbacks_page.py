@@ -1,0 +1,41 @@
+"""The snippets of docs/callbacks.md and docs/notebooks.md run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from asyncrl import PPO, TrainResult
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.M | re.S)
+
+
+def run(block: str) -> dict[str, Any]:
+    space: dict[str, Any] = {}
+    exec(compile(block, "docs", "exec"), space)
+    return space
+
+
+def test_a_callback_of_the_page_ends_its_run() -> None:
+    block, schedules = blocks("callbacks.md")
+    found = run(block.replace("20_000", "2_000"))["result"]
+    assert isinstance(found, TrainResult) and found.stop_reason in ("total_steps", "stopped")
+    ppo = run(schedules)["ppo"]
+    assert isinstance(ppo, PPO) and ppo._clip_ranges(1.0)[0] == 0.1
+
+
+def test_the_network_of_the_page_is_taken() -> None:
+    (block,) = (b for b in blocks("extending.md") if "nn.Sequential" in b)
+    ppo = run(block)["ppo"]
+    assert ppo.network(4, 2)[0].in_features == 4
+
+
+def test_the_other_snippets_are_python() -> None:
+    for page in ("notebooks.md", "extending.md"):
+        for block in blocks(page):
+            compile("async def cell():\n" + re.sub(r"^", "    ", block, flags=re.M), page, "exec")
