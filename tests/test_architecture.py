@@ -49,7 +49,7 @@ DOORS = {
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
-    "onnx": ("run.onnx_export",),
+    "onnx": ("run.onnx_export", "run.onnx_graph", "run.onnx_networks"),
     "safetensors": ("run.policy_file",),
     "multiprocessing": (),
 }

@@ -70,7 +70,7 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
     """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is.
 
     Raises:
-        CheckpointError: `path` is no directory, and a checkpoint is asked for.
+        CheckpointError: there is no such checkpoint, or `path` is no directory and a checkpoint is asked for.
     """
     if not path.is_dir():
         if checkpoint is not None:
@@ -80,7 +80,15 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
     folder = path / "checkpoints"
     if checkpoint is None:
         checkpoint = "best" if (folder / "best").exists() else "latest"
-    return folder / checkpoint
+    file = folder / checkpoint
+    if not file.exists():
+        there = sorted(found.name for found in folder.glob("[!.]*"))
+        if not there:
+            what = f"{path} is no run's directory, or its run has saved nothing: there are no checkpoints"
+            raise refused(file, what, "open", "name the directory of a run, or a policy file")
+        what = f"the run has no checkpoint {checkpoint!r}; it has {', '.join(there)}"
+        raise refused(file, what, "open", "choose one of these")
+    return file
 
 
 def _is_checkpoint(path: Path) -> bool:

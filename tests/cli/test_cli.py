@@ -516,8 +516,11 @@ def test_eval_plays_a_policy_file(run: Path, capsys: pytest.CaptureFixture[str])
 def test_eval_of_what_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run), "--checkpoint", "best"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("[ASYNC019] the checkpoint cannot be read: No such file or directory\n")
+    assert err.startswith("[ASYNC019] the run has no checkpoint 'best'; it has latest\n")
     assert f"  file: {run / 'checkpoints' / 'best'}\n" in err
+    (run / "empty").mkdir()
+    assert main(["eval", str(run / "empty")]) == 1
+    assert f"{run / 'empty'} is no run's directory" in capsys.readouterr().err
 
 
 def test_eval_of_another_algorithm(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

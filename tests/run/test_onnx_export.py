@@ -68,6 +68,33 @@ def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> 
     assert len(np.unique(expected, axis=0)) > 1, "the actions differ"
 
 
+IMAGES = {
+    "small, channels last, frames": ((10, 11, 4), asyncrl.DQN(frame_stack=2), DiscreteAction(3)),
+    "small, one channel, dueling": ((12, 12), asyncrl.DQN(dueling=True, frame_stack=3), DiscreteAction(3)),
+    "nature, atoms": ((4, 40, 36), asyncrl.C51(network="nature", dueling=True), DiscreteAction(3)),
+    "impala": ((17, 13, 3), asyncrl.PPO(network="impala"), DiscreteAction(3)),
+    "small, SAC": ((3, 10, 10), asyncrl.SAC(), BOX),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_convolutional_networks_act_alike(case: str, tmp_path: Path) -> None:
+    shape, algorithm, action = IMAGES[case]
+    policy = portable(algorithm, EnvSpec("any", shape, "uint8", action))
+    frames = () if algorithm.frame_stack == 1 else (algorithm.frame_stack,)
+    rng, drawn = np.random.default_rng(1), policy.weights.copy()
+    obs = (rng.random((40, *frames, *shape)) < rng.random((40, *[1] * len((*frames, *shape))))).astype(
+        np.uint8
+    ) * 255
+    expected = np.zeros(1)
+    while len(np.unique(expected, axis=0)) == 1:  # weights for which the actions differ
+        policy.weights[:] = drawn + rng.normal(scale=0.06, size=drawn.shape)
+        policy.policy.load_weights(policy.weights)
+        expected = policy.predict(obs)[0]
+    (got,) = session(policy.export_onnx(tmp_path / "x.onnx")).run(None, {"obs": obs})
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
+
+
 def test_bounds_hold_where_an_action_is_clipped(tmp_path: Path) -> None:
     policy = portable(asyncrl.PPO(), EnvSpec("any", (3,), "float32", BOX))
     policy.weights[:] = np.random.default_rng(0).normal(size=policy.weights.shape)
@@ -110,7 +137,7 @@ def test_what_cannot_be_exported_is_said(
 ) -> None:
     spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
     own = portable(asyncrl.DQN(network=make_network), spec)
-    with pytest.raises(ConfigurationError, match="only perceptrons are exported"):
+    with pytest.raises(ConfigurationError, match="only networks of asyncrl are exported"):
         own.export_onnx(tmp_path / "x.onnx")
     file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
     with pytest.raises(SystemExit) as ended:

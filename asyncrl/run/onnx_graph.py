@@ -1,0 +1,49 @@
+"""An ONNX graph while it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Graph:
+    """The operators of one model, in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Any, dtype: str = "float32") -> str:
+        """The name of an array that the model holds."""
+        from onnx import numpy_helper
+
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(
+            numpy_helper.from_array(np.ascontiguousarray(value, dtype).reshape(np.shape(value)), name)
+        )
+        return name
+
+    def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        """Append an operator; returns the name of its output."""
+        from onnx import helper
+
+        output = name or f"{operator.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """`value` in another shape; one size may be -1."""
+        return self.add("Reshape", value, self.constant(shape, "int64"))
+
+    def clip(self, value: str, low: Any, high: Any) -> str:
+        """`value` cut to bounds that broadcast over it."""
+        return self.add("Min", self.add("Max", value, self.constant(low)), self.constant(high))
+
+    def split(self, value: str, sizes: str, parts: int) -> list[str]:
+        """`value` cut along axis 1 into `parts` of these sizes (the name of a constant)."""
+        from onnx import helper
+
+        names = [f"part_{len(self.nodes)}_{i}" for i in range(parts)]
+        self.nodes.append(helper.make_node("Split", [value, sizes], names, axis=1))
+        return names
