@@ -52,8 +52,15 @@ def screen(
         url: address of the page.
         notice: a message that stays, such as the answer to Ctrl-C.
     """
-    if width < FULL_COLUMNS or height < FULL_LINES:
-        return _small(snapshot, width, height, url, notice)
+    # The last line stays empty: the terminal echoes Ctrl-C there, and behind a full line it would scroll the screen.
+    last = [] if notice else [Text()]
+    small = width < FULL_COLUMNS or height < FULL_LINES
+    view = _small if small else _full
+    return Group(*view(snapshot, width, height - len(last), url, notice), *last)
+
+
+def _full(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
+    """Everything, actors as a table with as many rows as fit."""
     words = readout(snapshot)
     groups, lines = _groups(words, width)
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
@@ -63,7 +70,7 @@ def screen(
     parts = [*head, Text(), groups]
     if snapshot.actors:
         parts += [Text(), _actors(snapshot.actors, height - used - 2)]
-    return Group(*parts, *foot)
+    return [*parts, *foot]
 
 
 def _address(url: str | None) -> list[RenderableType]:
@@ -178,7 +185,7 @@ def _actor_cells(actor: ActorStatistics) -> list[Text]:
     return cells + [Text(text) for text in numbers]
 
 
-def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> RenderableType:
+def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
     """Short lines, as many as fit: whatever must be read first, then the rest by importance."""
     words = readout(snapshot)
     first = [*_address(url), _title_small(words, snapshot.state)]
@@ -188,7 +195,7 @@ def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice:
     for line in _short_lines(words, width):
         if (room := room - 1) >= 0:
             lines.append(line)
-    return Group(*first, *lines)
+    return [*first, *lines]
 
 
 def _title_small(words: Readout, state: str) -> Text:
