@@ -264,6 +264,7 @@ def test_the_screen_is_whole_at_80_by_24(
     text = "\n".join(lines)
     assert len(lines) <= height
     assert lines[0].rstrip() == URL
+    assert notice or not lines[-1].strip(), "the echo of Ctrl-C behind a full line would scroll the screen"
     for part in (
         *FIELDS,
         notice,
