@@ -7,8 +7,9 @@ import pytest
 from oracles import slow_perceptron
 
 from asyncrl.acting.kernels import mlp_forward
-from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy
+from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy, has_epsilon
 from asyncrl.acting.schedules import EpsilonSchedule, ramp
+from asyncrl.algorithms import ALGORITHMS
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 
@@ -250,3 +251,10 @@ def test_dueling_atoms_are_combined_before_they_are_read() -> None:
     made.load_weights(weights)
     # atom 0: 1 + (3, 1) - 2 = (2, 0); atom 1: 2 + (5, 1) - 3 = (4, 0)
     np.testing.assert_allclose(made.q_values(np.ones((1, 4), np.float32)), [[3.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [("dqn", True), ("c51", True), ("rainbow", False), ("ppo", False), ("impala", False)]
+)
+def test_an_exploration_rate_is_that_of_policies_with_epsilon(name: str, epsilon: bool) -> None:
+    assert has_epsilon(ALGORITHMS[name]().make_policy(SPEC)) is epsilon

@@ -16,6 +16,7 @@ from actors_rig import until
 from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.actors.child import Child
+from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.envs.source import EnvSource, describe
@@ -54,6 +55,20 @@ def test_built_environments_are_used_and_left_open() -> None:
     returns, lengths = run_episodes(envs, fakes.RandomPolicy(), 5, 0)
     assert lengths.tolist() == [3] * 5 and returns.tolist() == [3.0] * 5
     envs[0].reset(seed=0)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_player_tells_how_many_episodes_have_finished(vector: bool) -> None:
+    envs: Any = SyncVectorEnv([fakes.FixedLength] * 3) if vector else [fakes.FixedLength() for _ in range(3)]
+    told: list[int] = []
+    with EpisodePlayer(envs, fakes.RandomPolicy(), alive=told.append) as player:
+        player.play(7, 0)
+        assert told == sorted(told) and told[0] == 0 and max(told) >= 6 and len(set(told)) > 2
+        told.clear()
+        player.play(2, 0)
+        assert told[0] == 0, "each evaluation counts its own"
+    if vector:
+        envs.close()
 
 
 def test_vector_environments_play_their_share_each() -> None:
