@@ -82,7 +82,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _list_of_commands() -> str:
-    lines = [f"  {name + ' ' + command.usage:<16} {command.help}" for name, command in COMMANDS.items()]
+    lines = [f"  {name + ' ' + command.usage:<17} {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(["commands:", *lines, "", "`asyncrl COMMAND --help` lists the options of a command."])
 
 
@@ -90,10 +90,9 @@ def _run(command: Command, arguments: list[str]) -> int:
     """Parse, then start a fork server for a command that needs one, and close it in every case."""
     module = command.load()
     options = module.parse(arguments)
+    _find_modules_here()
     if not command.needs_server:
         return module.run(options, None)
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # modules of the user's environments, after all that is installed
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()
@@ -102,6 +101,14 @@ def _run(command: Command, arguments: list[str]) -> int:
         return module.run(options, server)
     finally:
         server.close()
+
+
+def _find_modules_here() -> None:
+    """Let modules of the working directory be imported, after all that is installed: those of environments."""
+    with contextlib.suppress(OSError):  # a directory that was deleted
+        here = os.getcwd()
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ def _enough(e: Evidence) -> bool:
     return e.steps >= 20_000 and e.evaluations >= 4
 
 
+def _reached(e: Evidence) -> bool:
+    """Whether it stopped at its target: how fast it was matters less then."""
+    return e.stop_reason in ("target_return", "target_training_return")
+
+
 def _never_rose(e: Evidence) -> bool:
     """Whether no evaluation was much better than the first, in the units of the first."""
     if not _enough(e) or e.best is None or e.first is None:
@@ -215,7 +220,7 @@ RULES = (
     ),
     Rule(
         "learner waits",
-        lambda e: above(e.learner_waits, 0.5) and not above(e.actors_wait, 0.5),
+        lambda e: above(e.learner_waits, 0.5) and not above(e.actors_wait, 0.5) and not _reached(e),
         "The learner waits for steps: the environments are the bottleneck.",
         "num_actors",
         "more than {actors}, up to the machine's cores",
@@ -223,7 +228,12 @@ RULES = (
     ),
     Rule(
         "actors wait for updates",
-        lambda e: not e.on_policy and above(e.actors_wait, 0.8) and not above(e.learner_waits, 0.2),
+        lambda e: (
+            not e.on_policy
+            and above(e.actors_wait, 0.8)
+            and not above(e.learner_waits, 0.2)
+            and not _reached(e)
+        ),
         "The actors wait for the learner: updates are the bottleneck.",
         "samples_per_insert",
         "less than {options[samples_per_insert]}, if steps are cheap",
@@ -231,7 +241,7 @@ RULES = (
     ),
     Rule(
         "actors wait for passes",
-        lambda e: e.on_policy and above(e.actors_wait, 0.8) and "epochs" in e.options,
+        lambda e: e.on_policy and above(e.actors_wait, 0.8) and "epochs" in e.options and not _reached(e),
         "The actors wait for the learner: its passes over a batch are the bottleneck.",
         "epochs",
         "less than {options[epochs]}, if steps are cheap",

@@ -122,6 +122,11 @@ def test_a_run_that_is_well_has_no_finding(algo: str, tmp_path: Path) -> None:
     assert diagnose(collect(make(tmp_path / "x", algo, {}))) == []
 
 
+def test_a_run_that_reached_its_target_need_not_be_faster(tmp_path: Path) -> None:
+    different = {"metrics": {"async/actor_wait_fraction": 0.95}, "summary": {"stop_reason": "target_return"}}
+    assert diagnose(collect(make(tmp_path / "x", "dqn", different))) == []
+
+
 def test_a_figure_that_is_missing_is_a_question_mark() -> None:
     (finding,) = (f for f in diagnose(Evidence(q_mean=1e6, updates=1)) if f.name == "values run off")
     assert finding.evidence == "mean action value 1,000,000.0, possible are ? to ?"
