@@ -113,3 +113,9 @@ class ShapedNetwork:
     def __call__(self, inputs: int, outputs: int) -> Any:
         """The user's module."""
         return self.factory(inputs, outputs, observation_shape=self.observation_shape)
+
+
+def network_text(policy: Any) -> str:
+    """What was chosen for a policy: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`, "" for a perceptron."""
+    network = getattr(getattr(policy, "layout", None), "network", None)
+    return network.text if isinstance(network, ConvolutionalNetwork) else ""

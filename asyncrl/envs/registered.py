@@ -36,6 +36,10 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     made = getattr(_imported(module, name), env_id, None) if module else None
     if env_id not in gymnasium.registry and _EXTRAS[0][1].search(env_id):
         _register_atari()
+    if env_id.startswith("asyncrl/"):
+        from asyncrl.envs.catch import register
+
+        register()
     if env_id not in gymnasium.registry and callable(made):
         maker: Callable[..., Any] = made
         return maker

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncrl.acting.images import network_text
 from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
@@ -163,7 +164,7 @@ async def build(
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
     reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
-    reporting.set_replay_capacity(layout.num_slots * layout.num_envs * config.actors)
+    reporting.set_parts(layout.num_slots * layout.num_envs * config.actors, network_text(policy))
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
     async with asyncio.TaskGroup() as tasks:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.images import network_text
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.envs.factory_pickle import pack_network
@@ -93,6 +94,9 @@ class PortablePolicy(TrainedPolicy):
         Where it was given as a factory, or as a spec of another package, it is unpickled now, which runs code of
         whoever made the file: do so with files that you trust.
 
+        Where the policy sees stacks of frames, the environment is within gymnasium's `FrameStackObservation`, so that
+        `predict` takes what it returns.
+
         Args:
             render_mode: gymnasium's, such as `"human"` or `"rgb_array"`.
 
@@ -107,7 +111,9 @@ class PortablePolicy(TrainedPolicy):
         meta = self.meta
         which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
         reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
-        return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}"
+        network = network_text(self.policy)
+        seen = f", {network}" if network else ""
+        return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}{seen}"
 
     def __repr__(self) -> str:
         return f"<policy: {self.describe()}>"

@@ -64,6 +64,7 @@ class SnapshotBuilder:
         episodes: the last training episodes.
         actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
         restarts_before: of the actors of an earlier run, which this one goes on from.
+        network: which convolutional network was chosen, "" for none.
     """
 
     def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
@@ -75,6 +76,7 @@ class SnapshotBuilder:
         self._actors_waited = 0.0
         self.actor_wait_seconds = 0.0
         self.restarts_before = 0
+        self.network = ""
         self.episodes = EpisodeWindow()
 
     def go_on_from(
@@ -160,6 +162,7 @@ class SnapshotBuilder:
             actor_restarts=self.restarts_before + sum(actor.restarts for actor in actors),
             stop_reason=stop_reason,
             error=error,
+            network=self.network,
         )
 
 

@@ -135,9 +135,10 @@ class Reporting:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
         self._writers = RunWriters(directory)
 
-    def set_replay_capacity(self, steps: int) -> None:
-        """Set the environment steps that all rings hold."""
-        self.builder.replay_capacity = steps
+    def set_parts(self, replay_capacity: int, network: str) -> None:
+        """Set the environment steps that all rings hold, and the convolutional network ("" for none)."""
+        self.builder.replay_capacity = replay_capacity
+        self.builder.network = network
 
     def actor_wait_seconds(self) -> float:
         """Seconds that the mean actor has waited for a grant while the training clock ran."""

@@ -128,7 +128,8 @@ class RunConsole:
         if not self._titled:
             self._titled = True
             page = [f"page {plain(self.url)}"] if self.url else []
-            self._stream.writelines(f"{line}\n" for line in [readout(snapshot).title, *page])
+            network = [plain(snapshot.network)] if snapshot.network else []
+            self._stream.writelines(f"{line}\n" for line in [readout(snapshot).title, *page, *network])
         self._stream.write(readout(snapshot).line() + "\n")
         self._stream.flush()
 

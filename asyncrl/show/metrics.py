@@ -45,7 +45,7 @@ class Snapshot:
     None where it is not known yet.
 
     Attributes:
-        algo, env, seed: of the run.
+        algo, env, seed, network: of the run; network is which convolutional network was chosen, "" for none.
         state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
         total_steps, target_return, training_target, max_seconds: the stopping rules, None where not set;
             training_target applies to `return_mean`, target_return to a greedy evaluation.
@@ -125,6 +125,7 @@ class Snapshot:
     final_evaluation: tuple[int, int] | None = None
     staleness_sum: float = 0.0
     policy_lag_sum: float = 0.0
+    network: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""Memory of a replay of images: rings hold single frames of bytes, whatever `frame_stack` is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncrl import DQN, PPO
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.memory import replay_layout, segment_layout
+from asyncrl.shm.segment import Segment, bytes_needed
+
+ATARI = EnvSpec("atari", (84, 84), "uint8", DiscreteAction(6))
+
+
+@pytest.mark.parametrize("frame_stack", [1, 4])
+def test_a_million_steps_of_atari_take_seven_gigabytes(
+    frame_stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.run.memory.available_bytes", lambda: 64 << 30)
+    config = TrainerConfig(env="atari", algo="dqn", num_actors=2, envs_per_actor=8)
+    layout = replay_layout(config, DQN(frame_stack=frame_stack, replay_capacity=2**20), ATARI)
+    needed = 2 * bytes_needed(layout.arrays())
+    assert layout.num_slots * 16 == 2**20
+    assert 84 * 84 * 2**20 < needed < 1.01 * 84 * 84 * 2**20
+
+
+def test_the_arithmetic_is_what_is_reserved() -> None:
+    config = TrainerConfig(env="atari", algo="dqn", num_actors=1, envs_per_actor=2)
+    layout = replay_layout(config, DQN(frame_stack=4, replay_capacity=512, learning_starts=100), ATARI)
+    segment = Segment.create("ring", layout.arrays())
+    obs = segment.arrays["obs"]
+    assert obs.dtype == np.uint8 and obs.shape == (2, 256, 84, 84)
+    del obs
+    segment.close()
+    one = segment_layout(config, PPO(), ATARI)
+    assert segment_layout(config, PPO(frame_stack=4), ATARI) == one
