@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox
 from asyncrl.acting.noise import GaussianNoise
@@ -28,7 +29,7 @@ LOG_STD_MAX = 2.0
 
 
 @dataclass(frozen=True)
-class BoxLayout:
+class BoxLayout(WithStatistics):
     """Shape of an actor for a box of finite bounds, and the order of its weights in a flat float32 block.
 
     ReLU stands between the layers; the order is that of `layouts`. The head's d outputs become an action by tanh.
@@ -40,6 +41,7 @@ class BoxLayout:
         action: what is acted with.
         gaussian: actions are drawn (SAC), or one for each observation (DDPG, TD3).
         network: makes a module in place of the perceptron, or None.
+        normalized: observations are normalised by statistics, which stand at the end of the block.
 
     Raises:
         ValueError: a bound is not finite in float32.
@@ -50,6 +52,7 @@ class BoxLayout:
     action: BoxAction
     gaussian: bool = False
     network: NetworkFactory | None = None
+    normalized: bool = False
 
     def __post_init__(self) -> None:
         largest = float(np.finfo(np.float32).max)
@@ -70,8 +73,8 @@ class BoxLayout:
         return (self.inputs, *self.hidden, self.action_values * (2 if self.gaussian else 1))
 
     @cached_property
-    def weight_count(self) -> int:
-        """Length of the flat block."""
+    def network_count(self) -> int:  # type: ignore[override]
+        """Numbers of the network, which stand first."""
         return network_size(self.sizes, self.network)
 
 
@@ -109,7 +112,7 @@ class BoxPolicy:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         if random_steps < 0:
             raise ValueError(f"random_steps must be at least 0, got {random_steps}")
-        self._network = make_acting_network(spec, layout, layout.network)
+        self._network = make_acting_network(spec, layout, layout.network, statistics=layout.statistics)
         self._box = ActionBox(layout.action)
         self._values = layout.action_values
         self._exploration = 1.0

@@ -93,8 +93,11 @@ class DuelingHead(nn.Module):
 
 
 def small_convolutions(channels: int) -> nn.Sequential:
-    """Two layers for images of a few dozen pixels a side."""
-    return nn.Sequential(nn.Conv2d(channels, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU())
+    """Two layers for images of a few dozen pixels a side.
+
+    Padded: without, the second layer left out the last rows of a 21 x 21 image, and nothing in them was learned.
+    """
+    return nn.Sequential(nn.Conv2d(channels, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
 
 
 def nature_convolutions(channels: int) -> nn.Sequential:

@@ -15,3 +15,35 @@ from collections.abc import Sequence
 def parameter_count(sizes: Sequence[int], copies: int = 1) -> int:
     """How many parameters `copies` perceptrons of these widths have, from the inputs to the outputs."""
     return copies * sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+
+
+class WithStatistics:
+    """Where the statistics of normalised observations stand in a flat block: `[...][mean][1 / deviation]`, at its end.
+
+    A layout that extends this has `inputs`, `normalized` and `network_count`, the length of what stands before them.
+    """
+
+    inputs: int
+    normalized: bool
+    network_count: int
+
+    @property
+    def obs_mean(self) -> slice:
+        """Where the mean of each observed value stands; an empty slice unless normalised."""
+        return slice(self.network_count, self.network_count + (self.inputs if self.normalized else 0))
+
+    @property
+    def obs_scale(self) -> slice:
+        """Where one over the standard deviation of each observed value stands; empty unless normalised."""
+        start = self.obs_mean.stop
+        return slice(start, start + (self.inputs if self.normalized else 0))
+
+    @property
+    def weight_count(self) -> int:
+        """Length of the flat block."""
+        return int(self.obs_scale.stop)
+
+    @property
+    def statistics(self) -> tuple[slice, slice] | None:
+        """`obs_mean` and `obs_scale`, or None."""
+        return (self.obs_mean, self.obs_scale) if self.normalized else None

@@ -20,12 +20,15 @@ class NoisyActingNetwork(ActingNetwork):
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: its flat block is the means of all layers, then the standard deviations of all but the first.
+        statistics: see `ActingNetwork`.
     """
 
-    def __init__(self, spec: EnvSpec, layout: ActingLayout) -> None:
+    def __init__(
+        self, spec: EnvSpec, layout: ActingLayout, statistics: tuple[slice, slice] | None = None
+    ) -> None:
         self._noise_count = sum(a + b for a, b in itertools.pairwise(layout.sizes[1:]))
         self._mean_count = parameter_count(layout.sizes)
-        super().__init__(spec, layout)
+        super().__init__(spec, layout, statistics=statistics)
 
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.frames import next_stacks
-from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.layouts import WithStatistics, parameter_count
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.schedules import EpsilonSchedule
@@ -24,7 +24,7 @@ from asyncrl.protocols import Policy
 
 
 @dataclass(frozen=True)
-class QLayout:
+class QLayout(WithStatistics):
     """Shape of an action-value network and the order of its weights in a flat float32 block (see `layouts`).
 
     ReLU stands between the layers. With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first
@@ -45,6 +45,7 @@ class QLayout:
         atoms: N, outputs for one action; 1 for its value.
         noisy: whether weights have standard deviations.
         network: makes a module in place of the perceptron, or None.
+        normalized: observations are normalised by statistics, which stand at the end of the block.
     """
 
     inputs: int
@@ -54,6 +55,7 @@ class QLayout:
     atoms: int = 1
     noisy: bool = False
     network: NetworkFactory | None = None
+    normalized: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,8 +65,8 @@ class QLayout:
         return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], (1 + self.num_actions) * self.atoms)
 
     @cached_property
-    def weight_count(self) -> int:
-        """Length of the flat block."""
+    def network_count(self) -> int:  # type: ignore[override]
+        """Numbers of the network and its noise, which stand first."""
         noisy = parameter_count(self.sizes[1:]) if self.noisy else 0
         return network_size(self.sizes, self.network) + noisy
 
@@ -97,9 +99,9 @@ class QPolicy:
         support: NDArray[np.float32] | None = None,
     ) -> None:
         self._network = (
-            NoisyActingNetwork(spec, layout)
+            NoisyActingNetwork(spec, layout, layout.statistics)
             if layout.noisy
-            else make_acting_network(spec, layout, layout.network)
+            else make_acting_network(spec, layout, layout.network, statistics=layout.statistics)
         )
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.support = support

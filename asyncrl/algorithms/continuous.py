@@ -108,7 +108,8 @@ class ContinuousControl(OffPolicy):
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
         inputs = math.prod(self.seen(spec).observation_shape)
-        return BoxLayout(inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec))
+        shape = inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec)
+        return BoxLayout(*shape, self.normalize_observations)
 
     @property
     def uniform_steps(self) -> int:

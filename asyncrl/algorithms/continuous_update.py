@@ -21,6 +21,7 @@ from torch import Tensor
 from asyncrl.acting.box import scaling
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape
+from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
@@ -64,6 +65,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         movable: `[d]`, 1, or 0 for values of an empty range. They are staged as 0; own actions are multiplied by it.
         bounds: of action values, or None where an entropy bonus has none.
         vector: parameters and gradient of policy, temperature and critics.
+        statistics: of observations, or None where they are not normalised.
         generator: of the noise; a CUDA graph that holds an update must have it registered.
     """
 
@@ -84,6 +86,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self.weight_count = layout.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
         self.bounds = None if config.entropy_in_values else ValueBounds()
+        self.statistics = ObservationStatistics(layout) if config.normalize_observations else None
         half_range = torch.from_numpy(scaling(layout.action)[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
         policy_network, critic_network = shape.networks or (layout.network, layout.network)
@@ -158,7 +161,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         """
         buffers = self._buffers
         if buffers is None or buffers.size != batch.size:
-            options = scaling(self.layout.action), self.config.reward_scale, self.bounds
+            options = scaling(self.layout.action), self.config.reward_scale, self.bounds, self.statistics
             buffers = self._make_buffers(StagedBatch(batch.size, self.spec, self.device, *options))
             self._buffers = buffers
         with self._gradient_mode():
@@ -196,7 +199,9 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the actor into `out` `[weight_count]`, in the order of the acting network."""
-        self._to_host(out)
+        if self.statistics is not None:
+            self.statistics.write(out)
+        self._to_host(out[: self.layout.network_count])
 
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
@@ -236,7 +241,11 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Networks by name, temperature, optimisers, the noise's generator and the counter, as copies on the host."""
-        bounds = {} if self.bounds is None else {"value_bounds": torch.from_numpy(self.bounds.values.copy())}
+        bounds: dict[str, Any] = {}
+        if self.bounds is not None:
+            bounds["value_bounds"] = torch.from_numpy(self.bounds.values.copy())
+        if self.statistics is not None:
+            bounds["observations"] = self.statistics.state_dict()
         return {
             **{name: network.named() for name, network in self._networks().items()},
             **bounds,
@@ -262,6 +271,8 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             network.load(state[name])
         if self.bounds is not None:
             self.bounds.values[:] = state["value_bounds"].numpy()
+        if self.statistics is not None:
+            self.statistics.load_state_dict(state["observations"])
         self.log_alpha.copy_(state["log_alpha"])
         for name, adam in self._optimizers.items():
             adam.load_state_dict(state["optimizer"][name])

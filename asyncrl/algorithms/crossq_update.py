@@ -134,7 +134,10 @@ class CrossQUpdate(MaximumEntropyUpdate):
             super().write_weights(out)
             return
         assert isinstance(network, nn.Sequential)
-        FlatMLP(self.layout.sizes, torch.from_numpy(out)).load(folded(network))
+        if self.statistics is not None:
+            self.statistics.write(out)
+        acting = torch.from_numpy(out[: self.layout.network_count])
+        FlatMLP(self.layout.sizes, acting).load(folded(network))
 
 
 class CrossQBuffers(MaximumEntropyBuffers):

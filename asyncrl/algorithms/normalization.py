@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.layouts import WithStatistics
+from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 REWARD_CLIP = 10.0
@@ -66,6 +68,59 @@ class RunningMoments:
         """Take over (copy) what `state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.square = np.array(state["mean"], np.float64), np.array(state["square"], np.float64)
+
+
+class ObservationStatistics:
+    """Mean and deviation of the observations that a learner on replay samples.
+
+    They are published with the weights, because an actor normalises what it sees. All of the first `EVERY_BATCH`
+    batches count, then one of `INTERVAL`: they hardly move any more, and moments of wide observations are costly.
+
+    Args:
+        layout: of the acting network; says where the statistics stand in the published block.
+
+    Attributes:
+        mean, scale: float32 `[inputs]`, mean and 1 / deviation; 0 and 1 at first.
+    """
+
+    EVERY_BATCH, INTERVAL = 256, 16
+
+    def __init__(self, layout: WithStatistics) -> None:
+        self._layout = layout
+        self._moments, self._batches = RunningMoments(layout.inputs), 0
+        self.mean, self.scale = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)
+
+    def observe(self, rows: NDArray[Any]) -> None:
+        """Take in the observations `[B, inputs]` of a batch."""
+        self._batches += 1
+        if self._batches <= self.EVERY_BATCH or self._batches % self.INTERVAL == 0:
+            self._moments.add(rows)
+            self._set()
+
+    def _set(self) -> None:
+        self.mean[:] = self._moments.mean
+        self.scale[:] = 1.0 / np.sqrt(self._moments.variance + 1e-8)
+
+    def normalize(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """Write `rows` `[B, inputs]`, normalised and clipped, into `out`."""
+        np.subtract(rows, self.mean, out=out, casting="same_kind")
+        np.multiply(out, self.scale, out=out)
+        np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
+
+    def write(self, out: NDArray[np.float32]) -> None:
+        """Copy the statistics to their place in the published block `out` `[weight_count]`."""
+        out[self._layout.obs_mean], out[self._layout.obs_scale] = self.mean, self.scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of everything."""
+        return {"moments": self._moments.state_dict(), "batches": self._batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over (copy) what `state_dict` returned."""
+        self._moments.load_state_dict(state["moments"])
+        self._batches = int(state["batches"])
+        if self._batches:
+            self._set()
 
 
 class RewardScale:

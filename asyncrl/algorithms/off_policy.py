@@ -104,6 +104,9 @@ class OffPolicy(Observing):
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers, at least one layer."""
 
+    normalize_observations: bool = False
+    """Normalise observations by their running mean and standard deviation, and clip them to +-10."""
+
     adam_eps: float = 1e-8
     """Epsilon of Adam, above 0."""
 

@@ -176,7 +176,8 @@ class QLearning(OffPolicy):
                 facts={"observation shape": spec.observation_shape},
                 fix="set noisy to false and exploration_initial to 1 (epsilon-greedy), or network to mlp",
             )
-        return QLayout(inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network)
+        shape = inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network
+        return QLayout(*shape, self.normalize_observations)
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
         """Shape of the network whose weights are published: the learner's, or a smaller one that acts alike."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.policies import QLayout
+from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
@@ -68,6 +69,7 @@ class QLearningUpdate:
         self._acting = config.acting_layout(spec)
         self.weight_count = self._acting.weight_count
         self._bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
+        self._statistics = ObservationStatistics(self._acting) if config.normalize_observations else None
         self._buffers: _Buffers | None = None
         with torch.no_grad():
             self._make_networks(seed)
@@ -127,8 +129,12 @@ class QLearningUpdate:
 
     @torch.no_grad()
     def _make_buffers(self, size: int) -> _Buffers:
-        scale = self.config.reward_scale
-        batch = StagedBatch(size, self._spec, self._device, reward_scale=scale, bounds=self._bounds)
+        batch = StagedBatch(
+            *(size, self._spec, self._device),
+            reward_scale=self.config.reward_scale,
+            bounds=self._bounds,
+            statistics=self._statistics,
+        )
         rows = batch.rows if self.config.double else batch.rows[:size]
         return _Buffers(
             batch,
@@ -171,6 +177,9 @@ class QLearningUpdate:
 
         Where actors need only the mean of the outputs of an action, that mean of the head's weights is written.
         """
+        if self._statistics is not None:
+            self._statistics.write(out)
+        out = out[: self._acting.network_count]
         if self._acting == self.layout:
             self._to_host(out)
             return
@@ -224,6 +233,8 @@ class QLearningUpdate:
             "updates": self._updates,
             "value_bounds": torch.from_numpy(self._bounds.values.copy()),
         }
+        if self._statistics is not None:
+            state["observations"] = self._statistics.state_dict()
         return state if self._noise is None else state | {"noise": self._noise.state()}
 
     @torch.no_grad()
@@ -241,6 +252,8 @@ class QLearningUpdate:
         self._adam.load_state_dict(state["optimizer"])
         self._updates = int(state["updates"])
         self._bounds.values[:] = state["value_bounds"].numpy()
+        if self._statistics is not None:
+            self._statistics.load_state_dict(state["observations"])
         if self._noise is not None:
             self._noise.load(state["noise"])
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 
@@ -28,6 +29,7 @@ class StagedBatch:
             (action - centre) / half range, and as 0 where the range is empty.
         reward_scale: factor on the rewards.
         bounds: extended by every batch, for bootstrapped values to be clipped to; None where nothing is clipped.
+        statistics: normalise observations, and take in every batch's; None where they are not normalised.
 
     Attributes:
         size: B.
@@ -47,13 +49,14 @@ class StagedBatch:
         scaling: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         reward_scale: float = 1.0,
         bounds: ValueBounds | None = None,
+        statistics: ObservationStatistics | None = None,
     ) -> None:
-        self.size = size
+        self.size, self._statistics = size, statistics
         self.bounds = bounds
         width, pinned = math.prod(spec.observation_shape), device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
         action_width = 2 if discrete else math.prod(spec.action.shape)  # an int64 is as wide as two float32
-        as_bytes = device.type != "cpu" and spec.observation_dtype == "uint8"
+        as_bytes = device.type != "cpu" and spec.observation_dtype == "uint8" and statistics is None
         in_block = 0 if as_bytes else width
         shape = (size, action_width, in_block, discrete)
         self._host = torch.zeros(size * (2 * in_block + 3 + action_width) + 2, pin_memory=pinned)
@@ -80,7 +83,12 @@ class StagedBatch:
         if self._copied is not None:
             self._copied.synchronize()
         shape = self._obs.shape
-        if self._scale is None:
+        if self._statistics is not None:
+            obs = batch.obs.reshape(shape)
+            self._statistics.observe(obs)
+            self._statistics.normalize(obs, self._obs)
+            self._statistics.normalize(batch.next_obs.reshape(shape), self._next_obs)
+        elif self._scale is None:
             np.copyto(self._obs, batch.obs.reshape(shape), casting="same_kind")
             np.copyto(self._next_obs, batch.next_obs.reshape(shape), casting="same_kind")
         else:

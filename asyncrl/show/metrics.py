@@ -57,10 +57,9 @@ class Snapshot:
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
         policy_lag_edges, policy_lag_counts: the same for the policy lag of steps.
         discipline: `"replay"`, or the discipline in which segments are consumed.
-        actors: one record per actor.
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
-        error: text of the error that ended the run, or None.
+        actors, error: one record per actor; text of the error that ended the run, or None.
         final_evaluation: episodes of the final evaluation that have finished, and how many it has; None before it.
         staleness_sum, policy_lag_sum: sum of all values in the two histograms.
     """

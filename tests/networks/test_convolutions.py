@@ -251,3 +251,14 @@ def test_bytes_stay_bytes_until_the_learners_device() -> None:
     staged = StagedBatch(4, IMAGES.stacked(2), torch.device("meta"))
     assert staged._bytes is not None and staged._bytes.dtype == torch.uint8
     assert staged.rows.shape == (8, 882) and staged._host.numel() == 4 * (3 + 2) + 2, "no float32 on the host"
+
+
+@pytest.mark.parametrize("name", ["small", "impala"])
+def test_no_pixel_is_left_out(name: Any) -> None:
+    """Convolutions with strides may not cover the last rows and columns."""
+    for side in (8, 21, 33):
+        image = Image(1, side, side, 1, False)
+        module = ConvolutionalNetwork(name, image)(image.values, 1)
+        rows = torch.rand(4, image.values, requires_grad=True)
+        (gradient,) = torch.autograd.grad(module(rows).sum(), rows)
+        assert (gradient.abs().sum(dim=0) > 0).all()
