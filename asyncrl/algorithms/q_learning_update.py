@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.normalization import ObservationStatistics
+from asyncrl.algorithms.q_heads import dueling_mask, heads_of, write_mean_head
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
@@ -86,9 +87,9 @@ class QLearningUpdate:
         self._gradient = torch.zeros_like(flat)
         self._masked: list[Tensor] = []
         if layout.dueling and layout.network is None:
-            self._mask = _dueling_mask(layout, stream).to(self._device)
-            self._masked = _heads(layout, self._gradient)
-            for head in _heads(layout, flat):
+            self._mask = dueling_mask(layout, stream).to(self._device)
+            self._masked = heads_of(layout, self._gradient)
+            for head in heads_of(layout, flat):
                 head.mul_(self._mask)
         self._online = self._network(architecture, flat)
         self._target = self._network(architecture, flat.clone())
@@ -184,13 +185,9 @@ class QLearningUpdate:
             self._to_host(out)
             return
         with torch.no_grad():
-            acting = FlatMLP(self._acting.sizes, torch.from_numpy(out))
-            own = FlatMLP(self.layout.sizes, self._online.flat)
-            count = acting.flat.numel() - acting.head.numel() - acting.head_bias.numel()
-            acting.flat[:count].copy_(own.flat[:count])
-            atoms = self.layout.atoms
-            acting.head.copy_(own.head.unflatten(1, (-1, atoms)).mean(dim=2))
-            acting.head_bias.copy_(own.head_bias.unflatten(2, (-1, atoms)).mean(dim=3))
+            write_mean_head(
+                self.layout, self._online.flat, FlatMLP(self._acting.sizes, torch.from_numpy(out))
+            )
 
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -285,19 +282,3 @@ class _Buffers:
         """Outputs for obs, the target network's for next_obs, those that choose the next action, and the batch."""
         out, next_out, size = self.online.output, self.target.output, self.batch.size
         return out[:size], next_out, out[size:] if out.shape[0] > size else next_out, self.batch
-
-
-def _heads(layout: QLayout, vector: Tensor) -> list[Tensor]:
-    """Views of the head's weights in a flat vector, and of their standard deviations in a noisy network's."""
-    if not layout.noisy:
-        return [FlatMLP(layout.sizes, vector).head]
-    net = NoisyMLP(layout.sizes, vector)
-    return [net.mean.head, net.sigma.head]
-
-
-def _dueling_mask(layout: QLayout, stream: int) -> Tensor:
-    """Ones where a dueling head `[outputs, inputs]` has weights: value by one stream, advantages by the other."""
-    mask = torch.ones(layout.sizes[-1], layout.sizes[-2])
-    mask[: layout.atoms, stream:] = 0.0
-    mask[layout.atoms :, :stream] = 0.0
-    return mask
