@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.q_heads import dueling_mask, heads_of, write_mean_head
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
