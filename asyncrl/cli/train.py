@@ -73,7 +73,18 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
-    return config, _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+    algorithm = _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+    if file is not None and algo == in_file.get("algo") and not hasattr(parsed, f"{algo}.network"):
+        algorithm = _with_own_network(algorithm, file)
+    return config, algorithm
+
+
+def _with_own_network(algorithm: Any, file: Path) -> Any:
+    """The record with the network that the run of `file` was given in Python, if there was one. Unpickles it."""
+    from asyncrl.run.run_files import network_of_run
+
+    network = network_of_run(file.parent)
+    return algorithm if network is None else dataclasses.replace(algorithm, network=network)
 
 
 def _is_own_file(run_dir: str | None, file: Path) -> bool:

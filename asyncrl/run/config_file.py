@@ -126,9 +126,8 @@ def _table(path: str, record: Any) -> str:
         if not callable(value):
             lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
     for name, function in functions_of(record).items():
-        lines.append(
-            f"# {name} is {factory_name(function)}: a function, not reloadable; give it in Python again"
-        )
+        kept = "kept in network.pkl" if name == "network" else "not reloadable; give it in Python again"
+        lines.append(f"# {name} is {factory_name(function)}: a function, {kept}")
     return "\n".join(lines) + "\n"
 
 

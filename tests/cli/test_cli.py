@@ -26,12 +26,15 @@ from asyncrl.cli.eval import parse as parse_eval
 from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.main import main
 from asyncrl.cli.train import parse as parse_train
+from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
 from asyncrl.run.checkpoint import CheckpointMeta, save
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config
 from asyncrl.run.load import load
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.run_files import write_run_files
 from asyncrl.show.metrics import EvaluationResult
 
 ROOT = Path(__file__).parents[2]
@@ -529,6 +532,20 @@ def test_eval_of_another_algorithm(run: Path, capsys: pytest.CaptureFixture[str]
     save(run / "checkpoints" / "best", state, CheckpointMeta(env="CartPole-v1", algo="zzz", spec=spec))
     assert main(["eval", str(run), "--checkpoint", "best"]) == 1
     assert "written by algorithm 'zzz', which this version does not have" in capsys.readouterr().err
+
+
+def test_a_network_given_in_python_is_trained_again(tmp_path: Path) -> None:
+    algorithm = DQN(network=lambda inputs, outputs: (inputs, outputs))  # type: ignore[arg-type,return-value]
+    directory = RunDirectory(tmp_path / "run")
+    config = TrainerConfig(env="CartPole-v1", algo="dqn", run_dir=str(tmp_path / "run"))
+    write_run_files(directory, config, algorithm, EnvSource.from_user("CartPole-v1"))
+    directory.close()
+    file = tmp_path / "run" / "config.toml"
+    assert "a function, kept in network.pkl\n" in file.read_text()
+    again = parse_train(["--config", str(file), "--run-dir", "none"])[1]
+    assert again.own_network(4, 2) == (4, 2)  # type: ignore[attr-defined]
+    for other in (["--dqn.network", "mlp"], ["--algo", "qrdqn"]):
+        assert parse_train(["--config", str(file), "--run-dir", "none", *other])[1].own_network is None  # type: ignore[attr-defined]
 
 
 def test_another_environment_leaves_the_pickled_one_of_the_file(tmp_path: Path) -> None:
