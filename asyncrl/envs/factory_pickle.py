@@ -9,7 +9,7 @@ where it is held.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -56,6 +56,19 @@ def pack_network(network: Callable[[int, int], object]) -> bytes:
         return packed
     except Exception as error:
         raise _explain(network, error, "network factory") from error
+
+
+def pack_functions(functions: Mapping[str, Callable[[float], float]]) -> bytes:
+    """Functions by name as bytes.
+
+    Raises:
+        FactoryNotPicklable: one holds something that does not pickle (ASYNC001).
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(dict(functions))
+        return packed
+    except Exception as error:
+        raise _explain(dict(functions), error, "functions") from error
 
 
 def factory_name(factory: object) -> str:

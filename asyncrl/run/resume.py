@@ -22,7 +22,7 @@ from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
 from asyncrl.run.replay_file import read_rows
 from asyncrl.run.resume_rules import check_changes
-from asyncrl.run.run_files import network_of_run
+from asyncrl.run.run_files import functions_of_run, network_of_run
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,11 @@ def options_of_run(run: Path) -> tuple[TrainerConfig, Algorithm]:
         )
     algorithm = make_record(ALGORITHMS[config.algo], tables.get(config.algo, {}), file=file, path=config.algo)
     network = network_of_run(run)
+    own: dict[str, Any] = dict(functions_of_run(run))
+    if network is not None:
+        own["network"] = network
     record: Any = algorithm
-    return config, record if network is None else dataclasses.replace(record, network=network)
+    return config, dataclasses.replace(record, **own) if own else record
 
 
 def changed_options(

@@ -5,14 +5,16 @@
     environment.pkl   the cloudpickled factory or gymnasium spec, where the environment is no plain id; `env_file` in
                       `config.toml` names it
     network.pkl       the cloudpickled factory `network` of the algorithm's record, where it has one
+    functions.pkl     its other functions by name (a learning rate of progress), where it has some that pickle
 
-A pickle is a program: whoever unpickles it runs it. The last two are unpickled only where the run's environment or
-network is used again, by a command or a call that names the run directory, so use a directory that somebody else has
+A pickle is a program: whoever unpickles it runs it. These are unpickled only where the run's environment, network or
+functions are used again, by a command or a call that names the run directory, so use a directory that somebody else has
 made only if you would run that person's scripts too. The environment is unpickled in the processes that step it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pickle
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.acting.modules import NetworkFactory
-from asyncrl.envs.factory_pickle import pack_network
+from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, error_text
+from asyncrl.errors import ConfigurationError, FactoryNotPicklable, error_text
+from asyncrl.options import FunctionOfProgress, functions_of
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config, read_trainer
@@ -31,6 +34,7 @@ from asyncrl.run.run_directory import RunDirectory, describe_run
 
 ENVIRONMENT = "environment.pkl"
 NETWORK = "network.pkl"
+FUNCTIONS = "functions.pkl"
 
 
 class Origin(Protocol):
@@ -55,6 +59,10 @@ def write_run_files(
     network = getattr(algorithm, "own_network", None)
     if network is not None:
         directory.write_bytes(NETWORK, pack_network(network))
+    functions = {name: made for name, made in functions_of(algorithm).items() if name != "network"}
+    if functions:
+        with contextlib.suppress(FactoryNotPicklable):  # training does not need it
+            directory.write_bytes(FUNCTIONS, pack_functions(functions))
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
@@ -108,6 +116,26 @@ def network_of_run(run: Path) -> NetworkFactory | None:
             f"the network of the run cannot be unpickled: {type(error).__name__}: {error_text(error)}",
             facts={"file": file},
             fix="put the modules that it was defined with on sys.path",
+        ) from error
+
+
+def functions_of_run(run: Path) -> dict[str, FunctionOfProgress]:
+    """Options of a run's algorithm that are functions of progress, by name. Unpickles them, which runs their code.
+
+    Raises:
+        ConfigurationError: the file cannot be read or unpickled (ASYNC017).
+    """
+    file = run / FUNCTIONS
+    if not file.exists():
+        return {}
+    try:
+        functions: dict[str, FunctionOfProgress] = pickle.loads(file.read_bytes())
+        return functions
+    except Exception as error:
+        raise ConfigurationError(
+            f"the functions of the run cannot be unpickled: {type(error).__name__}: {error_text(error)}",
+            facts={"file": file},
+            fix="put the modules that they were defined with on sys.path",
         ) from error
 
 

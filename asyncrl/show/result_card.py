@@ -26,7 +26,8 @@ def result_html(title: str, figures: Mapping[str, str], evaluations: Points, ret
         f'<td style="padding:1px 0;text-align:left">{escape(value)}</td></tr>'
         for label, value in figures.items()
     )
-    table = f'<table style="border-collapse:collapse;margin-top:8px;background:none">{rows}</table>'
+    style = "border-collapse:collapse;margin-top:8px;background:none;font:inherit;color:inherit"
+    table = f'<table style="{style}">{rows}</table>'
     return box(f'<b style="font-size:15px">{escape(title)}</b>{curve_html(evaluations, returns)}{table}')
 
 

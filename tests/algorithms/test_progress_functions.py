@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,14 @@ import pytest
 from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError
 from asyncrl.options import functions_of, option_values
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import dump_config, options_by_table
+from asyncrl.run.resume import options_of_run
+from asyncrl.run.run_directory import RunDirectory
+from asyncrl.run.run_files import functions_of_run, write_run_files
 
 
 def falling(progress: float) -> float:
@@ -128,3 +134,24 @@ def test_a_file_names_what_it_cannot_hold() -> None:
     assert f"# exploration is test_a_file_names_what_it_cannot_hold.<locals>.<lambda> in {where}:" in text
     assert tomllib.loads(text)["dqn"]["gamma"] == 0.9 and "learning_rate" not in tomllib.loads(text)["dqn"]
     assert options_by_table(config, record)["dqn"]["learning_rate"] == "falling"
+
+
+def test_a_run_directory_keeps_functions_that_pickle(tmp_path: Path) -> None:
+    config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
+    lock = threading.Lock()
+    for name, rate, kept in (
+        ("pickles", lambda progress: 1e-3 * (1 - progress), {"learning_rate"}),
+        ("does not", lambda progress: 1e-3 if lock else 0.0, set()),
+        ("number", 1e-3, set()),
+    ):
+        directory = RunDirectory(tmp_path / name)
+        write_run_files(directory, config, DQN(learning_rate=rate), source)
+        directory.close()
+        functions = functions_of_run(tmp_path / name)
+        assert set(functions) == kept
+        assert not kept or functions["learning_rate"](0.5) == 5e-4
+    _, resumed = options_of_run(tmp_path / "pickles")
+    assert resumed.learning_rate_at(0, 0.5) == 5e-4
+    (tmp_path / "pickles" / "functions.pkl").write_bytes(b"broken")
+    with pytest.raises(ConfigurationError, match="the functions of the run cannot be unpickled"):
+        functions_of_run(tmp_path / "pickles")

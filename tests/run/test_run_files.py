@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import tomllib
@@ -57,7 +58,7 @@ def test_a_factory_is_kept_named_and_built_again(tmp_path: Path) -> None:
 
 
 def test_a_registered_spec_is_kept_too(tmp_path: Path) -> None:
-    spec = gymnasium.spec("CartPole-v1")
+    spec = copy.copy(gymnasium.spec("CartPole-v1"))  # that of the registry stays as it is
     spec.kwargs = {"sutton_barto_reward": True}
     config = keep(tmp_path, spec)
     env = environment_of_run(tmp_path, config.env).build()
