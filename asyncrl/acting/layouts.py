@@ -9,7 +9,11 @@ perceptrons has the weights of all copies of a layer, `[C, ...]`, then their bia
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+NetworkFactory = Callable[[int, int], Any]
+"""`network(inputs, outputs)` returns a module from float32 `[R, inputs]` to `[R, outputs]`."""
 
 
 def parameter_count(sizes: Sequence[int], copies: int = 1) -> int:

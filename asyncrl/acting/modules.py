@@ -6,21 +6,19 @@ The module's parameters and floating-point buffers live in one flat float32 bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.network import ActingLayout, ActingNetwork
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-NetworkFactory = Callable[[int, int], Any]
-"""`network(inputs, outputs)` returns a module from float32 `[R, inputs]` to `[R, outputs]`."""
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:

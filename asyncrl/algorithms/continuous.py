@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from asyncrl.acting.box import BoxLayout
 from asyncrl.acting.schedules import require_rate, value_at
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import check_action_space
@@ -18,6 +17,8 @@ from asyncrl.options import FunctionOfProgress, require_at_least, require_widths
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from asyncrl.acting.box import BoxLayout
 
 
 class CriticLoss(NamedTuple):
@@ -108,6 +109,8 @@ class ContinuousControl(OffPolicy):
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
         inputs = math.prod(self.seen(spec).observation_shape)
+        from asyncrl.acting.box import BoxLayout
+
         shape = inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec)
         return BoxLayout(*shape, self.normalize_observations)
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from asyncrl.acting.box import DeterministicPolicy
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from asyncrl.algorithms.continuous import ActorLoss, ContinuousControl
 from asyncrl.interfaces import EnvSpec
@@ -14,6 +13,8 @@ from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from asyncrl.acting.box import DeterministicPolicy
 
 
 def actor_loss(q: Tensor) -> ActorLoss:
@@ -71,4 +72,6 @@ class DeterministicActor(ContinuousControl):
         scales = self.exploration_scale, self.exploration_scale_last
         ou = self.exploration_noise == "ou"
         noise = OrnsteinUhlenbeckNoise(*scales, self.exploration_theta) if ou else GaussianNoise(*scales)
+        from asyncrl.acting.box import DeterministicPolicy
+
         return DeterministicPolicy(self.seen(spec), self.layout(spec), noise, self.uniform_steps)

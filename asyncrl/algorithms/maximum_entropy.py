@@ -10,13 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncrl.acting.box import SquashedGaussianPolicy
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from asyncrl.acting.box import SquashedGaussianPolicy
 
 
 def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
@@ -66,4 +67,6 @@ class MaximumEntropy(ContinuousControl):
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.acting.box import SquashedGaussianPolicy
+
         return SquashedGaussianPolicy(self.seen(spec), self.layout(spec), self.uniform_steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
-from asyncrl.acting.modules import NetworkFactory
+from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import coerce, option_help, require_at_least

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.schedules import linear, require_rate, value_at
-from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
 from asyncrl.algorithms.observing import Observing
 from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
@@ -25,6 +24,7 @@ from asyncrl.options import (
 )
 
 if TYPE_CHECKING:
+    from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
     from asyncrl.algorithms.on_policy_kernel import Outputs
     from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
 
@@ -166,15 +166,21 @@ class OnPolicy(Observing):
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """The log-probability of the action, and what it was squashed from where it was."""
+        from asyncrl.acting.stochastic import extra_fields_of
+
         return extra_fields_of(self.layout(spec))
 
     def make_policy(self, spec: EnvSpec) -> StochasticPolicy:
         """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.acting.stochastic import StochasticPolicy
+
         return StochasticPolicy(self.seen(spec), self.layout(spec))
 
     def layout(self, spec: EnvSpec) -> ActorLayout:
         """The policy's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
         self.check(spec)
+        from asyncrl.acting.stochastic import ActorLayout
+
         return ActorLayout(
             inputs=math.prod(self.seen(spec).observation_shape),
             hidden=self.hidden_sizes,

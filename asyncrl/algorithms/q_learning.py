@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.acting.schedules import EpsilonSchedule, require_rate
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.registry import supported_algorithms
@@ -30,6 +29,8 @@ from asyncrl.options import FunctionOfProgress, require_at_least, require_fracti
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from asyncrl.acting.policies import QLayout, QPolicy
 
 
 class QLoss(NamedTuple):
@@ -161,6 +162,8 @@ class QLearning(OffPolicy):
             self.exploration_repeat,
             self.exploration,
         )
+        from asyncrl.acting.policies import QPolicy
+
         return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
 
     def layout(self, spec: EnvSpec) -> QLayout:
@@ -176,6 +179,8 @@ class QLearning(OffPolicy):
                 facts={"observation shape": spec.observation_shape},
                 fix="set noisy to false and exploration_initial to 1 (epsilon-greedy), or network to mlp",
             )
+        from asyncrl.acting.policies import QLayout
+
         shape = inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network
         return QLayout(*shape, self.normalize_observations)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from asyncrl.acting.policies import QLayout
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
@@ -20,6 +19,7 @@ from asyncrl.options import require_at_least, require_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.acting.policies import QLayout
     from asyncrl.algorithms.q_learning_update import QLearningUpdate
     from asyncrl.algorithms.staging import StagedBatch
 

@@ -102,7 +102,10 @@ def test_every_command_has_help_within_the_screen(capsys: pytest.CaptureFixture[
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["trian"]])
+QUICK = [["--help"], ["trian"], ["train", "--help", "dqn"], ["explain", "tau"], ["presets"]]
+
+
+@pytest.mark.parametrize("arguments", [*QUICK, *([name, "--help"] for name in COMMANDS)])
 def test_help_and_wrong_commands_load_nothing_heavy(arguments: list[str]) -> None:
     heavy = "{'torch', 'gymnasium', 'numba', 'aiohttp', 'rich', 'matplotlib'}"
     code = (
@@ -119,7 +122,7 @@ def test_a_wrong_argument_takes_neither_torch_nor_a_process() -> None:
         "import sys, subprocess\nfrom asyncrl.cli.main import main\n"
         "subprocess.Popen = None\n"
         "try:\n    main(['train', 'CartPole-v1', '--algo', 'dqn', '--stps', '5'])\n"
-        "except SystemExit as stop:\n    print(stop.code, sorted({'torch', 'gymnasium'} & set(sys.modules)))"
+        "except SystemExit as stop:\n    print(stop.code, sorted({'torch', 'gymnasium', 'numba'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout == "2 []\n", done.stderr
