@@ -79,7 +79,7 @@ def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
     assert "over 3 greedy episodes\n" in first.stdout
     assert f"files         {directory}\n" in first.stdout
 
-    played = asyncrl("eval", str(directory), "--episodes", "4", "--json")
+    played = asyncrl("eval", str(directory), "--checkpoint", "latest", "--episodes", "4", "--json")
     assert (played.returncode, played.stderr) == (0, "")
     result = json.loads(played.stdout)
     assert (result["env"], result["algo"], result["episodes"]) == ("CartPole-v1", "dqn", 4)
