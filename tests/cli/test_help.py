@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_help_of_an_algorithm_has_its_options_and_no_others(
 ) -> None:
     text = help_of(capsys, "train", *arguments) if "-h" not in arguments else _short(capsys, arguments)
     for option in option_help(ALGORITHMS["dqn"]).values():
-        assert f"dqn.{option.name.replace('_', '-')} " in text
+        assert re.search(rf"dqn\.{option.name.replace('_', '-')}\s", text)
     assert "--ppo." not in text and "--steps N" in text
 
 
