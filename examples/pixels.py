@@ -1,6 +1,6 @@
 """Learn a game from its pixels: two frames are stacked, and a convolutional network is chosen by itself.
 
-    python examples/pixels.py dqn
+    python examples/pixels.py [dqn|impala|ppo] [STEPS]
 
 `asyncrl/Catch-v0` is a game of 21 x 21 pixels that comes with the package. See docs/observations.md.
 """
@@ -13,11 +13,11 @@ ENV = "asyncrl/Catch-v0"
 ALGORITHMS = {"dqn": DQN, "impala": IMPALA, "ppo": PPO}
 
 
-def main(name: str = "dqn") -> float:
+def main(name: str = "dqn", steps: int = 200_000) -> float:
     """Train, play one episode; returns the mean return of the final evaluation."""
     algorithm = ALGORITHMS[name].preset(ENV, frame_stack=2)
     with Trainer(ENV, algorithm, seed=0, http="off", **algorithm.preset_options(ENV)) as trainer:
-        result = trainer.learn(target_return=0.95, total_steps=200_000, max_seconds=300)
+        result = trainer.learn(target_return=0.95, total_steps=int(steps), max_seconds=300)
     print(f"{result.policy.describe()}: {result.stop_reason}, {result.evaluation.return_mean:.2f}")
 
     env = result.policy.make_env()  # within gymnasium's FrameStackObservation
