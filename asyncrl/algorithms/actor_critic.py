@@ -164,6 +164,15 @@ class ActorCritic:
             out[self.layout.obs_mean] = self._mean
             out[self.layout.obs_scale] = self._scale
 
+    def begin_with(self, weights: Tensor, env_steps: int) -> None:
+        """Take over what `write_weights` wrote, `[weight_count]`; its statistics are those of `env_steps` steps."""
+        self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
+        if self.layout.normalized:
+            mean, scale = (weights[at].numpy() for at in (self.layout.obs_mean, self.layout.obs_scale))
+            self._seen.count, self._seen.mean = max(env_steps, 1), mean.astype(np.float64)
+            self._seen.square = (1.0 / scale.astype(np.float64) ** 2 - 1e-8) * self._seen.count
+            self._set_statistics()
+
     def state_dict(self) -> dict[str, Any]:
         """Networks by parameter name, Adam's moments and the statistics, as copies on the host."""
         return {

@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from asyncrl.run.config import TrainerConfig, usable_cores
 from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
+from asyncrl.run.policy_start import begin_with_policy, policy_to_begin_with
+from asyncrl.run.portable_policy import PortablePolicy
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.restore import restore_learner, restore_records, restore_rings
 from asyncrl.run.resume import Resumption
@@ -133,6 +136,9 @@ async def build(
     thread = LearnerThread(config.torch_threads)
     stack.callback(thread.close)
     policy = algorithm.make_policy(spec)
+    first = None
+    if config.init_from is not None and setup.resumed is None:
+        first = await asyncio.to_thread(policy_to_begin_with, Path(config.init_from), algorithm, spec)
     device = choose_device(config.device, policy.weight_count)
     warn_of_too_many_threads(config)
     loop = loop_builder(algorithm, config, spec)
@@ -160,6 +166,7 @@ async def build(
         on_death=lambda _: _call_each(looks),
     )
     stack.push_async_callback(pool.close)
+    keeps = keeps_rows(algorithm, config.save_replay_buffer)
     resumed = setup.resumed
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
@@ -170,11 +177,13 @@ async def build(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pool.start(), name="start-actors")
         core = tasks.create_task(
-            thread.call(lambda: _make_updater(algorithm, spec, device, core_seed)), name="make-network"
+            thread.call(lambda: _make_updater(algorithm, spec, device, core_seed, first)), name="make-network"
         )
     if setup.directory.path is not None:
         state = await thread.call(core.result().state_dict)
-        warn_of_little_space(setup.directory.path, config.checkpoints_kept, state, policy.weight_count)
+        rows_bytes = layout.nbytes() * config.actors if keeps else 0
+        kept = config.checkpoints_kept
+        warn_of_little_space(setup.directory.path, kept, state, policy.weight_count, rows_bytes)
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
     learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
@@ -191,7 +200,6 @@ async def build(
     )
     saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
-    keeps = keeps_rows(algorithm, config.save_replay_buffer)
     saver.capture = RunCapture(learner, pool, reporting, schedule, setup.clock, algorithm, keeps)
     reporting.schedule = schedule
     if resumed is not None:
@@ -205,9 +213,13 @@ def _call_each(functions: list[Callable[[], None]]) -> None:
         function()
 
 
-def _make_updater(algorithm: Algorithm, spec: EnvSpec, device: str, seed: int) -> Any:
-    """The algorithm's network and optimizer, with the kernels that came with their modules."""
+def _make_updater(
+    algorithm: Algorithm, spec: EnvSpec, device: str, seed: int, first: PortablePolicy | None
+) -> Any:
+    """The algorithm's network, from the weights of `first` on, and optimizer, with the kernels of their modules."""
     core = algorithm.make_updater(spec, device, seed)
+    if first is not None:
+        begin_with_policy(core, first)
     prepare_quietly(without=("asyncrl.replay",))
     return core
 

@@ -23,7 +23,9 @@ def state_bytes(state: Any) -> int:
     return int(getattr(state, "nbytes", 8))
 
 
-def warn_of_little_space(directory: Path, kept: int, state: Mapping[str, Any], weight_count: int) -> None:
+def warn_of_little_space(
+    directory: Path, kept: int, state: Mapping[str, Any], weight_count: int, rows_bytes: int = 0
+) -> None:
     """ASYNC044 where the disk of `directory` has no room for all checkpoints that a run holds at one time.
 
     These are `kept` by their step, the best one where it is older than these, and the one that is being written.
@@ -33,16 +35,18 @@ def warn_of_little_space(directory: Path, kept: int, state: Mapping[str, Any], w
         kept: option `checkpoints_kept`.
         state: what the learner's state is before its first update, which has the size of every later one.
         weight_count: of the acting policy, whose weights stand in the file by themselves.
+        rows_bytes: of all rings, where checkpoints hold them: once, and once more while they are written.
     """
     each = state_bytes(state) + 4 * weight_count + _HEADER_BYTES
-    needed = (kept + 2) * each
+    needed = (kept + 2) * each + 2 * rows_bytes
     try:
         free = shutil.disk_usage(directory).free
     except OSError:
         return  # writing will tell
     if needed > free:
         text = (
-            f"[ASYNC044] the checkpoints need {needed / 1e6:,.1f} MB ({kept + 2} files of {each / 1e6:,.1f} MB), and "
+            f"[ASYNC044] the checkpoints need {needed / 1e6:,.1f} MB ({kept + 2} files of {each / 1e6:,.1f} MB"
+            f"{f', 2 of {rows_bytes / 1e6:,.1f} MB' if rows_bytes else ''}), and "
             f"the disk of {directory} has {free / 1e6:,.1f} MB free; make space, lower checkpoints_kept, or give "
             "another run_dir; training begins, and a checkpoint that does not fit is told when it is written"
         )

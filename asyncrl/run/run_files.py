@@ -66,7 +66,8 @@ def write_run_files(
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
-    config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None)
+    # The file may be copied, and be trained from again: where it lies is not one of the run's options.
+    config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None, run_dir=None)
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:

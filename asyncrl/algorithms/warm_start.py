@@ -1,0 +1,61 @@
+"""Warm start: a fresh updater begins with the weights of a trained policy.
+
+The networks that act take the weights, and so do their targets. Critics, optimiser and counters stay fresh. Statistics
+that observations are normalised with come with the weights, and count as many steps as the policy was trained for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.continuous_update import ContinuousUpdate
+from asyncrl.algorithms.crossq_update import CrossQUpdate
+from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
+from asyncrl.algorithms.q_learning_update import QLearningUpdate
+from asyncrl.networks.mlp import FlatMLP
+from asyncrl.protocols import Updater
+
+
+@torch.no_grad()
+def begin_with(core: Updater, weights: NDArray[np.float32], env_steps: int) -> None:
+    """Copy a policy's weights into a fresh updater.
+
+    Args:
+        core: of the algorithm that the run trains.
+        weights: flat `[core.weight_count]`, in the order that its policy reads.
+        env_steps: steps that the policy was trained for.
+
+    Raises:
+        ValueError: this updater cannot take a policy's weights; the text says why.
+    """
+    flat = torch.from_numpy(np.array(weights, np.float32))
+    if isinstance(core, CrossQUpdate) and core.layout.network is None:
+        raise ValueError("crossq folds its batch normalisation into the weights that act, for good")
+    if isinstance(core, QLearningUpdate):
+        flat = _of_all_atoms(core, flat)
+        core._online.flat.copy_(flat)
+        core._target.flat.copy_(flat)
+    elif isinstance(core, ContinuousUpdate):
+        core.policy.flat.copy_(flat)
+        if core.target_policy is not None:
+            core.target_policy.flat.copy_(flat)
+    elif isinstance(core, OnPolicyUpdate):
+        core.nets.begin_with(flat, env_steps)
+    else:
+        raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
+
+
+def _of_all_atoms(core: QLearningUpdate, acting: Tensor) -> Tensor:
+    """The network's weights; where a policy has only the mean of the outputs of an action, each of them is that."""
+    if core._acting == core.layout:
+        return acting
+    own, small = FlatMLP(core.layout.sizes, core._online.flat.clone()), FlatMLP(core._acting.sizes, acting)
+    count = small.flat.numel() - small.head.numel() - small.head_bias.numel()
+    own.flat[:count].copy_(small.flat[:count])
+    atoms = core.layout.atoms
+    own.head.unflatten(1, (-1, atoms)).copy_(small.head.unsqueeze(2))
+    own.head_bias.unflatten(2, (-1, atoms)).copy_(small.head_bias.unsqueeze(3))
+    return own.flat
