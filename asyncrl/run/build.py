@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +28,14 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import DeviceNotAvailable, TooManyThreads
+from asyncrl.errors import DeviceNotAvailable
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm, Policy
-from asyncrl.run.config import TrainerConfig, usable_cores
+from asyncrl.run.config import TrainerConfig
 from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
@@ -48,6 +47,7 @@ from asyncrl.run.resume import Resumption
 from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
+from asyncrl.run.threads import warn_of_too_many_threads
 from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
@@ -278,20 +278,6 @@ def choose_device(asked: str, weight_count: int) -> str:
     if asked == "auto":
         return "cuda" if available and weight_count >= GPU_WEIGHTS else "cpu"
     return asked
-
-
-def warn_of_too_many_threads(config: TrainerConfig) -> None:
-    """Warn with ASYNC021 where actors alone, or torch's threads beside them, outnumber the cores."""
-    cores = usable_cores()
-    torch_threads = config.torch_threads
-    if config.actors > cores or (torch_threads > 1 and config.actors + torch_threads > cores):
-        warnings.warn(
-            TooManyThreads(
-                f"[ASYNC021] {config.actors} actors and {torch_threads} torch threads share {cores} cores; "
-                f"set num_actors to {max(1, cores - torch_threads)} and torch_threads to 1"
-            ),
-            stacklevel=2,
-        )
 
 
 @contextlib.contextmanager

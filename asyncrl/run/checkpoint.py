@@ -94,11 +94,6 @@ def load(
     return _read_state(path, payload), meta
 
 
-def read_meta(path: Path) -> CheckpointMeta:
-    """The header of a checkpoint, of which every byte was checked. Raises `CheckpointError` (ASYNC019)."""
-    return _decode(path)[0]
-
-
 def read_policy(path: Path) -> SavedPolicy:
     """The weights of a checkpoint and what their policy is built from.
 

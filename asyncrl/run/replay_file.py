@@ -123,7 +123,7 @@ def read_rows(path: Path) -> dict[str, NDArray[Any]]:
         raise CheckpointError(
             f"the replay of the checkpoint cannot be read: {error.strerror}",
             facts={"file": path, "failed check": "open"},
-            fix="resume from another checkpoint, or without the replay: save_replay_buffer=False",
+            fix="go on from another checkpoint, without its rows: checkpoint=..., on the command line --checkpoint",
         ) from error
     except (struct.error, ValueError, TypeError, KeyError) as error:
         raise _damaged(path, "header") from error
@@ -155,7 +155,7 @@ def _damaged(path: Path, check: str) -> CheckpointError:
     return CheckpointError(
         "the replay of the checkpoint is damaged",
         facts={"file": path, "failed check": check},
-        fix="resume from another checkpoint, or without the replay: save_replay_buffer=False",
+        fix="go on from another checkpoint, without its rows: checkpoint=..., on the command line --checkpoint",
     )
 
 

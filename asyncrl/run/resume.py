@@ -17,11 +17,11 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
-from asyncrl.run.checkpoint import CheckpointMeta, does_not_fit, load, read_meta
+from asyncrl.run.checkpoint import CheckpointMeta, does_not_fit, load
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import TRAINER, make_record, read_config
 from asyncrl.run.replay_file import read_rows
-from asyncrl.run.resume_rules import check_changes
+from asyncrl.run.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
 from asyncrl.run.run_files import functions_of_run, network_of_run
 
 
@@ -49,17 +49,22 @@ class Resumption:
     best: Mapping[str, Any]
     notes: tuple[str, ...]
 
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far; with rows those that the actors had made and the learner had not taken in too."""
+        return _steps_made(self.run, self.meta) if self.rows is not None else self.meta.env_steps
+
     def lines(self) -> tuple[str, ...]:
         """The same for people."""
         meta = self.meta
-        first = f"goes on from {self.path}: {meta.env_steps:,} steps, {meta.updates:,} updates"
+        first = f"goes on from {self.path}: {self.env_steps:,} steps, {meta.updates:,} updates"
         return (first, *self.notes)
 
     def record(self) -> dict[str, Any]:
         """What `meta.json` says of it."""
         return {
             "checkpoint": self.path.name,
-            "env_steps": self.meta.env_steps,
+            "env_steps": self.env_steps,
             "pending": [int(copy["env_steps"]) for copy in self.run["pending"]],
             "exact": not self.notes,
             "notes": list(self.notes),
@@ -135,11 +140,11 @@ def total_of(steps: int | str | None, done: int) -> int | None:
         ) from error
 
 
-def refuse_if_used_up(config: TrainerConfig, meta: CheckpointMeta) -> None:
+def refuse_if_used_up(config: TrainerConfig, env_steps: int, train_seconds: float) -> None:
     """Raise `ConfigurationError` where the run has nothing left to do (ASYNC017)."""
     rules = (
-        ("total_steps", config.total_steps, meta.env_steps, "total_steps='+100k', on the command line --steps +100k"),
-        ("max_seconds", config.max_seconds, meta.train_seconds, "a larger max_seconds: it counts from the beginning"),
+        ("total_steps", config.total_steps, env_steps, "total_steps='+100k', on the command line --steps +100k"),
+        ("max_seconds", config.max_seconds, train_seconds, "a larger max_seconds: it counts from the beginning"),
     )  # fmt: skip
     for name, limit, done, fix in rules:
         if limit is not None and done >= limit:
@@ -160,37 +165,40 @@ def prepare_resumption(
     """The options that a run goes on with, and its checkpoint; see `Trainer.resume`."""
     config, algorithm = options_of_run(run)
     path = run / "checkpoints" / checkpoint
-    meta = read_meta(path)
-    total = total_of(total_steps, meta.env_steps)
+    state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
+    if not isinstance(state.get("run"), dict) or "core" not in state:
+        raise does_not_fit(path, "it holds no run to go on from, only a policy")
+    done = _steps_made(state["run"], meta) if state["run"].get("rows") else meta.env_steps
+    total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
-    refuse_if_used_up(config, meta)
-    return config, algorithm, read_resumption(path, config, algorithm, restore_episodes)
+    refuse_if_used_up(config, done, meta.train_seconds)
+    return config, algorithm, _resumption(path, (state, meta), config, algorithm, restore_episodes)
 
 
-def read_resumption(
-    path: Path, config: TrainerConfig, algorithm: Algorithm, restore_episodes: bool
+def _steps_made(run: Mapping[str, Any], meta: CheckpointMeta) -> int:
+    return max(int(run["rings"]["steps"].sum()), meta.env_steps)
+
+
+def _resumption(
+    path: Path,
+    checkpoint: tuple[Mapping[str, Any], CheckpointMeta],
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    restore_episodes: bool,
 ) -> Resumption:
-    """Read a checkpoint to go on from.
-
-    Args:
-        path: the checkpoint.
-        config: the options it goes on with.
-        algorithm: likewise.
-        restore_episodes: go on in the middle of the episodes that it holds.
-
-    Raises:
-        CheckpointError: it is missing, damaged, of another environment or algorithm, or holds no run (ASYNC019); the
-            text names the one before it.
-    """
-    state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
-    run = state.get("run")
-    if not isinstance(run, dict) or "core" not in state:
-        raise does_not_fit(path, "it holds no run to go on from, only a policy")
+    """What the run goes on from. Raises `CheckpointError` where its file of rows is missing or damaged (ASYNC019)."""
+    state, meta = checkpoint
+    run = state["run"]
     rows, states, why = None, None, str(run.get("why", ""))
     name = run.get("rows")
-    if name is not None and run["rings"]["num_actors"] != config.actors:
-        why = f"num_actors was {run['rings']['num_actors']}"
+    actors = int(run["rings"]["num_actors"])
+    if actors != config.actors and getattr(algorithm, "discipline", "relaxed") != "relaxed":
+        raise refused_change("num_actors", actors, config.actors, FIXED_IN_LOCKSTEP["num_actors"])
+    if name is not None and actors != config.actors:
+        why = f"num_actors was {actors}"
+    elif name is not None and not (path.parent / str(name)).exists():
+        why = "rows are kept of the last checkpoint only"
     elif name is not None:
         arrays = read_rows(path.parent / str(name))
         rows = arrays

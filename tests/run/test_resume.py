@@ -184,6 +184,16 @@ def test_a_damaged_replay_is_refused(tmp_path: Path) -> None:
         Trainer.resume(tmp_path, "+100")
 
 
+def test_a_checkpoint_without_rows_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    algorithm = PPO(discipline="lockstep", hidden_sizes=(8,), segment_length=16)
+    Trainer("CartPole-v1", algorithm, run_dir=tmp_path, **SMALL).learn(total_steps=800)
+    trainer = Trainer.resume(tmp_path, 1_200, checkpoint="best")
+    assert trainer.resumed_from[1].startswith("the actors begin new episodes")
+    assert trainer.learn().summary["env_steps"] >= 1_200
+    with pytest.raises(ConfigurationError, match="num_actors may not change"):
+        Trainer.resume(tmp_path, "+100", num_actors=3)
+
+
 def test_a_directory_of_a_run_is_refused_with_the_command_that_goes_on(run: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds a run") as raised:
         Trainer("CartPole-v1", ALGORITHM, run_dir=run, **SMALL).learn(total_steps=10)
