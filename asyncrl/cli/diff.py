@@ -38,10 +38,11 @@ def run(options: argparse.Namespace, server: ForkServer | None) -> int:
     """Print both tables; returns the exit code."""
     runs = [existing_run(options.A), existing_run(options.B)]
     differing = differing_options(runs)
+    shared = set(runs[0].options) & set(runs[1].options)  # not those of two algorithms
     rows = [
         (name, *(_text(value) for value in values))
         for name, values in differing.items()
-        if name not in NOT_OPTIONS
+        if name not in NOT_OPTIONS and name.partition(".")[0] in shared
     ]
     print(text_table(("option", "A", "B"), rows) if rows else "the options are the same")
     print()
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace, server: ForkServer | None) -> int:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         value = tuple(value)
-    return "not set" if value is None else shown(value)
+    return "not set" if value is None else shown(value) or "nothing"
 
 
 def _outcome(run: KeptRun) -> dict[str, str]:

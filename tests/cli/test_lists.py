@@ -134,6 +134,16 @@ def test_diff_of_equal_options(folder: Path, capsys: pytest.CaptureFixture[str])
     assert set(differing_options([KeptRun(folder / "good"), KeptRun(folder / "same")])) == {"trainer.run_dir"}
 
 
+def test_diff_of_two_algorithms_leaves_out_their_own_options(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_run(folder / "other", algo="ppo", trainer={"wrappers": ("a:B",)}, summary={})
+    assert main(["diff", str(folder / "good"), str(other)]) == 0
+    options = capsys.readouterr().out.split("\n\n")[0]
+    assert "trainer.algo" in options and "dqn." not in options and "ppo." not in options
+    assert ["trainer.wrappers", "nothing", "a:B"] in [line.split() for line in options.splitlines()]
+
+
 def test_diff_of_what_is_no_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(folder / "good"), str(folder / "no run")]) == 1
     assert "is no run's directory" in capsys.readouterr().err
