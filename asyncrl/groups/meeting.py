@@ -1,0 +1,140 @@
+"""The start of a job: every rank comes, shows its card, and is refused where it does not fit the others.
+
+A card holds the rank's host, process, versions and options. All ranks read all cards, so all of them give the same
+reason where they refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from importlib import metadata
+from typing import Any
+
+from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
+from asyncrl.groups.peers import dist
+from asyncrl.groups.place import Place
+
+JOIN_SECONDS = 120.0
+"""Longest wait for the other ranks; torch alone may take half a minute to load on a busy machine."""
+LOOK_SECONDS = 0.05
+"""Interval at which the cards are looked at."""
+_FAREWELL_SECONDS = 5.0
+_SHOWN = 5
+"""Differences that a message names."""
+
+Card = dict[str, Any]
+
+
+def open_store(place: Place, *, every_life: bool) -> Any:
+    """The store of this job: of all lives of its ranks, or of this one. Raises `GroupLost` where nobody serves it."""
+    try:
+        store = dist.TCPStore(
+            place.host,
+            place.port,
+            is_master=place.rank == 0 and not place.agent_store,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        raise GroupLost(
+            f"Rank {place.rank} on {place.machine} cannot reach rank 0.",
+            facts={"address": f"{place.host}:{place.port}", "cause": str(error).partition("\n")[0]},
+            fix="start rank 0 too, give every rank its address, and let the port through the firewall",
+        ) from error
+    return dist.PrefixStore("asyncrl" if every_life else f"asyncrl/{place.life}", store)
+
+
+def card_of(place: Place, options: Mapping[str, Any]) -> Card:
+    """This rank's card; `options` are those that must be the same on all ranks."""
+    names = ("asyncrl", "torch", "numpy", "gymnasium")
+    return {
+        "host": place.machine,
+        "pid": os.getpid(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in names}},
+        "options": json.loads(json.dumps(dict(options), default=str)),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def meet(
+    store: Any,
+    place: Place,
+    card: Card,
+    *,
+    seconds: float = JOIN_SECONDS,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> list[Card]:
+    """Show `card` and wait for those of all ranks, which are returned in the order of ranks.
+
+    Raises:
+        GroupLost: ranks have not come after `seconds`; the text says which.
+        StoppedWhileStarting: `cancelled` says so.
+        ConfigurationError: ranks differ in versions or options.
+    """
+    store.set(_key(place.rank), json.dumps(card))
+    deadline = time.monotonic() + seconds
+    missing = list(range(place.size))
+    while missing := [rank for rank in missing if not store.check([_key(rank)])]:
+        if cancelled():
+            raise StoppedWhileStarting("The run was stopped while it waited for the other groups.")
+        if time.monotonic() > deadline:
+            raise _not_come(place, missing, seconds)
+        time.sleep(LOOK_SECONDS)
+    cards = [json.loads(store.get(_key(rank))) for rank in range(place.size)]
+    store.add("read", 1)
+    differences = _differences(cards)
+    if differences:
+        _let_all_read(store, place)
+        raise ConfigurationError(
+            "the groups of a run must be alike, and they differ",
+            facts=dict(differences[:_SHOWN]),
+            fix="start every rank with the same versions and options",
+        )
+    return cards
+
+
+def _key(rank: int) -> str:
+    return f"card/{rank}"
+
+
+def _not_come(place: Place, missing: list[int], seconds: float) -> GroupLost:
+    named = ", ".join(str(rank) for rank in missing)
+    come = place.size - len(missing)
+    return GroupLost(
+        f"Rank{'s' * (len(missing) > 1)} {named} of {place.size} did not come within {seconds:.0f} s.",
+        facts={"came": f"{come} of {place.size}", "waiting": f"rank {place.rank} on {place.machine}"},
+        fix="start the missing ranks, and look at their output for an error",
+    )
+
+
+def _differences(cards: list[Card]) -> list[tuple[str, str]]:
+    """Name of what differs, and the value of rank 0 and of the first rank that differs."""
+    found = []
+    for part in ("versions", "options"):
+        first = cards[0][part]
+        for rank, card in enumerate(cards):
+            for name in sorted({*first, *card[part]}):
+                here, there = first.get(name), card[part].get(name)
+                if here != there:
+                    text = f"{here} on rank 0 ({cards[0]['host']}), {there} on rank {rank} ({card['host']})"
+                    found.append((name, text))
+    return found
+
+
+def _let_all_read(store: Any, place: Place) -> None:
+    """Rank 0 may serve the store: it leaves when all have read the cards."""
+    deadline = time.monotonic() + _FAREWELL_SECONDS
+    while place.rank == 0 and store.add("read", 0) < place.size and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
