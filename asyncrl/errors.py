@@ -24,7 +24,8 @@
     │   ├── GPUOutOfMemory            ASYNC009
     │   ├── ReplayTooLarge            ASYNC010
     │   ├── RingCorrupt               ASYNC023
-    │   └── TooFewDescriptors         ASYNC030
+    │   ├── TooFewDescriptors         ASYNC030
+    │   └── GroupLost                 ASYNC032
     ├── StoppedWhileStarting          ASYNC031, exit code 130
     └── TrainingDiverged              ASYNC022, exit code 1
 
@@ -39,11 +40,9 @@
     └── LittleDiskSpace               ASYNC044
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
-`num_slots must be a power of two, got 12`. The full text of every coded error is made in one place, here, so that
-tests can read it and the modules that raise stay free of prose.
+`num_slots must be a power of two, got 12`.
 
-Texts may hold what an environment or a file said. They are shown with control characters escaped and cut in the middle
-where they are longer than `TEXT_LIMIT`, so that a message can neither drive a terminal nor fill a disk.
+Texts may hold what an environment or a file said: control characters are escaped, and long ones cut to `TEXT_LIMIT`.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-TEXT_LIMIT = 4_000
-"""Most characters of a message or of one fact that are kept."""
-TRACEBACK_LIMIT = 20_000
-"""Most characters of a remote traceback that are kept."""
+TEXT_LIMIT, TRACEBACK_LIMIT = 4_000, 20_000
+"""Most characters that are kept: of a message or of one fact, and of a remote traceback."""
 
 
 def printable(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -73,11 +70,6 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def error_text(error: BaseException) -> str:
-    """The message of any exception as `printable` text, also where its `str` raises."""
-    return shown(error)
-
-
 def describe_error(error: BaseException) -> str:
     """What ended a run, in words: an `AsyncRLError` says it all, of any other exception its type is named too."""
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error_text(error)}"
@@ -91,12 +83,14 @@ def shown(value: object) -> str:
         return f"(a {type(value).__name__} whose text cannot be shown: str() raised {type(broken).__name__})"
 
 
+error_text = shown  # of any exception its message
+
+
 class AsyncRLError(Exception):
     """Base of all errors the world or the user can cause.
 
     Attributes:
-        code: stable name, `ASYNCnnn`.
-        exit_code: what the command line exits with.
+        code, exit_code: stable name, `ASYNCnnn`; what the command line exits with.
         what: one sentence of what happened.
         facts: name to value, in the order they are shown.
         fix: one sentence that says what to do.
@@ -288,6 +282,12 @@ class TooFewDescriptors(ResourceError):
     """This process may not open as many files as a run needs."""
 
     code = "ASYNC030"
+
+
+class GroupLost(ResourceError):
+    """A group of the run was killed, was cut off, failed, or never came."""
+
+    code = "ASYNC032"
 
 
 class StoppedWhileStarting(AsyncRLError):

@@ -23,6 +23,15 @@ SECTIONS = {
         "ready_timeout_seconds",
         "max_restarts",
     ),
+    "groups": (
+        "groups",
+        "fusion",
+        "fusion_interval",
+        "max_fusion_staleness",
+        "fusion_dtype",
+        "fusion_learning_rate",
+        "fusion_momentum",
+    ),
     "files": (
         "run_dir",
         "report_interval_seconds",

@@ -13,7 +13,6 @@ what the group holds and sends the difference to that, so that what one message 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -131,7 +130,6 @@ class AsyncServer:
                 self._serve_life(rank, peers)
             except PeerLost as error:
                 self._note(rank, None, str(error))
-            time.sleep(0)
 
     @torch.no_grad()
     def _serve_life(self, rank: int, peers: Peers) -> None:

@@ -100,10 +100,13 @@ class BackgroundFusion:
             parameters.add_(fused.sub(self._snapshot).to(parameters.device))
         return final
 
-    def close(self) -> None:
-        """End the fusion's thread; one that waits ends within a second. Any thread, idempotent."""
-        self._vector.on_update = None
+    def abort(self) -> None:
+        """Let a fusion that waits raise `PeerLost` within half a second; any thread."""
         self._fuser.close()
+
+    def close(self) -> None:
+        """End the fusion and its thread, within a second. Any thread, idempotent."""
+        self.abort()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def statistics(self) -> FusionStatistics:

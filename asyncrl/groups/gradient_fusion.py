@@ -53,6 +53,14 @@ class GradientFusion:
         if any(flags):
             share(self._core, peers, source=next(rank for rank, flag in enumerate(flags) if not flag))
 
+    def abort(self) -> None:
+        """Let whoever waits raise `PeerLost` within half a second; any thread."""
+        self._rounds.peers.close()
+
+    def close(self) -> None:
+        """See `abort`; there is no thread to end."""
+        self.abort()
+
     def statistics(self) -> FusionStatistics:
         """A frozen record; any thread."""
         peers = self._rounds.peers

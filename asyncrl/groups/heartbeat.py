@@ -86,25 +86,24 @@ class Heartbeat:
         while True:
             closing = self._closing
             try:
-                self._beat()
-            except Exception as error:  # of the store: it has gone, and whoever serves it
+                self._beat(closing)
+            except Exception:  # of the store: it has gone, and whoever serves it
                 if not closing and -1 not in self._silent:
                     self._silent.add(-1)
                     self._on_silence(-1)
-                del error
             if closing:
                 return
             self._wake.wait(BEAT_SECONDS)
             self._wake.clear()
 
-    def _beat(self) -> None:
+    def _beat(self, ended: bool) -> None:
         store, place = self._store, self._place
         for name, text in list(self._told.items()):
             if name not in self._heard:
                 store.compare_set(name, "", text)
                 self._heard.add(name)
         self._beats += 1
-        status = {**self._status(), "beat": self._beats, "life": place.life}
+        status = {**self._status(), "beat": self._beats, "life": place.life, "ended": ended}
         store.set(f"status/{place.rank}", json.dumps(status))
         self._hear("stop", self._on_stop)
         self._hear("failure", self._on_failure)

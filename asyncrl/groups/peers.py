@@ -35,7 +35,7 @@ class Peers:
         store: where the ranks find each other's addresses.
         name: of the connection, the same on every rank and new for every connection.
         rank, size: of this rank within it.
-        address: local address or host name that the others connect to.
+        address: local address or host name that the others connect to; "" lets torch choose the interface.
 
     Attributes:
         sent_bytes, received_bytes: payload so far, as it passes this rank's network interface.
@@ -58,7 +58,8 @@ class Peers:
         self.sent_bytes = self.received_bytes = 0
         self._closed = False
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        gloo = dist.ProcessGroupGloo
+        options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
         options._timeout = timedelta(seconds=connect_seconds)
         options._threads = 1
         try:

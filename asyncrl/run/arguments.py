@@ -32,6 +32,13 @@ class RunOptions(TypedDict, total=False):
     eval_episodes: int
     target_eval_episodes: int
     eval_max_episode_steps: int | None
+    groups: int
+    fusion: Literal["gradients", "average", "async"]
+    fusion_interval: int
+    max_fusion_staleness: int
+    fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"]
+    fusion_learning_rate: float
+    fusion_momentum: float
     device: Literal["auto", "cpu", "cuda"]
     torch_threads: int
     burst_seconds: float

@@ -68,6 +68,7 @@ class Setup:
         server: forks the actors.
         clock: the training clock.
         resumed: the checkpoint that the run goes on from, or None.
+        step_limit: most environment steps, where that is not `config.total_steps` (a group's).
     """
 
     config: TrainerConfig
@@ -78,6 +79,7 @@ class Setup:
     server: ForkServer
     clock: TrainClock
     resumed: Resumption | None = None
+    step_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ async def build(
         first = await asyncio.to_thread(policy_to_begin_with, Path(config.init_from), algorithm, spec)
     device = choose_device(config.device, policy.weight_count)
     warn_of_too_many_threads(config)
-    loop = loop_builder(algorithm, config, spec)
+    loop = loop_builder(algorithm, config, spec, setup.step_limit or config.total_steps)
     layout = loop.ring_layout()
     doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
     stack.callback(doorbell.close)
@@ -258,6 +260,7 @@ def _schedule(
         config.target_return,
         config.target_eval_episodes,
         only_stop=config.only_evaluation_stops,
+        groups=config.groups,
     )
     return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
 

@@ -65,6 +65,11 @@ class Callbacks:
         self._stop: Callable[[], None] = lambda: None
         self._fail: Callable[[BaseException], None] = lambda _: None
 
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called, and `end` was not."""
+        return self._started
+
     def attach(self, stop: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Say how a callback ends the run: in good order, or with an error."""
         self._stop, self._fail = stop, fail

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from asyncrl.option_docs import documented
-from asyncrl.options import coerce, option_help, require_at_least, require_positive
+from asyncrl.options import coerce, option_help, require_at_least, require_fraction, require_positive
 
 
 @documented
@@ -76,6 +76,27 @@ class TrainerConfig:
     eval_max_episode_steps: int | None = None
     """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000."""
 
+    groups: int = 1
+    """Groups, each with its own actors and learner, on this machine; under torchrun every rank is one."""
+
+    fusion: Literal["gradients", "average", "async"] = "average"
+    """What groups fuse: gradients at every update, mean weights in the background, or deltas without a barrier."""
+
+    fusion_interval: int = 32
+    """Updates between two fusions of weights (average and async)."""
+
+    max_fusion_staleness: int = 8
+    """Maximum staleness of a group's delta, in fusions (async); an older one is dropped."""
+
+    fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"] = "float32"
+    """Encoding of the messages between groups; all but float32 use error feedback."""
+
+    fusion_learning_rate: float = 1.0
+    """Outer learning rate of average, above 0; DiLoCo uses 0.7."""
+
+    fusion_momentum: float = 0.0
+    """Outer Nesterov momentum of average, from 0 to 1; 0 is the plain mean, DiLoCo uses 0.9."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
 
@@ -137,6 +158,11 @@ class TrainerConfig:
             require_at_least(name, getattr(self, name), 0)
         for name in ("num_actors", "envs_per_actor", "total_steps", "eval_episodes", "target_eval_episodes"):
             require_at_least(name, getattr(self, name), 1)
+        for name in ("groups", "fusion_interval"):
+            require_at_least(name, getattr(self, name), 1)
+        require_at_least("max_fusion_staleness", self.max_fusion_staleness, 0)
+        require_positive("fusion_learning_rate", self.fusion_learning_rate)
+        require_fraction("fusion_momentum", self.fusion_momentum)
         for name in (
             "torch_threads",
             "eval_interval_steps",

@@ -30,6 +30,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.resume import Resumption
 from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
@@ -75,7 +76,9 @@ class Coordinator:
         started: float | None = None,
         callbacks: Callbacks | None = None,
         resumed: Resumption | None = None,
+        group: Group | None = None,
     ) -> None:
+        self._group = group or Alone(config, algorithm)
         self.config = config
         self.algorithm = algorithm
         self.source = source
@@ -89,6 +92,7 @@ class Coordinator:
         self._resumed = resumed
         self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
         self._reporting.callbacks.attach(self.stop, self.fail)
+        self._reporting.shown = self._group.shown
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._target_weights: NDArray[np.float32] | None = None
@@ -99,6 +103,7 @@ class Coordinator:
             self._stop_requested.set()
         if not self._ended.done():
             self._ended.set_result(reason)
+            self._group.tell_stop(reason)
 
     def fail(self, error: BaseException) -> None:
         """End the run with `error`. Loop thread only."""
@@ -138,6 +143,7 @@ class Coordinator:
         except (asyncio.CancelledError, StoppedWhileStarting) as error:
             return "interrupted", error
         except BaseException as error:
+            self._group.tell_failure(error)
             return "failed", error
 
     # --- build -------------------------------------------------------------------------------------------------------
@@ -180,10 +186,13 @@ class Coordinator:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self.algorithm.check(spec)
         self._open_files()
-        where = (self._directory, self._server, self._clock, self._resumed)
+        where = (self._directory, self._server, self._clock, self._resumed, self._group.step_limit)
         setup = Setup(self.config, self.algorithm, self.source, spec, *where)
         with single_error():
-            return await build(setup, self._reporting, stack, on_failure=self.fail)
+            parts = await build(setup, self._reporting, stack, on_failure=self.fail)
+        stack.push_async_callback(self._group.leave)
+        await self._group.attach(parts.learner, self.stop, self.fail)
+        return parts
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         async def save_checkpoint() -> str:
@@ -191,7 +200,7 @@ class Coordinator:
 
         served = Served(
             snapshot=self._reporting.current,
-            options=lambda: options_by_table(self.config, self.algorithm),
+            options=lambda: options_by_table(*self._group.whole),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
@@ -203,7 +212,7 @@ class Coordinator:
         """Write the run's options and machine, and open its metric files, where there is a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
-                write_run_files(self._directory, self.config, self.algorithm, self.source, self._resumed)
+                write_run_files(self._directory, *self._group.whole, self.source, self._resumed)
                 self._reporting.open_files(self._directory.path)
 
     # --- train -------------------------------------------------------------------------------------------------------
@@ -234,7 +243,7 @@ class Coordinator:
     async def _learn(self, parts: RunParts) -> None:
         # Every actor is ready and waits for the first weights, which the learner publishes before anything else.
         self._clock.start()
-        await parts.learner.run()
+        await self._group.learn(parts.learner)
         if not self._ended.done():  # the steps are used up, and copies may wait for the evaluator
             await save_before_evaluating(parts.saver)
         parts.schedule.training_ended(evaluation_seconds(self._clock))
@@ -272,6 +281,7 @@ class Coordinator:
             self.config.target_eval_episodes,
             on_evaluation=lambda done, of: reporting.tell("evaluating", final_evaluation=(done, of)),
             last_report=reporting.last_report,
+            evaluates=self._group.leads,
         )
         if parts is not None:
             ending.learner, ending.saver = parts.learner, parts.saver

@@ -95,6 +95,7 @@ class Ending:
         make_policy: the policy with given weights, evaluated or the last ones.
         last_report: the learner's report of the last snapshot, used where it cannot give one any more.
         weights: those that reached the target, or None: the learner's present ones.
+        evaluates: whether there is a final evaluation; only the first of several groups makes one.
         on_evaluation: told twice a second how many episodes of the final evaluation have finished, and how many it has.
     """
 
@@ -111,6 +112,7 @@ class Ending:
     make_policy: Callable[[NDArray[np.float32], EvaluationResult | Snapshot], PortablePolicy] | None = None
     last_report: LearnerReport | None = None
     weights: NDArray[np.float32] | None = None
+    evaluates: bool = True
     on_evaluation: Callable[[int, int], None] = lambda finished, episodes: None
 
     async def end(
@@ -137,7 +139,7 @@ class Ending:
                 # Weights that are NaN only now fail the run, which tells it and leaves its summary all the same.
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = (self.schedule.last if reached and self.schedule else None), None
-        if error is None and reason in COMPLETE and learned and not reached:
+        if error is None and reason in COMPLETE and learned and not reached and self.evaluates:
             evaluation, failure = await self._evaluate()
             if evaluation is not None and weights is not None:
                 await self._save(weights)  # again, so that a run that goes on knows of this evaluation

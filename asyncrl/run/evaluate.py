@@ -64,12 +64,14 @@ class EvaluationPlan:
         target_return: mean return that ends the run, or None.
         target_episodes: episodes that confirm it.
         only_stop: no other rule can end the run.
+        groups: how many groups take the run's steps; only one evaluates, and its own steps count for all.
     """
 
     episodes: int
     target_return: float | None
     target_episodes: int
     only_stop: bool = False
+    groups: int = 1
 
 
 class EvaluationSchedule:
@@ -238,7 +240,7 @@ class EvaluationSchedule:
             length_mean=float(lengths.mean()),
             episodes=int(returns.shape[0]),
             policy_version=copy.version,
-            env_steps=copy.env_steps,
+            env_steps=copy.env_steps * self._plan.groups,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
         )

@@ -14,6 +14,7 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import NOTHING, LearnerReport
 from asyncrl.run.config import TrainerConfig
+from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import Counters, RateMeter
 
@@ -271,6 +272,7 @@ def summarize(
         "learner_wait_fraction": min(1.0, (learner.wait_seconds if learner else 0.0) / seconds),
         "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
         "actor_restarts": last.actor_restarts,
+        **summary_of(last.groups),
     }
 
 

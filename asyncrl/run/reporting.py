@@ -98,6 +98,7 @@ class Reporting:
         has_epsilon: whether the policy's exploration rate is an epsilon, and is reported.
         last_report: the learner's report in the newest snapshot, or None.
         builder: makes the snapshots.
+        shown: what a snapshot becomes before anybody sees it: totals over groups.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Reporting:
         self.pool: ActorPool | None = None
         self.schedule: EvaluationSchedule | None = None
         self.last_report: LearnerReport | None = None
+        self.shown: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
         self._listener = listener
         self._clock = clock
         self.builder = SnapshotBuilder(config, 0, clock)
@@ -169,7 +171,7 @@ class Reporting:
     ) -> Snapshot:
         """Make a snapshot, write it and hand it to the listener."""
         self.last_report = report
-        snapshot = self._last = self._snapshot(report, stop_reason, error)
+        snapshot = self._last = self.shown(self._snapshot(report, stop_reason, error))
         if self._writers is not None:
             self._writers.write(snapshot)
         self._call_listener(snapshot)

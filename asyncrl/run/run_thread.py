@@ -30,6 +30,7 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 if TYPE_CHECKING:
     from asyncrl.run.coordinator import Coordinator
     from asyncrl.run.ending import Outcome
+    from asyncrl.run.ranks import Ranks
     from asyncrl.run.resume import Resumption
 
 try:
@@ -98,7 +99,7 @@ class RunThread:
         self.resumed: Resumption | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._coordinator: Coordinator | None = None
+        self._coordinator: Coordinator | Ranks | None = None
         self._stop_reason: str | None = None
         self._lock = threading.RLock()  # a signal handler may call `stop` while this thread holds it
         self._served = threading.Event()
@@ -116,7 +117,7 @@ class RunThread:
         return self._thread is not None
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> Coordinator | Ranks | None:
         """The run; None before its thread has made it."""
         return self._coordinator
 
@@ -164,6 +165,9 @@ class RunThread:
         """Kill every process of the run at once; also from a signal handler."""
         if self._server is not None:
             self._server.kill()
+        kill_ranks = getattr(self._coordinator, "kill", None)
+        if kill_ranks is not None:
+            kill_ranks()
 
     def stop_or_kill(self) -> None:
         """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
@@ -219,17 +223,14 @@ class RunThread:
         # Imported here because torch comes with it: it loads while the fork server does, and an actor that imports the
         # module an environment is defined in, which may import Trainer, stays free of torch.
         try:
-            from asyncrl.run.coordinator import Coordinator
+            from asyncrl.run.make_run import make_run
 
-            coordinator = Coordinator(
-                config,
-                self._algorithm,
-                self._source,
-                self._server,
-                self._receive,
-                self._started_at,
-                self._callbacks,
-                self.resumed,
+            coordinator = await make_run(
+                *(config, self._algorithm, self._source, self._server, self._receive),
+                started=self._started_at,
+                callbacks=self._callbacks,
+                resumed=self.resumed,
+                cancelled=lambda: self._stop_reason is not None,
             )
         except BaseException:
             self._server.close()

@@ -60,8 +60,11 @@ class Channels:
 class ReplayBuilder:
     """Builds the loop that samples from replay; its core is a `ReplayUpdater`."""
 
-    def __init__(self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
+    def __init__(
+        self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
+    ) -> None:
         self._algorithm = algorithm
+        self._max_env_steps = max_env_steps
         self._config = config
         self._spec = spec
 
@@ -84,7 +87,7 @@ class ReplayBuilder:
             envs_per_actor=self._config.envs_per_actor,
             num_slots=num_slots,
             error_samples=algorithm.samples_per_insert_error,
-            max_env_steps=self._config.total_steps,
+            max_env_steps=self._max_env_steps,
         )
         return RelaxedReplayLoop(parts, balance)
 
@@ -140,15 +143,18 @@ class ReplayBuilder:
                 num_slots=num_slots,
                 lag=algorithm.lockstep_lag,
             ),
-            max_env_steps=config.total_steps,
+            max_env_steps=self._max_env_steps,
         )
 
 
 class SegmentBuilder:
     """Builds the loop that takes segments in order of arrival; its core is a `SegmentUpdater`."""
 
-    def __init__(self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec) -> None:
+    def __init__(
+        self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
+    ) -> None:
         self._algorithm = algorithm
+        self._max_env_steps = max_env_steps
         self._config = config
         self._spec = spec
         self._segments_per_batch = algorithm.segments_per_batch or config.actors
@@ -198,7 +204,7 @@ class SegmentBuilder:
             segments_per_batch=self._segments_per_batch,
             queue_batches=algorithm.queue_batches,
             samples_per_insert=samples_per_insert * (1 + past_per_batch / self._segments_per_batch),
-            max_env_steps=self._config.total_steps,
+            max_env_steps=self._max_env_steps,
         )
 
     def _past_segments(self) -> PastSegments | None:
@@ -214,7 +220,9 @@ def sampling_rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
 
-BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], ReplayBuilder | SegmentBuilder]] = {
+BUILDERS: Mapping[
+    str, Callable[[Any, TrainerConfig, EnvSpec, int | None], ReplayBuilder | SegmentBuilder]
+] = {
     "replay": ReplayBuilder,
     "segments": SegmentBuilder,
 }
@@ -222,7 +230,7 @@ BUILDERS: Mapping[str, Callable[[Any, TrainerConfig, EnvSpec], ReplayBuilder | S
 
 
 def loop_builder(
-    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec
+    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
 ) -> ReplayBuilder | SegmentBuilder:
-    """Builder of the update loop that `algorithm` names."""
-    return BUILDERS[algorithm.update_loop](algorithm, config, spec)
+    """Builder of the update loop that `algorithm` names; schedules run over `config.total_steps`."""
+    return BUILDERS[algorithm.update_loop](algorithm, config, spec, max_env_steps)

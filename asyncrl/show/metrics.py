@@ -11,30 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from asyncrl.actors.statistics import ActorStatistics
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Result of greedy episodes with one set of weights.
-
-    Attributes:
-        return_mean, return_std: of the undiscounted episode returns (population standard deviation).
-        length_mean: mean episode length in steps.
-        episodes: number of episodes.
-        policy_version: version of the weights.
-        env_steps: environment steps of training when these weights were copied.
-        train_seconds: the training clock at that moment.
-        updates: gradient steps behind these weights.
-    """
-
-    return_mean: float
-    return_std: float
-    length_mean: float
-    episodes: int
-    policy_version: int
-    env_steps: int
-    train_seconds: float
-    updates: int = 0
+from asyncrl.show.evaluation_result import EvaluationResult as EvaluationResult
+from asyncrl.show.group_statistics import GroupStatistics
 
 
 @dataclass(frozen=True)
@@ -55,13 +33,13 @@ class Snapshot:
         evaluations: every greedy evaluation so far, in the order of training.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
-        policy_lag_edges, policy_lag_counts: the same for the policy lag of steps.
+        policy_lag_edges, policy_lag_counts: the same for the policy lag of steps; `*_sum`: sums of all values of both.
         discipline: `"replay"`, or the discipline in which segments are consumed.
+        actors, groups: one record each; with several groups, steps, updates and their rates are over all of them.
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
-        actors, error: one record per actor; text of the error that ended the run, or None.
+        error: text of the error that ended the run, or None.
         final_evaluation: episodes of the final evaluation that have finished, and how many it has; None before it.
-        staleness_sum, policy_lag_sum: sum of all values in the two histograms.
     """
 
     algo: str
@@ -125,6 +103,7 @@ class Snapshot:
     staleness_sum: float = 0.0
     policy_lag_sum: float = 0.0
     network: str = ""
+    groups: tuple[GroupStatistics, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -264,13 +243,12 @@ HISTOGRAMS: Final = (
 )
 """Histograms of a `Snapshot` since the start: Prometheus name, which begins the fields' names, and help."""
 
-_SECTIONS = ("rollout", "time", "train", "eval", "async")
-
 
 def _names(metrics: Iterable[Metric]) -> tuple[str, ...]:
     """Public names, section by section."""
+    sections = ("rollout", "time", "train", "eval", "async")
     names = [metric.name for metric in metrics if metric.name is not None]
-    return tuple(sorted(names, key=lambda name: _SECTIONS.index(name.partition("/")[0])))
+    return tuple(sorted(names, key=lambda name: sections.index(name.partition("/")[0])))
 
 
 METRIC_NAMES: Final = _names((*RUN_METRICS, *EVALUATION_METRICS))

@@ -1,0 +1,129 @@
+"""How a rank's learner is connected with the others: one function for each side of each mode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.groups.async_client import AsyncClient
+from asyncrl.groups.async_server import AsyncServer
+from asyncrl.groups.averaging import AverageFuser
+from asyncrl.groups.background import BackgroundFusion
+from asyncrl.groups.fused_weights import FusedWeights
+from asyncrl.groups.fusing import Fusion, FusionOptions
+from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
+from asyncrl.groups.messages import ENCODINGS, Encoding
+from asyncrl.groups.peers import PeerLost, Peers, broadcast_bytes
+from asyncrl.groups.place import Place
+from asyncrl.groups.rounds import Rounds
+from asyncrl.groups.state import Core, share, take_over
+
+OVER = "over"
+"""Key that rank 0 of `async` sets when its learning is over."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a rank connects by.
+
+    Attributes:
+        store: of the job.
+        place: of the rank.
+        address: of the rank.
+    """
+
+    store: Any
+    place: Place
+    address: str
+
+    def pair(self, rank: int, life: int) -> Peers:
+        """Rank 0 and one life of another rank."""
+        side = 0 if self.place.rank == 0 else 1
+        return Peers(self.store, _pair(rank, life), side, 2, self.address)
+
+
+def _pair(rank: int, life: int) -> str:
+    return f"pair/{rank}/{life}"
+
+
+def _encoding(options: FusionOptions, core: Core) -> Encoding:
+    return ENCODINGS[options.dtype](core.vector.parameters.numel())
+
+
+def collective_fusion(connection: Connection, options: FusionOptions, core: Core) -> Fusion:
+    """Fusion by `gradients` or `average`, from rank 0's state; collective. Raises `PeerLost`."""
+    place = connection.place
+    peers = Peers(connection.store, "all", place.rank, place.size, connection.address)
+    share(core, peers, source=0)
+    rounds = Rounds(peers, _encoding(options, core))
+    if options.mode == "gradients":
+        return GradientFusion(rounds, core)
+    fuser = AverageFuser(
+        rounds, core.vector.parameters, learning_rate=options.learning_rate, momentum=options.momentum
+    )
+    return BackgroundFusion(fuser, core.vector, options.interval)
+
+
+class Reception:
+    """Rank 0's entrance for the groups of `async`, which may come late and come back; the server's threads.
+
+    Args:
+        connection: of rank 0.
+        state: rank 0's learner's present state, which a group begins with.
+        tie: ties rank 0 to one life of a group.
+
+    Attributes:
+        lives: newest life of every group that has come.
+    """
+
+    def __init__(
+        self, connection: Connection, state: Callable[[], bytes], tie: Callable[[int, int], None]
+    ) -> None:
+        self.connection = connection
+        self.lives: dict[int, int] = {}
+        self._state, self._tie = state, tie
+
+    def __call__(self, rank: int, number: int) -> Peers | None:
+        """Connection to a life of the group that has not come yet, None while there is none. Raises `PeerLost`."""
+        store, key = self.connection.store, f"life/{rank}"
+        if not store.check([key]):
+            return None
+        life = int(store.get(key))
+        if life <= self.lives.get(rank, -1):
+            return None
+        store.set(_pair(rank, life), "welcome")
+        peers = self.connection.pair(rank, life)
+        broadcast_bytes(peers, self._state(), 0)
+        self._tie(rank, life)
+        self.lives[rank] = life
+        return peers
+
+
+def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> Fusion:
+    """Rank 0's fusion by `async`."""
+    weights = FusedWeights(core.vector.parameters, options.max_staleness)
+    ranks = range(1, reception.connection.place.size)
+    server = AsyncServer(weights, _encoding(options, core), ranks, reception)
+    return BackgroundFusion(server, core.vector, options.interval)
+
+
+def client_fusion(
+    connection: Connection, options: FusionOptions, core: Core, tie: Callable[[], None]
+) -> Fusion:
+    """Another group's fusion by `async`, from rank 0's state and the fused weights. Raises `PeerLost`."""
+    place, store = connection.place, connection.store
+    store.set(f"life/{place.rank}", str(place.life))
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not store.check([_pair(place.rank, place.life)]):
+        if store.check([OVER]) or time.monotonic() > deadline:
+            raise PeerLost("rank 0 has finished, or does not answer")
+        time.sleep(LOOK_SECONDS)
+    peers = connection.pair(place.rank, place.life)
+    take_over(core, broadcast_bytes(peers, None, 0))
+    tie()
+    client = AsyncClient(peers, _encoding(options, core))
+    core.vector.parameters.copy_(client.base)
+    return BackgroundFusion(client, core.vector, options.interval)

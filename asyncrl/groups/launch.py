@@ -1,0 +1,128 @@
+"""Starts ranks on this machine by torch's elastic launcher, as `torchrun` does.
+
+`gradients` and `average` have one agent for all ranks: where one rank dies it ends the others. With `async` every rank
+has an agent of its own, so that the others go on, and a dead one may be started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+SHUTDOWN_SECONDS = 20
+"""How long a rank may take to end in good order before its agent kills it."""
+
+Failure = dict[str, Any]
+
+
+class Launch:
+    """Running ranks of one job.
+
+    Args:
+        command: what each rank runs, without its place, which it finds in its environment.
+        ranks: how many.
+        alone: whether each rank has an agent of its own.
+        max_restarts: times that a dead rank is started again.
+        on_end: told that all ranks have ended, with their failures; on a thread of the launch's own.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ranks: int,
+        *,
+        alone: bool,
+        max_restarts: int,
+        on_end: Callable[[list[Failure]], None],
+    ) -> None:
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        self._command, self._on_end = list(command), on_end
+        self._failures: list[Failure] = []
+        self._lock = threading.Lock()
+        agents, each = (ranks, 1) if alone else (1, ranks)
+        endpoint, job = f"127.0.0.1:{free_port()}", uuid.uuid4().hex
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(LaunchConfig(**_options(agents, each, node, endpoint, job, max_restarts)),),
+                name=f"asyncrl-agent-{node}",
+                daemon=True,
+            )
+            for node in range(agents)
+        ]
+        self._left = agents
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the agents; returns whether all have ended."""
+        for thread in self._threads:
+            thread.join(seconds)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, config: LaunchConfig) -> None:
+        try:
+            elastic_launch(config, self._command[0])(*self._command[1:])
+        except ChildFailedError as error:
+            self._note(
+                {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
+                for rank, failure in error.failures.items()
+            )
+        except BaseException as error:
+            self._note([{"rank": None, "pid": 0, "exit_code": 1, "text": str(error)}])
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._on_end(list(self._failures))
+
+    def _note(self, failures: Any) -> None:
+        with self._lock:
+            self._failures.extend(failures)
+
+
+def _options(agents: int, each: int, node: int, endpoint: str, job: str, max_restarts: int) -> dict[str, Any]:
+    return {
+        "min_nodes": agents,
+        "max_nodes": agents,
+        "nproc_per_node": each,
+        "run_id": job,
+        "rdzv_backend": "static",
+        "rdzv_endpoint": endpoint,
+        "rdzv_configs": {"rank": node, "timeout": 60},
+        "max_restarts": max_restarts,
+        "shutdown_timeout": SHUTDOWN_SECONDS,
+    }
+
+
+def free_port() -> int:
+    """A port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def end_processes(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to processes, those that are gone aside."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def describe_failure(failure: Failure, host: str) -> str:
+    """One failed rank in words: which, where, and how it ended."""
+    code = int(failure["exit_code"])
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    who = "the launcher" if failure["rank"] is None else f"rank {failure['rank']}"
+    return f"{who} on {host} (pid {failure['pid']}) {how}{failure.get('text', '')}"

@@ -1,0 +1,234 @@
+"""One rank's part in a job of several groups: it meets the others, fuses its learner with theirs, and hears of them.
+
+    meet ── attach: share rank 0's state, connect ── learn, fused ── finish: the last fusion ── leave
+
+The mode decides what a lost rank means: `gradients` and `average` end on every rank, with an error that names it;
+`async` goes on without it, unless it is rank 0, which holds the fused weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from asyncrl.errors import ConfigurationError, GroupLost
+from asyncrl.groups.connecting import (
+    OVER,
+    Connection,
+    Reception,
+    client_fusion,
+    collective_fusion,
+    serving_fusion,
+)
+from asyncrl.groups.fusing import Fusion, FusionOptions, Listeners
+from asyncrl.groups.heartbeat import Heartbeat, Status
+from asyncrl.groups.lifeline import Lifeline
+from asyncrl.groups.meeting import LOOK_SECONDS, card_of, meet, open_store
+from asyncrl.groups.peers import PeerLost, own_address
+from asyncrl.groups.place import Place
+from asyncrl.groups.state import Core
+from asyncrl.groups.statistics import FusionStatistics
+
+START_SECONDS = 60.0
+"""Longest wait of rank 0 for the others at the start of `async`."""
+SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
+EXPLAIN_SECONDS = 5.0
+"""Longest wait for the name of a rank that a broken connection is due to."""
+
+
+class Session:
+    """One rank of a job.
+
+    Args:
+        place: of this rank.
+        options: of the fusion.
+        shared: options of the run that must be the same on every rank.
+        cancelled: asked while it waits for the others.
+
+    Attributes:
+        place, options: as given.
+        hosts: names of the machines of all ranks.
+        failure: the loss that has ended the job, or None.
+
+    Raises:
+        GroupLost, ConfigurationError, StoppedWhileStarting: see `meeting.meet`.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        options: FusionOptions,
+        shared: Mapping[str, Any],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.place, self.options = place, options
+        self.failure: GroupLost | None = None
+        self._asynchronous = options.mode == "async"
+        self._store = open_store(place, every_life=self._asynchronous)
+        self._address = own_address(place.host, place.port)
+        cards = meet(self._store, place, card_of(place, shared), cancelled=cancelled)
+        self.hosts = [card["host"] for card in cards]
+        self._fusion: Fusion | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._lifelines: dict[int, Lifeline] = {}
+        self._failed, self._lock = threading.Event(), threading.Lock()
+        self._reception: Reception | None = None
+        self._finished = self._left = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which evaluates and writes the run."""
+        return self.place.rank == 0
+
+    # --- learner's thread --------------------------------------------------------------------------------------------
+
+    def attach(self, core: Core, listeners: Listeners) -> None:
+        """Give `core` the state of rank 0's, connect it with the others, and begin to fuse; collective.
+
+        Raises:
+            ConfigurationError: the algorithm's updater has no flat vector.
+            GroupLost: a rank has gone meanwhile.
+        """
+        if getattr(core, "vector", None) is None:
+            raise ConfigurationError(
+                "the algorithm's updater cannot be fused with others: it has no attribute `vector`",
+                fix="give it a FlatVector of its parameters and its gradient, or train with one group",
+            )
+        self._listeners = listeners
+        try:
+            with torch.no_grad():
+                self._fusion = self._connected(core)
+            self._heartbeat = Heartbeat(
+                self._store,
+                self.place,
+                status=lambda: {**listeners.status(), **asdict(self.statistics())},
+                on_stop=listeners.stop,
+                on_failure=lambda text: self._fail(_told(text)),
+                on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
+                on_beat=listeners.beat,
+            )
+            if not self._asynchronous:
+                for rank in range(1, self.place.size) if self.leads else (0,):
+                    self._tie(rank, self.place.life)
+        except PeerLost as error:
+            raise self._lost(None, str(error)) from error
+        self._heartbeat.start()
+
+    def _connected(self, core: Core) -> Fusion:
+        connection = Connection(self._store, self.place, self._address)
+        if not self._asynchronous:
+            return collective_fusion(connection, self.options, core)
+        if self.leads:
+            self._reception = Reception(connection, self._listeners.state, self._tie)
+            return serving_fusion(self._reception, self.options, core)
+        return client_fusion(connection, self.options, core, lambda: self._tie(0, self.place.life))
+
+    def wait_for_others(self) -> None:
+        """With `async`, let rank 0 wait until every group has come for the first time, or `START_SECONDS` are over.
+
+        From then on nobody waits for anybody. Not on the learner's thread, which hands out the state.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while self._reception is not None and len(self._reception.lives) < self.place.size - 1:
+            if time.monotonic() > deadline or self._left:
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def finish(self) -> None:
+        """Fuse for the last time; learner's thread. Raises `GroupLost`."""
+        assert self._fusion is not None
+        try:
+            self._fusion.finish()
+        except PeerLost as error:
+            raise self.explain(error) from error
+        if self.leads:
+            self._store.set(OVER, "1")
+        self._finished = True  # whoever is lost from here on, nothing is lost with it
+
+    def explain(self, error: PeerLost) -> GroupLost:
+        """The loss behind a broken connection; waits for its name for up to `EXPLAIN_SECONDS`."""
+        self._failed.wait(EXPLAIN_SECONDS)
+        return self.failure or self._lost(None, str(error))
+
+    # --- any thread --------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> FusionStatistics:
+        """What this group's fusion has done."""
+        return self._fusion.statistics() if self._fusion is not None else FusionStatistics()
+
+    def statuses(self) -> dict[int, Status]:
+        """The newest status of every rank that has told one, as a new dict."""
+        return dict(self._heartbeat.statuses) if self._heartbeat is not None else {}
+
+    def tell_stop(self, reason: str) -> None:
+        """Stop the job on all ranks."""
+        if self._heartbeat is not None:
+            self._heartbeat.tell_stop(reason)
+
+    def tell_failure(self, text: str) -> None:
+        """Fail the job on the other ranks, where a group cannot go on without this one."""
+        if self._heartbeat is not None and self.failure is None and (self.leads or not self._asynchronous):
+            self._heartbeat.tell_failure(
+                f"Rank {self.place.rank} on {self.place.machine} has failed.\n{text}"
+            )
+
+    def leave(self) -> None:
+        """Say farewell, close every connection and thread; idempotent."""
+        if self._left:
+            return
+        self._left = True
+        for lifeline in list(self._lifelines.values()):
+            lifeline.leave()
+        if self._fusion is not None:
+            self._fusion.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def _tie(self, rank: int, life: int) -> None:
+        """Tie this rank to rank 0 by the lifelines of its `life`, or rank 0 to another `rank`."""
+        side, pair = (0, rank) if self.leads else (1, self.place.rank)
+        self._lifelines[rank] = Lifeline(
+            self._store, f"life/{pair}/{life}", side, self._address, lambda cause: self._gone(rank, cause)
+        )
+
+    def _gone(self, rank: int, cause: str) -> None:
+        """A lifeline has broken."""
+        if self._finished or self._left or (self._asynchronous and rank != 0):
+            return
+        lost = self._lost(rank, cause)
+        if self._heartbeat is not None and self.leads:
+            self._heartbeat.tell_failure(f"{lost.what}\n{cause}")
+        self._fail(lost)
+
+    def _lost(self, rank: int | None, cause: str) -> GroupLost:
+        who = "A rank" if rank is None else f"Rank {rank} on {self.hosts[rank]}"
+        return GroupLost(
+            f"{who} is lost; fusion by {self.options.mode} cannot go on without it.",
+            facts={"cause": cause, "noticed by": f"rank {self.place.rank} on {self.place.machine}"},
+            fix="look at that rank's output; start the job again, or train with --fusion async",
+        )
+
+    def _fail(self, error: GroupLost) -> None:
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+        self._failed.set()
+        with contextlib.suppress(Exception):
+            self._listeners.fail(error)
+        if self._fusion is not None:
+            self._fusion.abort()
+
+
+def _told(text: str) -> GroupLost:
+    """The loss that another rank has told: its first line, then the cause."""
+    what, _, cause = text.partition("\n")
+    return GroupLost(what, facts={"cause": cause} if cause else None, fix="look at that rank's output")

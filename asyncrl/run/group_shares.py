@@ -1,0 +1,85 @@
+"""Shares of one group: what a run's options mean for each of its groups.
+
+Steps count over all groups, so a group's limits and schedules are their N-th part; the replay is sharded by group.
+Seeds are spawned from the run's. Rank 0 evaluates, writes the run and serves the page; every other group writes to a
+directory `groups/<rank>` in the run's, evaluates nothing and serves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asyncrl.options import option_values
+from asyncrl.protocols import Algorithm
+from asyncrl.run.config import TrainerConfig, usable_cores
+
+AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
+
+STEP_OPTIONS = ("learning_starts", "replay_capacity", "exploration_steps", "random_steps")
+"""Options of an algorithm that count environment steps over all actors."""
+OWN_OPTIONS = (
+    *("run_dir", "http", "host", "device", "torch_threads", "num_actors", "env_file", "burst_seconds"),
+    *("report_interval_seconds", "report_interval_steps", "checkpoint_interval_seconds", "checkpoints_kept"),
+)
+"""Options of a run that may differ from rank to rank."""
+
+
+def share_of(
+    config: TrainerConfig, rank: int, groups: int, *, on_machine: int = 1, done: int = 0
+) -> TrainerConfig:
+    """The options of one group; `on_machine` groups share the cores of this machine.
+
+    Of a run that goes on, rank 0 goes on after its `done` steps; the others begin anew and take what is left of theirs.
+    Stopping rules but for `total_steps` are rank 0's, which tells the others.
+    """
+    changed: dict[str, Any] = {
+        "total_steps": _part(config.total_steps, groups),
+        "report_interval_steps": _part(config.report_interval_steps, groups),
+        "eval_interval_steps": _part(config.eval_interval_steps, groups),
+        "num_actors": config.num_actors or max(1, usable_cores() // on_machine - 1),
+    }
+    if rank:
+        rules = ("max_seconds", "target_return", "target_training_return", "eval_interval_steps")
+        changed |= dict.fromkeys((*rules, "eval_interval_seconds"))
+        if config.total_steps is not None:
+            changed["total_steps"] = max(1, changed["total_steps"] - done)
+        changed |= {"http": "off", "seed": seed_of(config.seed, rank)}
+        if config.run_dir is not None:
+            changed["run_dir"] = str(_free(Path(config.run_dir) / "groups", str(rank)))
+    return dataclasses.replace(config, **changed)
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A directory that is not there yet: `name`, or `name-2` and so on of a group that was started again."""
+    names = itertools.chain((name,), (f"{name}-{life}" for life in itertools.count(2)))
+    return next(folder / own for own in names if not (folder / own).exists())
+
+
+def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
+    """The algorithm's record with a group's part of every number of environment steps."""
+    given = {name: getattr(algorithm, name, None) for name in STEP_OPTIONS}
+    changed: dict[str, Any] = {name: _part(value, groups) for name, value in given.items() if value}
+    record: Any = algorithm
+    made: AlgorithmT = dataclasses.replace(record, **changed)
+    return made
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Seed of a group; rank 0 keeps the run's."""
+    return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+
+
+def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """The options that must be the same on every rank, by name."""
+    run = {name: value for name, value in option_values(config).items() if name not in OWN_OPTIONS}
+    return {**run, **{f"{algorithm.name}.{k}": v for k, v in option_values(algorithm).items()}}
+
+
+def _part(steps: int | None, groups: int) -> int | None:
+    return None if steps is None else math.ceil(steps / groups)

@@ -1,0 +1,29 @@
+"""What an evaluation has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Result of greedy episodes with one set of weights.
+
+    Attributes:
+        return_mean, return_std: of the undiscounted episode returns (population standard deviation).
+        length_mean: mean episode length in steps.
+        episodes: number of episodes.
+        policy_version: version of the weights.
+        env_steps: environment steps of training when these weights were copied.
+        train_seconds: the training clock at that moment.
+        updates: gradient steps behind these weights.
+    """
+
+    return_mean: float
+    return_std: float
+    length_mean: float
+    episodes: int
+    policy_version: int
+    env_steps: int
+    train_seconds: float
+    updates: int = 0

@@ -1,0 +1,59 @@
+"""What a run with several groups shows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """One group of a run with several, as it has told last.
+
+    Attributes:
+        rank, host, fusion: which one, its machine, and how the groups are fused.
+        state: `"starting"`, `"training"`, `"finishing"`, `"finished"` or `"ended"`.
+        fusions: fusions so far; of rank 0 with `async`, those of all groups.
+        discarded: deltas that were too stale.
+        sent_bytes, received_bytes: payload of its messages.
+        wait_seconds: how long its learner has waited for other groups.
+        staleness_mean, staleness_max: of its deltas, in fusions (`async`).
+    """
+
+    rank: int
+    host: str = ""
+    fusion: str = ""
+    state: str = "starting"
+    env_steps: int = 0
+    updates: int = 0
+    env_steps_per_second: float = 0.0
+    updates_per_second: float = 0.0
+    fusions: int = 0
+    discarded: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wait_seconds: float = 0.0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+
+
+def summary_of(groups: Sequence[GroupStatistics]) -> dict[str, Any]:
+    """Entries `groups` and `fusions` of `summary.json`; nothing of a run with one group.
+
+    With `async` rank 0 counts the deltas of all groups, otherwise every group takes part in every fusion.
+    """
+    if not groups:
+        return {}
+    first = groups[0]
+    return {
+        "groups": [asdict(group) for group in groups],
+        "fusions": {
+            "mode": first.fusion,
+            "count": first.fusions,
+            "discarded": first.discarded,
+            "sent_bytes": sum(group.sent_bytes for group in groups),
+            "received_bytes": sum(group.received_bytes for group in groups),
+            "staleness": {"mean": first.staleness_mean, "max": first.staleness_max},
+        },
+    }
