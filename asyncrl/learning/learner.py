@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,6 @@ from asyncrl.learning.loop_state import Priorities, loop_state, priorities_of_lo
 from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
-
-T = TypeVar("T")
 
 DENSE_SECONDS = 0.001
 """A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
@@ -137,6 +135,16 @@ class Learner:
         """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments. While held only."""
         return priorities_of_loop(self._loop)
 
+    @property
+    def core(self) -> Any:
+        """Network, optimiser and loss; used on `thread` only."""
+        return self._loop.core
+
+    @property
+    def thread(self) -> LearnerThread:
+        """The learner's thread, which runs what it is given between two bursts."""
+        return self._thread
+
     # --- loop thread ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -202,10 +210,6 @@ class Learner:
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
         """A copy of the acting weights and the policy version they have, or will be published under."""
         return await self._thread.call(self._loop.publisher.current)
-
-    async def on_core(self, function: Callable[[Any], T]) -> T:
-        """Call `function` with the core, on the learner's thread between two bursts."""
-        return await self._thread.call(lambda: function(self._loop.core))
 
     def _on_bell(self) -> None:
         self._doorbell.drain()

@@ -32,7 +32,6 @@ from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.resume import Resumption
 from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
 from asyncrl.run.run_files import write_run_files
 from asyncrl.run.serving import Served, serve
@@ -57,7 +56,7 @@ class Coordinator:
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` from which wall and start-up time count; None is now.
         callbacks: the user's; called at the events of the run.
-        resumed: the checkpoint that the run goes on from, or None.
+        group: the group that this run is, with the checkpoint that it goes on from; None is a run alone.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
@@ -75,10 +74,10 @@ class Coordinator:
         on_snapshot: Callable[[Snapshot], None],
         started: float | None = None,
         callbacks: Callbacks | None = None,
-        resumed: Resumption | None = None,
-        group: Group | None = None,
+        group: Group | Alone | None = None,
     ) -> None:
         self._group = group or Alone(config, algorithm)
+        resumed = self._group.resumed
         self.config = config
         self.algorithm = algorithm
         self.source = source

@@ -17,6 +17,7 @@ from asyncrl.learning.learner import Learner
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
+from asyncrl.run.resume import Resumption
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 
@@ -45,10 +46,12 @@ def own_place(config: TrainerConfig) -> Place | None:
 
 
 class Alone:
-    """What a run with one group has in place of a `Group`: nothing to tell, and nobody to wait for.
+    """A run with one group, or with groups that are still to be started: nothing to tell, nobody to wait for.
 
     Args:
-        config, algorithm: of the run.
+        config: options of the run.
+        algorithm: its record.
+        resumed: the checkpoint that it goes on from, or None.
 
     Attributes: see `Group`.
     """
@@ -56,8 +59,11 @@ class Alone:
     leads = True
     step_limit: int | None = None
 
-    def __init__(self, config: TrainerConfig, algorithm: Algorithm) -> None:
-        self.whole = config, algorithm
+    def __init__(
+        self, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None = None
+    ) -> None:
+        self.whole, self.config, self.algorithm = (config, algorithm), config, algorithm
+        self.resumed = resumed
 
     async def attach(self, learner: Learner, stop: Any, fail: Any) -> None:
         """See `Group`."""
@@ -86,17 +92,22 @@ class Group:
     Args:
         session: with the other ranks.
         config, algorithm: of the whole run.
-        done: see `join`.
+        resumed: the checkpoint that rank 0 goes on from, and gives to the others.
 
     Attributes:
         session: as given.
         whole: options of the whole run and of its algorithm.
         config, algorithm: this group's shares.
+        resumed: the checkpoint that this group goes on from, or None.
         step_limit: environment steps that this group may take at most. Where fusion is `async` it is all of the run's,
             so that a fast group takes over what a slow one leaves.
     """
 
-    def __init__(self, session: Session, config: TrainerConfig, algorithm: Algorithm, done: int) -> None:
+    def __init__(
+        self, session: Session, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None
+    ) -> None:
+        done = resumed.meta.env_steps if resumed is not None else 0
+        self.resumed = resumed if session.leads else None
         place = session.place
         self.session, self.whole = session, (config, algorithm)
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -114,18 +125,10 @@ class Group:
         place: Place,
         config: TrainerConfig,
         algorithm: Algorithm,
-        done: int,
+        resumed: Resumption | None,
         cancelled: Callable[[], bool],
     ) -> Group:
-        """Meet the other ranks. Raises what `Session` raises.
-
-        Args:
-            place: of this rank.
-            config: options of the whole run.
-            algorithm: its record.
-            done: steps that rank 0 has taken before, where the run goes on from a checkpoint.
-            cancelled: asked while the others are waited for.
-        """
+        """Meet the other ranks at `place`; `cancelled` is asked meanwhile. Raises what `Session` raises."""
         from asyncrl.groups.fusing import FusionOptions
         from asyncrl.groups.session import Session
 
@@ -140,7 +143,7 @@ class Group:
         )
         shared = shared_options(config, algorithm)
         session = await asyncio.to_thread(Session, place, options, shared, cancelled)
-        return cls(session, config, algorithm, done)
+        return cls(session, config, algorithm, resumed)
 
     @property
     def leads(self) -> bool:
@@ -175,13 +178,13 @@ class Group:
         def state() -> bytes:
             from asyncrl.groups.state import packed
 
-            pack = learner.on_core(lambda core: packed(core.state_dict()))
+            pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
             return asyncio.run_coroutine_threadsafe(pack, loop).result()
 
         listeners = Listeners(
             status=self._status, stop=on_loop(stop), fail=on_loop(fail), beat=on_loop(self._beat), state=state
         )
-        await learner.on_core(lambda core: self.session.attach(core, listeners))
+        await learner.thread.call(lambda: self.session.attach(learner.core, listeners))
         await asyncio.to_thread(self.session.wait_for_others)
         self._state = "training"
 
@@ -192,7 +195,7 @@ class Group:
         try:
             await learner.run()
             self._state = "finishing"
-            await learner.on_core(lambda _: self.session.finish())
+            await learner.thread.call(self.session.finish)
         except PeerLost as error:
             raise await asyncio.to_thread(self.session.explain, error) from error
         self._state = "finished"

@@ -1,4 +1,4 @@
-"""What runs a run: a coordinator, one of several groups', or what starts the processes of the groups."""
+"""What runs a run: a coordinator, of one group or of one of several, or what starts the processes of the groups."""
 
 from __future__ import annotations
 
@@ -11,49 +11,44 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
 from asyncrl.run.coordinator import Coordinator
-from asyncrl.run.grouped import Group, own_place
+from asyncrl.run.grouped import Alone, Group, own_place
 from asyncrl.run.ranks import Ranks
 from asyncrl.run.resume import Resumption
 from asyncrl.show.metrics import Snapshot
 
 
-async def make_run(
+async def join_groups(
     config: TrainerConfig,
     algorithm: Algorithm,
+    resumed: Resumption | None,
+    cancelled: Callable[[], bool],
+) -> Group | Alone:
+    """This process's group, which has met the others; the whole run where it is none of several.
+
+    Raises:
+        ConfigurationError: the groups do not fit together.
+        GroupLost: a group did not come.
+        StoppedWhileStarting: `cancelled` said so meanwhile.
+    """
+    place = own_place(config)
+    if place is None:
+        return Alone(config, algorithm, resumed)
+    return await Group.join(place, config, algorithm, resumed, cancelled)
+
+
+def make_run(
+    group: Group | Alone,
     source: EnvSource,
     server: ForkServer,
     receive: Callable[[Snapshot], None],
-    *,
     started: float | None,
     callbacks: Callbacks,
-    resumed: Resumption | None,
-    cancelled: Callable[[], bool],
 ) -> Coordinator | Ranks:
-    """Make the run, on the loop that it is to run on; one of several groups waits for the others first.
-
-    Args:
-        config: options of the run.
-        algorithm: its record.
-        source: the environment.
-        server: a fork server, which the run closes.
-        receive: called with every snapshot.
-        started: see `Coordinator`.
-        callbacks: the user's.
-        resumed: the checkpoint to go on from; of several groups rank 0 goes on from it, and gives it to the others.
-        cancelled: asked while other groups are waited for.
+    """Make the run, on the loop that it is to run on; its arguments are those of `Coordinator`.
 
     Raises:
-        ConfigurationError: the groups do not fit together, or a run directory cannot be used.
-        GroupLost: a group did not come.
+        ConfigurationError: the run directory cannot be used.
     """
-    parts = (config, algorithm, source, server, receive)
-    place = own_place(config)
-    if place is not None:
-        done = resumed.meta.env_steps if resumed is not None else 0
-        group = await Group.join(place, config, algorithm, done, cancelled)
-        resumed = resumed if group.leads else None
-        parts = (group.config, group.algorithm, source, server, receive)
-        return Coordinator(*parts, started=started, callbacks=callbacks, resumed=resumed, group=group)
-    if config.groups > 1 and "RANK" not in os.environ:
-        return Ranks(*parts, callbacks=callbacks, resumed=resumed)
-    return Coordinator(*parts, started=started, callbacks=callbacks, resumed=resumed)
+    starts_groups = isinstance(group, Alone) and group.config.groups > 1 and "RANK" not in os.environ
+    kind = Ranks if starts_groups else Coordinator
+    return kind(group.config, group.algorithm, source, server, receive, started, callbacks, group)

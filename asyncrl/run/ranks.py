@@ -27,8 +27,8 @@ from asyncrl.errors import GroupLost, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.rank_messages import JOB, SOCKET, Channel, Job, Message
-from asyncrl.run.resume import Resumption
 from asyncrl.show.metrics import Snapshot
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Ranks:
         server: a fork server, which the ranks do not need; it is closed.
         on_snapshot: called on the loop thread with every snapshot of rank 0's.
         callbacks: the user's; `on_start`, `on_report`, `on_evaluation` and `on_end` are called.
-        resumed: the checkpoint that the run goes on from, or None.
+        started: not used; every rank counts its own start-up.
+        group: the whole run, with the checkpoint that it goes on from.
 
     Attributes:
         url, page_url, outcome: see `Coordinator`; those of rank 0.
@@ -60,13 +61,17 @@ class Ranks:
         source: EnvSource,
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
+        started: float | None = None,
         callbacks: Callbacks | None = None,
-        resumed: Resumption | None = None,
+        group: Group | Alone | None = None,
     ) -> None:
         self.url: str | None = None
         self.page_url: str | None = None
         self.outcome: Outcome | None = None
-        self._config, self._job = config, Job(config, algorithm, source, resumed)
+        self._config, self._job = (
+            config,
+            Job(config, algorithm, source, group.resumed if group is not None else None),
+        )
         self._on_snapshot, self._callbacks = on_snapshot, callbacks or Callbacks(None)
         self._callbacks.attach(self.stop, lambda error: self.stop("stopped"))
         self._loop = asyncio.get_running_loop()

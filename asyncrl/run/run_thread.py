@@ -223,15 +223,13 @@ class RunThread:
         # Imported here because torch comes with it: it loads while the fork server does, and an actor that imports the
         # module an environment is defined in, which may import Trainer, stays free of torch.
         try:
-            from asyncrl.run.make_run import make_run
+            from asyncrl.run.make_run import join_groups, make_run
 
-            coordinator = await make_run(
-                *(config, self._algorithm, self._source, self._server, self._receive),
-                started=self._started_at,
-                callbacks=self._callbacks,
-                resumed=self.resumed,
-                cancelled=lambda: self._stop_reason is not None,
+            group = await join_groups(
+                config, self._algorithm, self.resumed, cancelled=lambda: self._stop_reason is not None
             )
+            rest = (self._server, self._receive, self._started_at, self._callbacks)
+            coordinator = make_run(group, self._source, *rest)
         except BaseException:
             self._server.close()
             raise

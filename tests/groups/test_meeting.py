@@ -1,0 +1,125 @@
+"""The start of a job: who is missing, and what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from group_rig import on_ranks
+
+from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
+from asyncrl.groups.heartbeat import Heartbeat
+from asyncrl.groups.meeting import card_of, meet, open_store
+from asyncrl.groups.place import Place, place_of_process
+
+PLACE = Place(rank=0, size=3, host="127.0.0.1", port=1)
+
+
+def place(rank: int, size: int = 3) -> Place:
+    return dataclasses.replace(PLACE, rank=rank, size=size)
+
+
+def test_all_ranks_get_all_cards_in_order() -> None:
+    store = dist.HashStore()
+    found = on_ranks(3, lambda rank: meet(store, place(rank), {**card_of(place(rank), {}), "pid": rank}))
+    assert [[card["pid"] for card in cards] for cards in found] == [[0, 1, 2]] * 3
+
+
+def test_ranks_that_differ_are_refused_on_every_rank_with_what_differs() -> None:
+    store = dist.HashStore()
+
+    def rank(index: int) -> str:
+        options = {"fusion_interval": 32 if index < 2 else 16, "seed": 0}
+        card = card_of(place(index), options)
+        if index == 1:
+            card["versions"]["torch"] = "1.0"
+        with pytest.raises(ConfigurationError, match="differ") as caught:
+            meet(store, place(index), card)
+        return str(caught.value)
+
+    texts = on_ranks(3, rank)
+    for text in texts:
+        assert "fusion_interval: 32 on rank 0 (" in text and "16 on rank 2 (" in text
+        assert "1.0 on rank 1 (" in text and "seed" not in text
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+
+    def rank(index: int) -> str:
+        with pytest.raises(GroupLost) as caught:
+            meet(store, place(2 * index), card_of(place(2 * index), {}), seconds=0.3)
+        return str(caught.value)
+
+    for text in on_ranks(2, rank):
+        assert "[ASYNC032] Rank 1 of 3 did not come within 0 s." in text and "came: 2 of 3" in text
+
+
+def test_a_run_that_is_stopped_waits_no_longer() -> None:
+    with pytest.raises(StoppedWhileStarting):
+        meet(dist.HashStore(), place(0), card_of(place(0), {}), cancelled=lambda: True)
+
+
+def test_a_store_that_nobody_serves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.groups.meeting.JOIN_SECONDS", 0.5)
+    with pytest.raises(GroupLost, match=r"Rank 1 on .* cannot reach rank 0") as caught:
+        open_store(dataclasses.replace(PLACE, rank=1), every_life=False)
+    assert "127.0.0.1:1" in str(caught.value)
+
+
+def test_a_place_is_read_from_torchruns_variables() -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    assert place_of_process(variables) == Place(1, 4, "10.0.0.1", 29500)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert place_of_process(variables | agent) == Place(1, 4, "10.0.0.1", 29500, 2, True)
+    assert place_of_process(variables | {"WORLD_SIZE": "1"}) is None
+    assert place_of_process({"RANK": "0"}) is None
+
+
+def heartbeat(store: Any, rank: int, events: list[Any], told: threading.Event) -> Heartbeat:
+    def note(kind: str) -> Any:
+        def call(value: Any) -> None:
+            events.append((rank, kind, value))
+            told.set()
+
+        return call
+
+    return Heartbeat(
+        store,
+        place(rank, 2),
+        status=lambda: {"env_steps": 10 * rank},
+        on_stop=note("stop"),
+        on_failure=note("failure"),
+        on_silence=note("silence"),
+    )
+
+
+def test_stops_failures_and_statuses_reach_the_others() -> None:
+    store, events, told = dist.HashStore(), [], threading.Event()
+    first, second = (heartbeat(store, rank, events, told) for rank in range(2))
+    first.start(), second.start()
+    first.tell_stop("max_seconds")
+    assert told.wait(10)
+    told.clear()
+    second.tell_failure("Rank 1 on x has failed.\nout of memory")
+    assert told.wait(10)
+    while 1 not in first.statuses:
+        assert told.wait(0.1) or True
+    first.close(), second.close()
+    assert events == [(1, "stop", "max_seconds"), (0, "failure", "Rank 1 on x has failed.\nout of memory")]
+    assert first.statuses[1]["env_steps"] == 10
+
+
+def test_a_rank_that_says_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.groups.heartbeat.SILENT_SECONDS", 0.8)
+    monkeypatch.setattr("asyncrl.groups.heartbeat.BEAT_SECONDS", 0.05)
+    store, events, told = dist.HashStore(), [], threading.Event()
+    first, second = (heartbeat(store, rank, events, told) for rank in range(2))
+    first.start()
+    second._beat(ended=False)  # once, and then no more, as a suspended process does
+    assert told.wait(10)
+    first.close()
+    assert events == [(0, "silence", 1)]

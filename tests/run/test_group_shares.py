@@ -1,0 +1,61 @@
+"""Shares of a group: steps and replay are divided, seeds are spawned, rank 0 keeps the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl import DQN, PPO, SAC, TrainerConfig
+from asyncrl.run.group_shares import seed_of, share_of, share_of_algorithm, shared_options
+
+CONFIG = TrainerConfig(
+    env="CartPole-v1",
+    algo="dqn",
+    total_steps=10_001,
+    target_return=475.0,
+    max_seconds=60.0,
+    eval_interval_steps=5000,
+    num_actors=2,
+    seed=7,
+)
+
+
+def test_rank_0_keeps_the_stopping_rules_and_the_others_its_part_of_the_steps() -> None:
+    first, second = share_of(CONFIG, 0, 2), share_of(CONFIG, 1, 2)
+    assert first.total_steps == second.total_steps == 5001
+    assert (first.target_return, first.max_seconds, first.eval_interval_steps) == (475.0, 60.0, 2500)
+    assert (second.target_return, second.max_seconds, second.eval_interval_steps) == (None, None, None)
+    assert second.http == "off" and second.num_actors == 2
+
+
+def test_seeds_of_groups_differ_and_rank_0_keeps_the_runs() -> None:
+    assert share_of(CONFIG, 0, 4).seed == 7
+    assert len({seed_of(7, rank) for rank in range(50)} | {seed_of(8, rank) for rank in range(50)}) == 100
+
+
+def test_other_groups_write_into_the_run_and_never_over_an_earlier_life(tmp_path: Path) -> None:
+    config = TrainerConfig(env="any", algo="dqn", run_dir=str(tmp_path))
+    assert share_of(config, 0, 2).run_dir == str(tmp_path)
+    for name in ("1", "1-2", "1-3"):
+        own = share_of(config, 1, 2).run_dir
+        assert own == str(tmp_path / "groups" / name)
+        Path(own).mkdir(parents=True)
+
+
+def test_a_run_that_goes_on_gives_the_others_what_is_left() -> None:
+    assert share_of(CONFIG, 0, 2, done=4000).total_steps == 5001
+    assert share_of(CONFIG, 1, 2, done=4000).total_steps == 1001
+
+
+def test_steps_of_the_algorithm_are_divided_and_batches_are_not() -> None:
+    dqn = share_of_algorithm(DQN(learning_starts=1000, replay_capacity=50_001, exploration_steps=8000), 4)
+    assert (dqn.learning_starts, dqn.replay_capacity, dqn.exploration_steps) == (250, 12_501, 2000)
+    assert dqn.batch_size == DQN().batch_size
+    assert share_of_algorithm(SAC(random_steps=100), 2).random_steps == 50
+    assert share_of_algorithm(SAC(random_steps=None), 2).random_steps is None
+    assert share_of_algorithm(PPO(), 2) == PPO()
+
+
+def test_options_of_a_machine_may_differ_between_ranks() -> None:
+    shared = shared_options(CONFIG, DQN())
+    assert shared["fusion_interval"] == 32 and shared["dqn.gamma"] == DQN().gamma
+    assert not {"run_dir", "device", "num_actors", "http"} & set(shared)
