@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from asyncrl.run.trainer import Trainer
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
+LEADS = os.environ.get("RANK", "0") == "0"
+"""Whether this process shows the run: under torchrun one of several does."""
 PATIENCE_SECONDS = 10.0
 """Start-up time from which the view shows that the run is starting."""
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
@@ -43,7 +46,7 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
 
         def show(snapshot: Snapshot) -> None:
             console.url = trainer.page_url
-            if is_worth_showing(snapshot):
+            if LEADS and is_worth_showing(snapshot):
                 console.show(snapshot)
 
         try:
@@ -60,7 +63,9 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
 
 
 def _print(text: str) -> None:
-    """Print; a closed terminal or pipe does not change the exit code."""
+    """Print; a closed terminal or pipe does not change the exit code. Of several groups the first one prints."""
+    if not LEADS:
+        return
     try:
         print(text, flush=True)
     except OSError:

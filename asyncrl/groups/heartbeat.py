@@ -58,7 +58,7 @@ class Heartbeat:
         self._silent: set[int] = set()
         self._moved: dict[int, tuple[int, float]] = {}
         self._wake, self._closing = threading.Event(), False
-        self._beats = 0
+        self._beats, self._turn = 0, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="asyncrl-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -96,7 +96,16 @@ class Heartbeat:
             self._wake.wait(BEAT_SECONDS)
             self._wake.clear()
 
+    def beat(self) -> None:
+        """Tell and hear now; any thread."""
+        with contextlib.suppress(Exception):  # the store has gone; the thread notices
+            self._beat(ended=False)
+
     def _beat(self, ended: bool) -> None:
+        with self._turn:
+            self._tell_and_hear(ended)
+
+    def _tell_and_hear(self, ended: bool) -> None:
         store, place = self._store, self._place
         for name, text in list(self._told.items()):
             if name not in self._heard:

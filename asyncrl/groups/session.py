@@ -142,13 +142,15 @@ class Session:
 
     def finish(self) -> None:
         """Fuse for the last time; learner's thread. Raises `GroupLost`."""
-        assert self._fusion is not None
+        assert self._fusion is not None and self._heartbeat is not None
+        self._heartbeat.beat()  # so that all know of all steps when the last fusion is over
         try:
             self._fusion.finish()
         except PeerLost as error:
             raise self.explain(error) from error
         if self.leads:
             self._store.set(OVER, "1")
+        self._heartbeat.beat()
         self._finished = True  # whoever is lost from here on, nothing is lost with it
 
     def explain(self, error: PeerLost) -> GroupLost:

@@ -143,7 +143,7 @@ async def build(
         first = await asyncio.to_thread(policy_to_begin_with, Path(config.init_from), algorithm, spec)
     device = choose_device(config.device, policy.weight_count)
     warn_of_too_many_threads(config)
-    loop = loop_builder(algorithm, config, spec, setup.step_limit or config.total_steps)
+    loop = loop_builder(algorithm, config, spec, setup.step_limit)
     layout = loop.ring_layout()
     doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
     stack.callback(doorbell.close)

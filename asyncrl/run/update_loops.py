@@ -230,7 +230,11 @@ BUILDERS: Mapping[
 
 
 def loop_builder(
-    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
+    algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec, step_limit: int | None = None
 ) -> ReplayBuilder | SegmentBuilder:
-    """Builder of the update loop that `algorithm` names; schedules run over `config.total_steps`."""
-    return BUILDERS[algorithm.update_loop](algorithm, config, spec, max_env_steps)
+    """Builder of the update loop that `algorithm` names.
+
+    Schedules run over `config.total_steps`, and no step is taken beyond that or beyond `step_limit` where it is given.
+    """
+    limit = config.total_steps if step_limit is None else step_limit
+    return BUILDERS[algorithm.update_loop](algorithm, config, spec, limit)
