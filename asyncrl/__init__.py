@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from asyncrl.run.run_thread import TrainResult
     from asyncrl.run.running import running, stop_all
     from asyncrl.run.trainer import Trainer, train
-    from asyncrl.show.metrics import EvaluationResult, Snapshot, flat
+    from asyncrl.show.evaluation_result import EvaluationResult
+    from asyncrl.show.metrics import Snapshot, flat
     from asyncrl.version import __version__
 
 # Names that are not here are looked for among the algorithms' records.
@@ -40,7 +41,7 @@ _HOMES = {
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",
     "Callback": "asyncrl.run.callbacks",
-    "EvaluationResult": "asyncrl.show.metrics",
+    "EvaluationResult": "asyncrl.show.evaluation_result",
     "Snapshot": "asyncrl.show.metrics",
     "TrainResult": "asyncrl.run.run_thread",
     "Trainer": "asyncrl.run.trainer",
