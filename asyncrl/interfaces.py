@@ -13,9 +13,10 @@ Axes, used in every docstring of the package:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,35 @@ ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """One array of a structured observation (Dict, Tuple, Discrete, MultiDiscrete), as it stands in a row.
+
+    Attributes:
+        path: keys of a Dict and indices of a Tuple that lead to it; none where the observation is the leaf.
+        kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot) or `"values"` (float32).
+        shape: of its array, before choices become one-hot.
+        choices: of choices, among how many each is.
+        first: of choices, the smallest value of each.
+    """
+
+    path: tuple[str, ...]
+    kind: Literal["image", "choices", "values"]
+    shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """Numbers that a network sees of it."""
+        return sum(self.choices) if self.kind == "choices" else math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Its bytes in a row of bytes."""
+        return self.values * (1 if self.kind == "image" else 4)
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """What an environment looks like to a trainer; picklable, holds no environment and no gymnasium object.
 
@@ -98,6 +128,8 @@ class EnvSpec:
             actor has exactly so many), or None where it makes one.
         frame_stack: observations that are joined along the first axis of `observation_shape`, oldest first; 1: no such
             axis. An environment's own spec has 1, and rings hold single observations; see `stacked`.
+        leaves: of a structured observation, which is one row `[n]`: float32, or, where an image is among them, bytes.
+            Per-leaf columns of a ring were rejected: every reader of rings would have to know them, for the same bytes.
     """
 
     name: str
@@ -108,6 +140,14 @@ class EnvSpec:
     reward_threshold: float | None = None
     vector_envs: int | None = None
     frame_stack: int = 1
+    leaves: tuple[Leaf, ...] = ()
+
+    @property
+    def observation_values(self) -> int:
+        """Numbers that a network sees of an observation, or of a stack of them."""
+        if not self.leaves:
+            return math.prod(self.observation_shape)
+        return self.frame_stack * sum(leaf.values for leaf in self.leaves)
 
     def stacked(self, frames: int) -> EnvSpec:
         """What a policy sees: the last `frames` observations `[frames, *observation_shape]`; itself for 1."""

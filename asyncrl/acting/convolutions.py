@@ -7,13 +7,16 @@ back into images. Frames of a stack become channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncrl.acting.observations import Image
+
+VALUES_WIDTH = 64
+"""Units of the layer that the numbers beside images go through."""
 
 
 class ImageModule(nn.Module):
@@ -42,11 +45,7 @@ class ImageModule(nn.Module):
                 torch.zeros(1, image.frames * image.channels, image.height, image.width)
             ).shape
         features = math.prod(shape[1:]) + inputs - image.values
-        self.head: nn.Module = (
-            DuelingHead(features, width, value_outputs, outputs)
-            if value_outputs
-            else nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
-        )
+        self.head = head_of(features, width, value_outputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -90,6 +89,70 @@ class DuelingHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """`[R, features]` to `[R, outputs]`."""
         return torch.cat((self.value(features), self.advantage(features)), dim=1)
+
+
+class CombinedModule(nn.Module):
+    """Convolutions for the images of a row, a linear layer for its other numbers, one hidden layer over both, the head.
+
+    Args:
+        images: of each image where it begins in an observation, its shape, and the name of its convolutions.
+        shape: frames of the stack, and numbers of one observation.
+        value_outputs: outputs of the value stream of a dueling network, 0 without.
+        inputs: values of a row; those behind the observations join the first linear layer.
+        outputs: values of the head.
+    """
+
+    rows_are_independent = True
+
+    def __init__(
+        self,
+        images: Sequence[tuple[int, Image, str]],
+        shape: tuple[int, int],
+        value_outputs: int,
+        inputs: int,
+        outputs: int,
+    ) -> None:
+        super().__init__()
+        self._images, (self._frames, self._row) = [(start, image) for start, image, _ in images], shape
+        columns = torch.ones(self._row, dtype=torch.bool)
+        self.convolutions, features = nn.ModuleList(), 0
+        for start, image, name in images:
+            columns[start : start + image.values // self._frames] = False
+            layers = _CONVOLUTIONS[name][0](image.frames * image.channels)
+            with torch.no_grad():
+                features += layers(
+                    torch.zeros(1, image.values).view(1, -1, image.height, image.width)
+                ).numel()
+            self.convolutions.append(layers)
+        self._others: Tensor
+        self.register_buffer("_others", columns.nonzero().squeeze(1), persistent=False)
+        others = self._frames * int(columns.sum())
+        self.values = nn.Linear(others, VALUES_WIDTH) if others else None
+        features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
+        width = max(_CONVOLUTIONS[name][1] for _, _, name in images)
+        self.head = head_of(features, width, value_outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[R, inputs]` to `[R, outputs]`."""
+        end = self._frames * self._row
+        rows = x[:, :end].reshape(x.shape[0], self._frames, self._row)
+        parts = []
+        for (start, image), layers in zip(self._images, self.convolutions, strict=True):
+            own = rows[:, :, start : start + image.values // self._frames].reshape(x.shape[0], -1)
+            parts.append(layers(channels_of(own, image)).flatten(1))
+        if self.values is not None:
+            parts.append(self.values(rows[:, :, self._others].flatten(1)).relu())
+        out: Tensor = self.head(torch.cat((*parts, x[:, end:]), dim=1))
+        return out
+
+    initialise_orthogonally = ImageModule.initialise_orthogonally
+
+
+def head_of(features: int, width: int, value_outputs: int, outputs: int) -> nn.Module:
+    """One hidden layer and the outputs; two streams where `value_outputs` is not 0."""
+    if value_outputs:
+        return DuelingHead(features, width, value_outputs, outputs)
+    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def small_convolutions(channels: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ impala   Espeholt et al. 2018, fig. 3: three sections of residual blocks (16, 32
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.acting.observations import Image, image_of
@@ -55,6 +55,62 @@ class ConvolutionalNetwork:
         return f"images {shape}{frames}: {_TITLES[self.name]}"
 
 
+@dataclass(frozen=True)
+class CombinedNetwork:
+    """Convolutions for every image of a structured observation, a layer for the rest, concatenated.
+
+    As Stable-Baselines3's `CombinedExtractor`; see `convolutions.CombinedModule`.
+
+    Attributes:
+        name: which convolutions; smaller images take `"small"`.
+        frames: k of the frame stack.
+        row_values: numbers of one observation.
+        images: where each image begins in an observation, and its shape.
+        value_outputs: see `ConvolutionalNetwork`.
+    """
+
+    name: NetworkName
+    frames: int
+    row_values: int
+    images: tuple[tuple[int, Image], ...]
+    value_outputs: int = 0
+
+    def __call__(self, inputs: int, outputs: int) -> nn.Module:
+        """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
+        from asyncrl.acting.convolutions import CombinedModule
+
+        parts = [(start, image, _fitting(self.name, image)) for start, image in self.images]
+        shape = self.frames, self.row_values
+        return CombinedModule(parts, shape, self.value_outputs, inputs, outputs)
+
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+        names = (ConvolutionalNetwork(_fitting(self.name, image), image).text for _, image in self.images)
+        return f"{'; '.join(names)}; other values a layer of their own"
+
+
+def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "impala"]:
+    """The network `name` for an image, or what fits it."""
+    side = min(image.height, image.width)
+    if name in ("small", "nature", "impala") and side >= SMALLEST_SIDES[name]:
+        return name  # type: ignore[return-value]
+    return "nature" if side >= SMALLEST_SIDES["nature"] else "small"
+
+
+def _combined(name: NetworkName, spec: EnvSpec, value_outputs: int) -> CombinedNetwork | None:
+    """The network for structured observations with images; None where there are none."""
+    images, start = [], 0
+    for leaf in spec.leaves:
+        if leaf.kind == "image":
+            alone = replace(spec, observation_shape=leaf.shape, frame_stack=1, leaves=())
+            image = image_of(alone.stacked(spec.frame_stack))
+            assert image is not None, "leaves that are images were chosen by the same rule"
+            images.append((start, image))
+        start += leaf.values
+    return CombinedNetwork(name, spec.frame_stack, start, tuple(images), value_outputs) if images else None
+
+
 _TITLES = {
     "small": "small convolutional network",
     "nature": "Nature CNN (Mnih et al. 2015)",
@@ -62,7 +118,9 @@ _TITLES = {
 }
 
 
-def choose_network(name: NetworkName, spec: EnvSpec, value_outputs: int = 0) -> ConvolutionalNetwork | None:
+def choose_network(
+    name: NetworkName, spec: EnvSpec, value_outputs: int = 0
+) -> ConvolutionalNetwork | CombinedNetwork | None:
     """The network called `name` for the observations of `spec`; None is a perceptron over the flattened observation.
 
     Args:
@@ -75,6 +133,8 @@ def choose_network(name: NetworkName, spec: EnvSpec, value_outputs: int = 0) -> 
     """
     if name == "mlp":
         return None
+    if spec.leaves and (combined := _combined(name, spec, value_outputs)):
+        return combined
     image = image_of(spec, bytes_only=name == "auto")
     if name == "auto":
         if image is None:
@@ -118,4 +178,4 @@ class ShapedNetwork:
 def network_text(policy: Any) -> str:
     """What was chosen for a policy: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`, "" for a perceptron."""
     network = getattr(getattr(policy, "layout", None), "network", None)
-    return network.text if isinstance(network, ConvolutionalNetwork) else ""
+    return network.text if isinstance(network, ConvolutionalNetwork | CombinedNetwork) else ""

@@ -1,10 +1,14 @@
-"""Shapes of what a policy observes: which observations are images. Plain Python."""
+"""What a policy observes: images, rows of structured observations, action masks. NumPy only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from asyncrl.interfaces import EnvSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.interfaces import EnvSpec, Leaf
 
 SMALLEST_IMAGE = 8
 """Arrays of bytes with a shorter side are not taken for images."""
@@ -55,3 +59,151 @@ def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     if min(height, width) < SMALLEST_IMAGE:
         return None
     return Image(spec.frame_stack, height, width, channels, channels_first)
+
+
+FORBIDDEN = np.float32(-1e8)
+"""Logit of a choice that an action mask forbids: its probability is exactly 0 in float32, and no sum overflows."""
+MASK_KEY = "action_mask"
+"""Key of a Dict observation whose array says which actions are allowed."""
+
+
+def unpacker(spec: EnvSpec) -> Unpacker | None:
+    """Turns rows of bytes into what a network sees; None where observations are arrays, or rows of float32."""
+    return Unpacker(spec) if spec.leaves and spec.observation_dtype == "uint8" else None
+
+
+class Unpacker:
+    """Rows of bytes, with images and float32 values side by side, as float32.
+
+    Args:
+        spec: what a policy sees.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._leaves, self._row_bytes = spec.leaves, sum(leaf.row_bytes for leaf in spec.leaves)
+
+    def __call__(self, rows: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Write `rows` `[R, n]` or `[R, k, n]` to `out` `[R, inputs]`; images are scaled to 0..1."""
+        rows = rows.reshape(-1, self._row_bytes)
+        out = out.reshape(rows.shape[0], -1)
+        at = to = 0
+        for leaf in self._leaves:
+            part, into = rows[:, at : at + leaf.row_bytes], out[:, to : to + leaf.values]
+            if leaf.kind == "image":
+                np.multiply(part, np.float32(1 / 255), out=into)
+            else:
+                into[...] = np.ascontiguousarray(part).view(np.float32)
+            at, to = at + leaf.row_bytes, to + leaf.values
+
+
+def mask_of(spec: EnvSpec) -> slice | None:
+    """Where the action mask stands in one row: values of a row of float32, bytes of one of bytes; None without."""
+    start = 0
+    for leaf in spec.leaves:
+        size = leaf.row_bytes if spec.observation_dtype == "uint8" else leaf.values
+        if leaf.path == (MASK_KEY,):
+            return slice(start, start + size)
+        start += size
+    return None
+
+
+def mask_reader(spec: EnvSpec) -> MaskReader | None:
+    """Reads the action masks out of observations; None where there are none."""
+    at = mask_of(spec)
+    return None if at is None else MaskReader(spec, at)
+
+
+class MaskReader:
+    """Action masks of observations.
+
+    Args:
+        spec: what a policy sees.
+        at: where the mask stands in a row.
+    """
+
+    def __init__(self, spec: EnvSpec, at: slice) -> None:
+        self._at, self._bytes = at, spec.observation_dtype == "uint8"
+
+    def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
+        """`[R, A]`, whether each action is allowed; all are where none is said to be (a terminal observation)."""
+        newest = obs[:, -1] if obs.ndim == 3 else obs
+        values = newest[:, self._at]
+        if self._bytes:
+            values = np.ascontiguousarray(values).view(np.float32)
+        mask: NDArray[np.bool_] = values > 0.5
+        mask |= ~mask.any(axis=1, keepdims=True)
+        return mask
+
+
+def allowed_choice(mask: NDArray[np.bool_], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For each row an allowed action, at `share` `[R]` (0 to 1) of those that its `mask` `[R, A]` allows."""
+    rank = np.minimum(share * mask.sum(axis=1), mask.sum(axis=1) - 1).astype(np.int64)
+    chosen: NDArray[np.int64] = (mask.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+    return chosen
+
+
+def pack(obs: Any, spec: EnvSpec) -> NDArray[Any]:
+    """One structured observation as a row `[n]` of the spec's dtype; a fresh array.
+
+    Raises:
+        ValueError: a leaf has another shape, a choice is out of range, or a value beside an image is not finite.
+    """
+    return _row_of([_array_of(obs, leaf) for leaf in spec.leaves], spec)
+
+
+def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
+    """What a user gives to `predict`, as a row `[n]` or rows `[B, n]` (`[..., n]` where it is rows already).
+
+    Args:
+        obs: one observation of the space, a batch whose leaves have a first axis B, or rows.
+        spec: the environment.
+
+    Raises:
+        ValueError: see `pack`.
+    """
+    is_array = isinstance(obs, np.ndarray) and obs.dtype == spec.observation_dtype
+    if is_array and obs.shape[-1:] == spec.observation_shape:
+        rows: NDArray[Any] = obs
+        return rows
+    arrays = [_array_of(obs, leaf) for leaf in spec.leaves]
+    if arrays[0].ndim == len(spec.leaves[0].shape):
+        return _row_of(arrays, spec)
+    return np.stack([_row_of([array[i] for array in arrays], spec) for i in range(len(arrays[0]))])
+
+
+def _array_of(obs: Any, leaf: Leaf) -> NDArray[Any]:
+    try:
+        for key in leaf.path:
+            obs = obs[int(key)] if isinstance(obs, tuple | list) else obs[key]
+    except (IndexError, KeyError, TypeError):
+        where = ".".join(leaf.path)
+        raise ValueError(f"the observation must hold {where}, got {type(obs).__name__}") from None
+    return np.asarray(obs)
+
+
+def _row_of(arrays: list[NDArray[Any]], spec: EnvSpec) -> NDArray[Any]:
+    parts = [_leaf_values(array, leaf) for array, leaf in zip(arrays, spec.leaves, strict=True)]
+    if spec.observation_dtype != "uint8":
+        return np.concatenate(parts)
+    if not all(np.isfinite(part).all() for part in parts):
+        raise ValueError("an observation holds NaN or infinity")
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+    """A leaf as bytes of an image or float32 values, flat."""
+    if array.shape != leaf.shape:
+        where = ".".join(leaf.path) or "the observation"
+        raise ValueError(f"{where} must have shape {leaf.shape}, got {array.shape}")
+    if leaf.kind == "image":
+        return np.ascontiguousarray(array, np.uint8).reshape(-1)
+    if leaf.kind == "values":
+        return np.ascontiguousarray(array, np.float32).reshape(-1)
+    out = np.zeros(leaf.values, np.float32)
+    start = 0
+    for choice, count, first in zip(array.reshape(-1).tolist(), leaf.choices, leaf.first, strict=True):
+        if not 0 <= choice - first < count:
+            raise ValueError(f"a choice must be from {first} to {first + count - 1}, got {choice}")
+        out[start + int(choice - first)] = 1.0
+        start += count
+    return out

@@ -7,20 +7,19 @@ mailbox; the learner's network has the same order, so publishing weights is one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.frames import next_stacks
 from asyncrl.acting.layouts import WithStatistics, parameter_count
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.noisy import NoisyActingNetwork
+from asyncrl.acting.observations import allowed_choice, mask_reader
 from asyncrl.acting.schedules import EpsilonSchedule
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.protocols import Policy
+from asyncrl.interfaces import BoxAction, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,7 @@ class QPolicy:
         )
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.support = support
+        self._mask = mask_reader(spec)
         self.epsilon = epsilon or EpsilonSchedule()
         self.weight_count = layout.weight_count
         self._base = self.epsilon.initial
@@ -163,7 +163,10 @@ class QPolicy:
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """The first best action `[E]` int64, counted from 0, for each observation `[E, *obs_shape]`."""
-        return self.q_values(obs).argmax(axis=1)
+        values = self.q_values(obs)
+        if self._mask is not None:
+            values[~self._mask(obs)] = -np.inf
+        return values.argmax(axis=1)
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
@@ -179,9 +182,14 @@ class QPolicy:
             self._base, self._rates = base, base**self._exponents
         network = self._network
         out = network.perturbed(obs, rng) if isinstance(network, NoisyActingNetwork) else network(obs)
-        action = self._values(out).argmax(axis=1)
+        values = self._values(out)
         begins, choice = rng.random((2, rows))
         begins, choice = begins < self._rates, choice * self.layout.num_actions
+        if self._mask is not None:
+            mask = self._mask(obs)
+            values[~mask] = -np.inf
+            choice = allowed_choice(mask, choice / self.layout.num_actions)
+        action = values.argmax(axis=1)
         if self.epsilon.repeat == 1:
             np.copyto(action, choice, where=begins, casting="unsafe")
             return action, {}
@@ -189,7 +197,8 @@ class QPolicy:
         np.copyto(self._held, choice, where=begins, casting="unsafe")
         steps = 1.0 + rng.random(rows) * self.epsilon.repeat
         np.copyto(self._left, steps, where=begins, casting="unsafe")
-        np.copyto(action, self._held, where=self._left > 0)
+        held = self._left > 0 if self._mask is None else (self._left > 0) & mask[np.arange(rows), self._held]
+        np.copyto(action, self._held, where=held)
         np.maximum(self._left - 1, 0, out=self._left)
         return action, {}
 
@@ -201,93 +210,3 @@ def float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.floa
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
     return low32.reshape(box.shape), high32.reshape(box.shape)
-
-
-@dataclass
-class TrainedPolicy:
-    """A policy with fixed weights that answers `predict` as Stable-Baselines3's models do.
-
-    Attributes:
-        spec: the environment it was trained for.
-        policy: the acting half; `weights` are loaded into it.
-        weights: flat float32 `[policy.weight_count]`; not copied, not to be written afterwards.
-        rng: draws for `deterministic=False`.
-    """
-
-    spec: EnvSpec
-    policy: Policy
-    weights: NDArray[np.float32]
-    rng: np.random.Generator = field(default_factory=np.random.default_rng)
-
-    def __post_init__(self) -> None:
-        self.policy.load_weights(self.weights)
-
-    def predict(
-        self,
-        obs: NDArray[Any],
-        state: NDArray[Any] | None = None,
-        episode_start: NDArray[np.bool_] | bool | None = None,
-        deterministic: bool = True,
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Actions as the environment takes them (`start` added, boxes clipped), and the state for the next call.
-
-        A policy with `frame_stack` k takes stacks of observations, as `make_env()` and gymnasium's
-        `FrameStackObservation` give them, or single ones with `state`, as recurrent policies of sb3-contrib do:
-
-            action, state = policy.predict(obs, state=state, episode_start=done)     # state None and done True at first
-
-        Args:
-            obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`; with a frame stack `[k, *obs_shape]`, or
-                `[B, k, *obs_shape]`, or without the axis of k where `state` or `episode_start` is given.
-            state: what the last call returned; ignored where stacks are given, or there is no frame stack.
-            episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
-            deterministic: the greedy action; if False, explore at the rate that stands at the end of the
-                schedule, or draw from a stochastic policy.
-
-        Returns:
-            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch; and the stacks, or None where `obs` had
-            them or there are none.
-
-        Raises:
-            ValueError: if the shape is none of these.
-        """
-        obs = np.asarray(obs)
-        frames, shape = self.policy.frame_stack, self.spec.observation_shape
-        if frames > 1 and (state is not None or episode_start is not None):
-            return self._predict_frames(obs, state, episode_start, deterministic)
-        if frames > 1 and obs.shape == shape:
-            raise ValueError(
-                f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; give "
-                "stacks, or state and episode_start: predict(obs, state=state, episode_start=done)"
-            )
-        shape = shape if frames == 1 else (frames, *shape)
-        single = obs.shape == shape
-        if not single and obs.shape[1:] != shape:
-            wanted = ", ".join(map(str, ("B", *shape)))
-            raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
-        batch = obs[None] if single else obs
-        if deterministic:
-            action = self.policy.greedy(batch)
-        else:
-            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
-            action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
-        action = self._environment_form(action)
-        return (action[0] if single else action), None
-
-    def _predict_frames(
-        self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`predict` for single observations, whose stacks are the state."""
-        single = obs.shape == self.spec.observation_shape
-        stacks = next_stacks(state, obs[None] if single else obs, episode_start, self.policy.frame_stack)
-        action, _ = self.predict(stacks, deterministic=deterministic)
-        return (action[0], stacks[0]) if single else (action, stacks)
-
-    def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
-        kind = self.spec.action
-        if isinstance(kind, DiscreteAction):
-            return action + kind.start
-        if isinstance(kind, BoxAction):
-            low, high = float32_bounds(kind)
-            return np.clip(action, low, high)
-        return action

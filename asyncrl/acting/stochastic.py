@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox
+from asyncrl.acting.observations import FORBIDDEN, mask_reader
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 
 
@@ -149,7 +150,7 @@ class StochasticPolicy:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.weight_count = layout.weight_count
-        self._shape = spec.action.shape
+        self._shape, self._mask = spec.action.shape, mask_reader(spec)
         self._choices = np.array(layout.choices, np.int64)
         self._exploration = 1.0 if layout.gaussian else 1.0 - float(np.mean(1.0 / self._choices))
         self._gaussian, self._log_std = layout.gaussian, layout.log_std
@@ -186,7 +187,10 @@ class StochasticPolicy:
 
     def outputs(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Logits or means `[E, layout.outputs]` of `obs` `[E, *obs_shape]`; a fresh array."""
-        return self._network(obs)
+        out = self._network(obs)
+        if self._mask is not None:
+            out[~self._mask(obs)] = FORBIDDEN
+        return out
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
         """The likeliest action `[E, *act_shape]` of each observation: first best choices, or the mean.

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.frames import FrameStacks
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.packing import packed
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
 from asyncrl.interfaces import RESET, EnvSpec
@@ -243,7 +244,7 @@ class EpisodePlayer:
 
 
 def _as_list(envs: Any) -> list[Any]:
-    built = list(envs) if isinstance(envs, (list, tuple)) else [envs]
+    built = [packed(env) for env in (envs if isinstance(envs, (list, tuple)) else [envs])]
     if not built:
         raise ValueError("source must hold at least one environment, got none")
     return built

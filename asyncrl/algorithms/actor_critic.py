@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
+from asyncrl.acting.observations import mask_reader, unpacker
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.interfaces import RESET
+from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, diagonal_gaussian
 from asyncrl.networks.flat_vector import FlatVector
@@ -48,10 +49,11 @@ class ActorCritic:
         max_grad_norm: maximum norm of the gradient of both networks together, or None.
         adam_eps: term that Adam adds to its denominator.
         initial_log_std: the Gaussian's log standard deviations at the start.
-        byte_observations: whether observations are bytes.
+        spec: what the policy sees, for observations of bytes, structured ones and action masks; None without.
 
     Attributes:
         layout, device: as given.
+        mask: reads the action masks out of observations; None where there are none.
         keeps_bytes: whether a rollout keeps bytes, a quarter of the memory, and scales them when a pass reads them.
         weight_count: how many float32 values `write_weights` fills.
         parameters: flat `[P]`: policy, log standard deviations, value.
@@ -70,9 +72,11 @@ class ActorCritic:
         max_grad_norm: float | None = 0.5,
         adam_eps: float = 1e-5,
         initial_log_std: float = 0.0,
-        byte_observations: bool = False,
+        spec: EnvSpec | None = None,
     ) -> None:
-        self.keeps_bytes = byte_observations and not layout.normalized
+        self._unpack, self.mask = (unpacker(spec), mask_reader(spec)) if spec else (None, None)
+        as_bytes = spec is not None and spec.observation_dtype == "uint8" and not spec.leaves
+        self.keeps_bytes = as_bytes and not layout.normalized
         self.layout, self.device, self.weight_count = layout, torch.device(device), layout.weight_count
         hidden = layout.hidden if value_hidden is None else value_hidden
         shared = None, layout.activation, layout.network
@@ -127,11 +131,16 @@ class ActorCritic:
             obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.
             out: `[R, inputs]`, of bytes where they are kept.
         """
+        if self._unpack is not None:
+            self._unpack(obs, out)
+            obs = out
         flat = obs.reshape(out.shape)
         if self.layout.normalized:
             np.subtract(flat, self._mean, out=out, casting="same_kind")
             np.multiply(out, self._scale, out=out)
             np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
+        elif self._unpack is not None:
+            return
         elif flat.dtype == np.uint8 and out.dtype != np.uint8:
             np.multiply(flat, np.float32(1 / 255), out=out)
         else:
@@ -145,7 +154,12 @@ class ActorCritic:
     def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
         """Note the observations `[..., *obs_shape]` of all but RESET rows `[...]`; nothing unless normalised."""
         if self.layout.normalized:
-            self._noted.add(obs[(flags & RESET) == 0].reshape(-1, self.layout.inputs))
+            rows = obs[(flags & RESET) == 0]
+            if self._unpack is not None:
+                values = np.empty((rows.shape[0], self.layout.inputs), np.float32)
+                self._unpack(rows, values)
+                rows = values
+            self._noted.add(rows.reshape(-1, self.layout.inputs))
 
     def move_statistics(self) -> None:
         """Let what `observe` has noted count from here on."""

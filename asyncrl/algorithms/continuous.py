@@ -5,7 +5,6 @@ The networks and optimisers are in `continuous_update.py`, which imports torch; 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -108,9 +107,9 @@ class ContinuousControl(OffPolicy):
         """The actor's shape and weight order, shared by policy and learner. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
-        inputs = math.prod(self.seen(spec).observation_shape)
         from asyncrl.acting.box import BoxLayout
 
+        inputs = self.seen(spec).observation_values
         shape = inputs, self.hidden_sizes, spec.action, self._gaussian, self.network_for(spec)
         return BoxLayout(*shape, self.normalize_observations)
 

@@ -182,7 +182,7 @@ class OnPolicy(Observing):
         from asyncrl.acting.stochastic import ActorLayout
 
         return ActorLayout(
-            inputs=math.prod(self.seen(spec).observation_shape),
+            inputs=self.seen(spec).observation_values,
             hidden=self.hidden_sizes,
             action=spec.action,
             activation=self.activation,

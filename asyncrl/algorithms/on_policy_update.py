@@ -57,7 +57,7 @@ class OnPolicyUpdate:
             max_grad_norm=config.max_grad_norm,
             adam_eps=config.adam_eps,
             initial_log_std=config.initial_log_std,
-            byte_observations=spec.observation_dtype == "uint8",
+            spec=config.seen(spec),
         )
         self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0

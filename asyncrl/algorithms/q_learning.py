@@ -13,7 +13,6 @@ command line shows its help, and an actor unpickles its policy, at once.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -170,7 +169,7 @@ class QLearning(OffPolicy):
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
-        inputs, actions = math.prod(self.seen(spec).observation_shape), spec.action.n
+        inputs, actions = self.seen(spec).observation_values, spec.action.n
         atoms = self.atoms() or 1
         network = self.network_for(spec, value_outputs=atoms if self.dueling else 0)
         if network is not None and self.noisy:

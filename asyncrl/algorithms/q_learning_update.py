@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.observations import mask_of
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.q_heads import dueling_mask, heads_of, write_mean_head
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
@@ -64,7 +65,8 @@ class QLearningUpdate:
         self.config, self.layout = config, config.layout(spec)
         self._spec, self._device = config.seen(spec), torch.device(device)
         self._loss, self._values = loss, values
-        self._kernel = kernel if self._device.type == "cpu" else None
+        masked = mask_of(self._spec) is not None  # kernels choose among all actions
+        self._kernel = kernel if self._device.type == "cpu" and not masked else None
         self._precision = MatmulPrecision(config.matmul_precision, self._device)
         self._acting = config.acting_layout(spec)
         self.weight_count = self._acting.weight_count
@@ -166,7 +168,10 @@ class QLearningUpdate:
 
     def _loss_of(self, out: Tensor, next_out: Tensor, chooser: Tensor, batch: StagedBatch) -> QLoss:
         """Loss of the online network's outputs for obs; `chooser` are the outputs that choose the next action."""
-        best = self._values(self._by_action(chooser)).argmax(dim=1, keepdim=True)
+        values = self._values(self._by_action(chooser))
+        if batch.next_mask is not None:
+            values = values.masked_fill(~batch.next_mask, -torch.inf)
+        best = values.argmax(dim=1, keepdim=True)
         return self._loss(self._by_action(out), self._by_action(next_out), best, batch)
 
     def _by_action(self, outputs: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
+from asyncrl.acting.observations import FORBIDDEN
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
 from asyncrl.interfaces import RESET, Segment
@@ -52,6 +53,7 @@ class Rollout:
         x: `[N + S, inputs]` on the device, normalised observations; bytes stay bytes, see `fill_inputs`.
         action: `[N + S, ...]` on the device, what the distribution takes: int64 choices, float32 actions, or the
             latents of squashed ones. Zeros from row N on.
+        mask: `[N + S, outputs]` bool on the device, choices that are allowed; None where there are no action masks.
         columns: `[C, N + 1]` float32 on the device; zeros at N.
         reward, flags: `[S, T]`; rewards are scaled where that is wanted.
         behaviour: `[S, T]` float32, log-probability of the action when it was drawn (of the latent where there is one).
@@ -70,6 +72,9 @@ class Rollout:
         kind_x = torch.uint8 if nets.keeps_bytes else torch.float32
         self._x = torch.zeros(rows, layout.inputs, dtype=kind_x, pin_memory=pinned)
         self._action = torch.zeros(shape, dtype=kind)
+        self.mask: Tensor | None = None
+        if nets.mask is not None:
+            self.mask = torch.ones(rows, layout.outputs, dtype=torch.bool)
         self._columns = torch.zeros(len(self.names), count + 1, pin_memory=pinned)
         self.x, self.action, self.columns = (
             t.to(nets.device) for t in (self._x, self._action, self._columns)
@@ -96,6 +101,12 @@ class Rollout:
             own = slice(i * envs, (i + 1) * envs)
             self._nets.normalized(segment.obs, x[own.start * length : own.stop * length])
             self._nets.normalized(segment.last_obs, x[count + own.start : count + own.stop])
+            if self._nets.mask is not None and self.mask is not None:
+                masks = self._nets.mask(segment.obs.reshape(-1, *segment.obs.shape[2:]))
+                self.mask[own.start * length : own.stop * length] = torch.from_numpy(masks)
+                self.mask[count + own.start : count + own.stop] = torch.from_numpy(
+                    self._nets.mask(segment.last_obs)
+                )
             taken = segment.extras["latent"] if squashed else segment.action
             drawn[own] = taken.reshape(drawn[own].shape)
             self.behaviour[own] = segment.extras["log_prob"]
@@ -130,6 +141,7 @@ class Rollout:
             fill_inputs(work.x[:size], self.x[own])
             if log_prob:
                 out, value = work.forward()
+                forbid(out[:size], self.mask, own)
                 found = self._nets.distribution(out[:size], self.action[own], self._nets.log_std)[0]
                 self._log_prob[own].copy_(found)
             else:
@@ -173,6 +185,7 @@ class Rollout:
             "x": self.x.cpu().clone(),
             "action": self.action.cpu().clone(),
             "columns": self._columns.clone(),
+            **({} if self.mask is None else {"mask": self.mask.cpu().clone()}),
             **{name: getattr(self, name).copy() for name in _ROWS},
             "mean": self._statistics[0].copy(),
             "scale": self._statistics[1].copy(),
@@ -184,6 +197,8 @@ class Rollout:
         for name in ("x", "action", "columns"):
             getattr(self, name).copy_(state[name])
         self._columns.copy_(state["columns"])
+        if self.mask is not None:
+            self.mask.copy_(state["mask"])
         for name in _ROWS:
             np.copyto(getattr(self, name), state[name])
         self._statistics = np.array(state["mean"], np.float32), np.array(state["scale"], np.float32)
@@ -195,6 +210,12 @@ def fill_inputs(x: Tensor, rows: Tensor) -> None:
     x.copy_(rows)
     if rows.dtype == torch.uint8:
         x.mul_(1 / 255)
+
+
+def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice) -> None:
+    """Set the logits of choices that `mask` forbids so low that their probability and gradient are exactly 0."""
+    if mask is not None:
+        out.masked_fill_(~mask[rows].to(out.device), float(FORBIDDEN))
 
 
 class Part(NamedTuple):
@@ -249,6 +270,7 @@ class Minibatch:
         if rollout.names:
             torch.index_select(rollout.columns, 1, rows, out=self.columns)
         self.out, self.value = self._pass.forward()
+        forbid(self.out, rollout.mask, rows)
         if not self.choices:
             self.log_std.copy_(self._nets.log_std)
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.observations import mask_reader, unpacker
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
@@ -39,6 +40,7 @@ class StagedBatch:
         reward, discount, weight: views `[B, 1]` of them; weight is divided by B.
         limits: `[2]`, the bounds with this batch.
         low, high: scalars, views of `limits`.
+        next_mask: `[B, A]` bool, actions that are allowed at next_obs; None where there are no action masks.
     """
 
     def __init__(
@@ -53,10 +55,15 @@ class StagedBatch:
     ) -> None:
         self.size, self._statistics = size, statistics
         self.bounds = bounds
-        width, pinned = math.prod(spec.observation_shape), device.type == "cuda"
+        width, pinned = spec.observation_values, device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
         action_width = 2 if discrete else math.prod(spec.action.shape)  # an int64 is as wide as two float32
-        as_bytes = device.type != "cpu" and spec.observation_dtype == "uint8" and statistics is None
+        as_bytes = (
+            device.type != "cpu"
+            and spec.observation_dtype == "uint8"
+            and statistics is None
+            and not spec.leaves
+        )
         in_block = 0 if as_bytes else width
         shape = (size, action_width, in_block, discrete)
         self._host = torch.zeros(size * (2 * in_block + 3 + action_width) + 2, pin_memory=pinned)
@@ -74,6 +81,8 @@ class StagedBatch:
         self.low, self.high = self.limits
         self._reward_scale = np.float32(reward_scale)
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" and not as_bytes else None
+        self._unpack, self._mask = unpacker(spec), mask_reader(spec)
+        self.next_mask: Tensor | None = None
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
         self._returned_host = self._returned.view(size).numpy()
@@ -83,17 +92,25 @@ class StagedBatch:
         if self._copied is not None:
             self._copied.synchronize()
         shape = self._obs.shape
+        obs, next_obs = batch.obs, batch.next_obs
+        if self._mask is not None:
+            self.next_mask = torch.from_numpy(self._mask(next_obs)).to(self.rows.device)
+        if self._unpack is not None:
+            self._unpack(obs, self._obs)
+            self._unpack(next_obs, self._next_obs)
+            obs, next_obs = self._obs, self._next_obs
         if self._statistics is not None:
-            obs = batch.obs.reshape(shape)
-            self._statistics.observe(obs)
-            self._statistics.normalize(obs, self._obs)
-            self._statistics.normalize(batch.next_obs.reshape(shape), self._next_obs)
+            self._statistics.observe(obs.reshape(shape))
+            self._statistics.normalize(obs.reshape(shape), self._obs)
+            self._statistics.normalize(next_obs.reshape(shape), self._next_obs)
+        elif self._unpack is not None:
+            pass
         elif self._scale is None:
-            np.copyto(self._obs, batch.obs.reshape(shape), casting="same_kind")
-            np.copyto(self._next_obs, batch.next_obs.reshape(shape), casting="same_kind")
+            np.copyto(self._obs, obs.reshape(shape), casting="same_kind")
+            np.copyto(self._next_obs, next_obs.reshape(shape), casting="same_kind")
         else:
-            np.multiply(batch.obs.reshape(shape), self._scale, out=self._obs)
-            np.multiply(batch.next_obs.reshape(shape), self._scale, out=self._next_obs)
+            np.multiply(obs.reshape(shape), self._scale, out=self._obs)
+            np.multiply(next_obs.reshape(shape), self._scale, out=self._next_obs)
         reward, discount, weight = self._columns
         np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)

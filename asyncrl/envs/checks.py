@@ -50,6 +50,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         max_episode_steps=getattr(registered, "max_episode_steps", None),
         reward_threshold=getattr(registered, "reward_threshold", None),
         vector_envs=None if vector_envs is None else int(vector_envs),
+        leaves=getattr(env, "packed_leaves", ()),
     )
 
 

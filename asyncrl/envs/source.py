@@ -139,6 +139,8 @@ class EnvSource:
     def build(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         """Build one environment (or the factory's vector of them); called in the process that steps it.
 
+        Structured observations become rows (`asyncrl.envs.packing`).
+
         Gymnasium's passive checker and order enforcement are left out: `describe` has checked once what they
         would look at on every step, and an actor always resets first. The time limit stays.
 
@@ -166,7 +168,9 @@ class EnvSource:
             ) from error
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise env_checks.not_an_environment(self.name, env)
-        return env
+        from asyncrl.envs.packing import packed
+
+        return packed(env)  # type: ignore[no-any-return]
 
     def build_streams(self, num_envs: int) -> list[gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]:
         """`num_envs` environments, or one vector of `num_envs`.

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.box import BoxPolicy, DeterministicPolicy, SquashedGaussianPolicy
-from asyncrl.acting.policies import QPolicy, TrainedPolicy, float32_bounds
+from asyncrl.acting.policies import QPolicy, float32_bounds
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction
 from asyncrl.run.checkpoint_format import write_atomically

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.images import ConvolutionalNetwork
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.run.onnx_graph import Graph
 
 # Channels, kernel and stride of each layer, and the width of the linear layer behind them; see `acting.convolutions`.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.images import network_text
 from asyncrl.acting.modules import NetworkFactory
-from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
 from asyncrl.envs.source import EnvSource

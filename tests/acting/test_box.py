@@ -25,7 +25,7 @@ from asyncrl.acting.box import (
 )
 from asyncrl.acting.network import ActionBox
 from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
-from asyncrl.acting.policies import TrainedPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 

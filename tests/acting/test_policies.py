@@ -7,8 +7,9 @@ import pytest
 from oracles import slow_perceptron
 
 from asyncrl.acting.kernels import mlp_forward
-from asyncrl.acting.policies import QLayout, QPolicy, TrainedPolicy, has_epsilon
+from asyncrl.acting.policies import QLayout, QPolicy, has_epsilon
 from asyncrl.acting.schedules import EpsilonSchedule, ramp
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy

@@ -21,8 +21,8 @@ from asyncrl.acting.kernels import (
     tanh_in_place,
 )
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.acting.policies import TrainedPolicy
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy, extra_fields_of
+from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.protocols import Policy
 

@@ -1,0 +1,106 @@
+"""A policy with fixed weights and `predict`. NumPy and numba; torch only for networks that these cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.frames import next_stacks
+from asyncrl.acting.observations import rows_of
+from asyncrl.acting.policies import float32_bounds
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.protocols import Policy
+
+
+@dataclass
+class TrainedPolicy:
+    """A policy with fixed weights that answers `predict` as Stable-Baselines3's models do.
+
+    Attributes:
+        spec: the environment it was trained for.
+        policy: the acting half; `weights` are loaded into it.
+        weights: flat float32 `[policy.weight_count]`; not copied, not to be written afterwards.
+        rng: draws for `deterministic=False`.
+    """
+
+    spec: EnvSpec
+    policy: Policy
+    weights: NDArray[np.float32]
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        self.policy.load_weights(self.weights)
+
+    def predict(
+        self,
+        obs: NDArray[Any],
+        state: NDArray[Any] | None = None,
+        episode_start: NDArray[np.bool_] | bool | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Actions as the environment takes them (`start` added, boxes clipped), and the state for the next call.
+
+        A policy with `frame_stack` k takes stacks of observations, as `make_env()` and gymnasium's
+        `FrameStackObservation` give them, or single ones with `state`, as recurrent policies of sb3-contrib do:
+
+            action, state = policy.predict(obs, state=state, episode_start=done)     # state None and done True at first
+
+        Args:
+            obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`, of a Dict or Tuple space as the
+                environment gives it; with a frame stack `[k, *obs_shape]`, or `[B, k, *obs_shape]`, or without the axis
+                of k where `state` or `episode_start` is given.
+            state: what the last call returned; ignored where stacks are given, or there is no frame stack.
+            episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
+            deterministic: the greedy action; if False, explore at the rate that stands at the end of the
+                schedule, or draw from a stochastic policy.
+
+        Returns:
+            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch; and the stacks, or None where `obs` had
+            them or there are none.
+
+        Raises:
+            ValueError: if the shape is none of these.
+        """
+        obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
+        frames, shape = self.policy.frame_stack, self.spec.observation_shape
+        if frames > 1 and (state is not None or episode_start is not None):
+            return self._predict_frames(obs, state, episode_start, deterministic)
+        if frames > 1 and obs.shape == shape:
+            raise ValueError(
+                f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; give "
+                "stacks, or state and episode_start: predict(obs, state=state, episode_start=done)"
+            )
+        shape = shape if frames == 1 else (frames, *shape)
+        single = obs.shape == shape
+        if not single and obs.shape[1:] != shape:
+            wanted = ", ".join(map(str, ("B", *shape)))
+            raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
+        batch = obs[None] if single else obs
+        if deterministic:
+            action = self.policy.greedy(batch)
+        else:
+            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+            action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
+        action = self._environment_form(action)
+        return (action[0] if single else action), None
+
+    def _predict_frames(
+        self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool
+    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """`predict` for single observations, whose stacks are the state."""
+        single = obs.shape == self.spec.observation_shape
+        stacks = next_stacks(state, obs[None] if single else obs, episode_start, self.policy.frame_stack)
+        action, _ = self.predict(stacks, deterministic=deterministic)
+        return (action[0], stacks[0]) if single else (action, stacks)
+
+    def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
+        kind = self.spec.action
+        if isinstance(kind, DiscreteAction):
+            return action + kind.start
+        if isinstance(kind, BoxAction):
+            low, high = float32_bounds(kind)
+            return np.clip(action, low, high)
+        return action

@@ -1,0 +1,319 @@
+"""Dict, Tuple, Discrete and MultiDiscrete observations as rows; action masks; from the space to the learner."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from asyncrl import DQN, IMPALA, PPO, QRDQN, SAC, Trainer
+from asyncrl.acting.images import CombinedNetwork
+from asyncrl.acting.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
+from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.algorithms.rollout import forbid
+from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.errors import ObservationOffSpace
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
+
+VECTORS = spaces.Dict(
+    {
+        "b": spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2, 2), np.float64))),
+        "a": spaces.MultiDiscrete([2, 4]),
+        "c": spaces.MultiBinary(3),
+    }
+)
+IMAGES = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (12, 12, 3), np.uint8),
+        "map": spaces.Box(0, 255, (9, 9), np.uint8),
+        "speed": spaces.Box(-9, 9, (2,), np.float32),
+        "gear": spaces.Discrete(3),
+    }
+)
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """Samples its space; rewards the action 1."""
+
+    def __init__(self, space: spaces.Space[Any], actions: int = 3) -> None:
+        self.observation_space, self.action_space = space, spaces.Discrete(actions)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return (
+            self.observation_space.sample(),
+            float(action == 1),
+            False,
+            bool(self.np_random.random() < 0.1),
+            {},
+        )
+
+
+def spec_of(space: spaces.Space[Any]) -> EnvSpec:
+    return describe(EnvSource.from_user(lambda: Plain(space)))
+
+
+@pytest.mark.parametrize(
+    "space", [VECTORS, spaces.Discrete(5, start=-2), spaces.MultiDiscrete([3, 2]), spaces.Tuple((VECTORS,))]
+)
+def test_rows_of_vectors_are_gymnasiums_flattening(space: Any) -> None:
+    spec = spec_of(space)
+    space.seed(0)
+    for _ in range(20):
+        obs = space.sample()
+        wanted = spaces.flatten(space, obs).astype(np.float32)
+        row = pack(obs, spec)
+        assert row.dtype == np.float32 and row.shape == spec.observation_shape == (spec.observation_values,)
+        np.testing.assert_array_equal(row, wanted)
+
+
+def test_images_stay_bytes_and_come_back() -> None:
+    spec = spec_of(IMAGES)
+    assert spec.observation_dtype == "uint8"
+    assert spec.observation_shape == (12 * 12 * 3 + 9 * 9 + 2 * 4 + 3 * 4,)
+    assert spec.observation_values == 12 * 12 * 3 + 81 + 2 + 3
+    IMAGES.seed(0)
+    samples = [IMAGES.sample() for _ in range(6)]
+    rows = np.stack([pack(obs, spec) for obs in samples])
+    out = np.empty((6, spec.observation_values), np.float32)
+    Unpacker(spec)(rows, out)
+    for obs, values in zip(samples, out, strict=True):
+        wanted = {k: v / np.float32(255) if v.dtype == np.uint8 else v for k, v in obs.items()}
+        one_hot = np.eye(3, dtype=np.float32)[obs["gear"]]
+        parts = [wanted["camera"].ravel(), one_hot, wanted["map"].ravel(), wanted["speed"]]
+        np.testing.assert_allclose(values, np.concatenate(parts), rtol=1e-6)
+    stacks = rows.reshape(2, 3, -1)
+    stacked = np.empty((2, 3 * spec.observation_values), np.float32)
+    Unpacker(spec.stacked(3))(stacks, stacked)
+    np.testing.assert_array_equal(stacked.reshape(6, -1), out)
+
+
+def test_leaves_are_kept_by_headers() -> None:
+    from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+
+    meta = CheckpointMeta(env="x", algo="dqn", spec=spec_of(IMAGES))
+    assert meta_from_json(pickle.loads(pickle.dumps(meta_to_json(meta)))).spec == meta.spec
+
+
+def test_observations_off_their_space_are_told() -> None:
+    class Wrong(Plain):
+        def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+            return {"camera": np.zeros((12, 12, 3), np.uint8)}, {}
+
+    with pytest.raises(ObservationOffSpace, match="the observation must hold gear, got dict"):
+        packed(Wrong(IMAGES)).reset(seed=0)
+    spec = spec_of(spaces.Discrete(3))
+    with pytest.raises(ValueError, match="a choice must be from 0 to 2, got 3"):
+        pack(3, spec)
+    assert not isinstance(packed(Plain(spaces.Box(0, 1, (2,)))), PackedObservations)
+
+
+def test_predict_takes_what_the_environment_gives() -> None:
+    for space in (VECTORS, IMAGES, spaces.Discrete(4)):
+        spec = spec_of(space)
+        algorithm = DQN()
+        core = algorithm.make_updater(spec, "cpu", 0)
+        weights = np.empty(core.weight_count, np.float32)
+        core.write_weights(weights)
+        policy = TrainedPolicy(spec, algorithm.make_policy(spec), weights)
+        obs = space.sample()
+        row = pack(obs, spec)
+        assert policy.predict(obs)[0] == policy.predict(row)[0]
+        np.testing.assert_array_equal(policy.predict(np.stack([row, row]))[0], [policy.predict(row)[0]] * 2)
+    batch = {"a": np.zeros((4, 2), np.int64)}
+    made = rows_of(batch, spec_of(spaces.Dict({"a": spaces.MultiDiscrete([2, 2])})))
+    assert made.tolist() == [[1, 0, 1, 0]] * 4
+
+
+def test_images_go_to_convolutions_and_the_rest_to_a_layer() -> None:
+    spec = spec_of(IMAGES).stacked(2)
+    network = DQN(frame_stack=2).network_for(spec_of(IMAGES))
+    assert isinstance(network, CombinedNetwork) and "12x12x3, 2 frames" in network.text
+    module = network(spec.observation_values, 3)
+    rows = torch.rand(4, spec.observation_values, requires_grad=True)
+    out = module(rows)
+    (gradient,) = torch.autograd.grad(out.sum(), rows)
+    assert out.shape == (4, 3) and (gradient.abs().sum(dim=0) > 0).float().mean() > 0.95
+    assert [first.in_channels for first, *_ in module.convolutions] == [6, 2]
+
+
+def filled(algorithm: Any, spec: EnvSpec, space: Any) -> Batch:
+    rng, batch = np.random.default_rng(0), Batch.allocate(16, algorithm.seen(spec))
+    for array in (batch.obs, batch.next_obs):
+        rows = array.reshape(-1, array.shape[-1])
+        rows[:] = [pack(space.sample(), spec) for _ in range(rows.shape[0])]
+    batch.action[:] = rng.integers(0, 2, batch.action.shape)
+    batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=16), 0.0, 1.0
+    return batch
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}, {"normalize_observations": True}])
+@pytest.mark.parametrize("space", [VECTORS, IMAGES])
+def test_learners_take_rows(space: Any, options: dict[str, Any]) -> None:
+    for record, action in ((DQN, DiscreteAction(3)), (SAC, BoxAction((-1.0,), (1.0,), (1,)))):
+        spec = replace(spec_of(space), action=action)
+        algorithm = record(**options, learning_rate=1e-3, tau=1e-6)
+        core, batch = algorithm.make_updater(spec, "cpu", 0), filled(algorithm, spec_of(space), space)
+        core.update(batch)
+        first = core.metrics()["train/loss"]
+        for _ in range(60):
+            core.update(batch)
+        assert core.metrics()["train/loss"] < 0.7 * first
+        weights = np.empty(core.weight_count, np.float32)
+        core.write_weights(weights)
+        policy = algorithm.make_policy(spec)
+        policy.load_weights(weights)
+        assert policy.greedy(batch.obs).shape[0] == 16
+
+
+# --- action masks -----------------------------------------------------------------------------------------------------
+
+MASKED = spaces.Dict(
+    {"observation": spaces.Box(-1, 1, (3,), np.float32), "action_mask": spaces.MultiBinary(4)}
+)
+
+
+class OneAllowed(gymnasium.Env[Any, Any]):
+    """Some actions are allowed at each step; others raise. Reward 1 for the last one allowed."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._see()
+
+    def _see(self) -> tuple[Any, dict[str, Any]]:
+        self.mask = self.np_random.random(4) < 0.5
+        self.mask[self.np_random.integers(4)] = True
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32), {"action_mask": self.mask.astype(np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.mask[action]:
+            raise RuntimeError(f"action {action} is not allowed by {self.mask}")
+        reward = float(action == np.flatnonzero(self.mask)[-1])
+        self.steps += 1
+        obs, info = self._see()
+        return obs, reward, self.steps == 20, False, info
+
+
+class AnyAtFirst(OneAllowed):
+    """Takes what `describe` samples without a mask."""
+
+    def step(self, action: Any) -> Any:
+        self.mask[action] |= self.steps == 0
+        return super().step(action)
+
+
+def test_masks_are_read_out_of_rows_of_either_kind() -> None:
+    image = spaces.Dict({**MASKED.spaces, "camera": spaces.Box(0, 255, (9, 9), np.uint8)})
+    for space in (MASKED, image):
+        spec = spec_of(space)
+        samples = [space.sample() for _ in range(30)]
+        rows = np.stack([pack(obs, spec) for obs in samples])
+        read = mask_reader(spec)
+        assert read is not None
+        for mask, obs in zip(read(rows), samples, strict=True):
+            wanted = obs["action_mask"].astype(bool)
+            assert (mask == (wanted if wanted.any() else True)).all()
+        stacked = mask_reader(spec.stacked(2))
+        assert stacked is not None
+        np.testing.assert_array_equal(stacked(rows.reshape(15, 2, -1)), read(rows[1::2]))
+    assert mask_reader(spec_of(VECTORS)) is None
+
+
+def test_random_choices_are_uniform_over_what_is_allowed() -> None:
+    mask = np.array([[True, False, True, True], [False, False, False, True]])
+    share = np.repeat(np.linspace(0, 0.999999, 300)[:, None], 2, axis=1)
+    chosen = np.array([allowed_choice(mask, row) for row in share])
+    assert np.bincount(chosen[:, 0], minlength=4).tolist() == [100, 0, 100, 100]
+    assert (chosen[:, 1] == 3).all()
+
+
+@pytest.mark.parametrize("record", [DQN, QRDQN, PPO, IMPALA])
+def test_no_policy_takes_a_forbidden_action(record: Any) -> None:
+    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    algorithm = record()
+    core, policy = algorithm.make_updater(spec, "cpu", 0), algorithm.make_policy(spec)
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    policy.load_weights(weights)
+    policy.assign_streams(0, 64, 64)
+    read, rng = mask_reader(spec), np.random.default_rng(0)
+    assert read is not None
+    taken = set()
+    for step in (0, 10**9) * 10:
+        obs = np.stack([pack(MASKED.sample(), spec) for _ in range(64)])
+        mask = read(obs)
+        actions, _ = policy.act(obs, rng, step)
+        assert mask[np.arange(64), actions].all() and mask[np.arange(64), policy.greedy(obs)].all()
+        taken |= set(actions.tolist())
+    assert taken == {0, 1, 2, 3}
+
+
+def test_targets_bootstrap_from_allowed_actions() -> None:
+    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    algorithm = DQN(double=False, prioritized=True, huber_delta=None, bound_targets=False)
+    core, batch = algorithm.make_updater(spec, "cpu", 0), Batch.allocate(16, spec)
+    batch.obs[:] = [pack(MASKED.sample(), spec) for _ in range(16)]
+    batch.next_obs[:] = [pack(MASKED.sample(), spec) for _ in range(16)]
+    batch.action[:], batch.reward[:], batch.discount[:], batch.weight[:] = 1, 0.5, 0.9, 1.0
+    staged = StagedBatch(16, spec, torch.device("cpu"))
+    staged.stage(batch)
+    q, next_q = core.action_values(batch.obs), core.action_values(batch.next_obs)
+    read = mask_reader(spec)
+    assert read is not None and staged.next_mask is not None
+    best = np.where(read(batch.next_obs), next_q, -np.inf).max(axis=1)
+    wanted = np.abs(q[:, 1] - (0.5 + 0.9 * best))
+    result = core.update(batch)
+    assert result.priorities is not None
+    np.testing.assert_allclose(result.priorities, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_forbidden_logits_have_no_probability_and_no_gradient() -> None:
+    out = torch.randn(3, 4)
+    mask = torch.tensor([[True, False, True, True]] * 3)
+    forbid(out, mask, slice(0, 3))
+    out.requires_grad_(True)
+    probabilities = out.softmax(dim=1)
+    entropy = -(probabilities * out.log_softmax(dim=1)).sum()
+    (gradient,) = torch.autograd.grad(out.log_softmax(dim=1)[:, 0].sum() + entropy, out)
+    assert (probabilities[:, 1] == 0).all() and (gradient[:, 1] == 0).all() and torch.isfinite(gradient).all()
+    assert out.detach()[0, 1] == float(FORBIDDEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [DQN.preset("CartPole-v1"), PPO.preset("CartPole-v1")])
+def test_masked_actions_are_learned_through_real_actors(algorithm: Any) -> None:
+    def make() -> Any:
+        return MaskFromInfo(AnyAtFirst())
+
+    options = {**algorithm.preset_options("CartPole-v1"), "eval_interval_steps": 4000}
+    with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
+        result = trainer.learn(target_return=18.0, total_steps=40_000, max_seconds=80)
+    assert result.stop_reason == "target_return", result.evaluation
+
+
+@pytest.mark.slow
+def test_frozen_lake_is_learned_from_its_discrete_observations() -> None:
+    def make() -> Any:
+        return gymnasium.make("FrozenLake-v1", is_slippery=False)
+
+    algorithm = DQN.preset("CartPole-v1", exploration_steps=8000, gamma=0.95)
+    options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 2000}
+    with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
+        result = trainer.learn(target_return=1.0, total_steps=40_000, max_seconds=80)
+    assert result.stop_reason == "target_return", result.evaluation
+    assert result.policy.predict(0)[0] in (1, 2)  # down or right
