@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncrl.acting.observations import Image
+from asyncrl.envs.observations import Image
 
 VALUES_WIDTH = 64
 """Units of the layer that the numbers beside images go through."""

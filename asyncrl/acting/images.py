@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncrl.acting.observations import Image, image_of
+from asyncrl.envs.observations import Image, image_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 

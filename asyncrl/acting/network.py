@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import mlp_forward
-from asyncrl.acting.observations import unpacker
+from asyncrl.envs.observations import unpacker
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 OBSERVATION_CLIP = 10.0

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from asyncrl.acting.layouts import WithStatistics, parameter_count
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.noisy import NoisyActingNetwork
-from asyncrl.acting.observations import allowed_choice, mask_reader
 from asyncrl.acting.schedules import EpsilonSchedule
+from asyncrl.envs.observations import allowed_choice, mask_reader
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 

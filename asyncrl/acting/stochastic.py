@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox
-from asyncrl.acting.observations import FORBIDDEN, mask_reader
+from asyncrl.envs.observations import FORBIDDEN, mask_reader
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.frames import next_stacks
-from asyncrl.acting.observations import rows_of
 from asyncrl.acting.policies import float32_bounds
+from asyncrl.envs.observations import rows_of
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 

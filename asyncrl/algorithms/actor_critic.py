@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.acting.observations import mask_reader, unpacker
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
 from asyncrl.algorithms.saved_state import require_like
+from asyncrl.envs.observations import mask_reader, unpacker
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, diagonal_gaussian

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.acting.observations import mask_of
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.q_heads import dueling_mask, heads_of, write_mean_head
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
+from asyncrl.envs.observations import mask_of
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.networks.architecture import Architecture, Network, Pass
 from asyncrl.networks.flat_vector import FlatVector

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.acting.observations import FORBIDDEN
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
+from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.acting.observations import mask_reader, unpacker
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.value_bounds import ValueBounds
+from asyncrl.envs.observations import mask_reader, unpacker
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 
 

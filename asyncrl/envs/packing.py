@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from asyncrl.acting.observations import MASK_KEY, image_of, pack
+from asyncrl.envs.observations import MASK_KEY, image_of, pack
 from asyncrl.errors import ObservationOffSpace
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 

@@ -14,10 +14,10 @@ from gymnasium import spaces
 
 from asyncrl import DQN, IMPALA, PPO, QRDQN, SAC, Trainer
 from asyncrl.acting.images import CombinedNetwork
-from asyncrl.acting.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.algorithms.rollout import forbid
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.envs.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
 from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ObservationOffSpace

@@ -14,8 +14,8 @@ from torch import nn
 from asyncrl import DQN, IMPALA, PPO, SAC
 from asyncrl.acting.convolutions import ImageModule, channels_of
 from asyncrl.acting.images import ConvolutionalNetwork, choose_network
-from asyncrl.acting.observations import Image, image_of
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.envs.observations import Image, image_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
