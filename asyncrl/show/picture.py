@@ -29,7 +29,8 @@ def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str,
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for curve in curves:
-        (line,) = axes.plot(curve.x, curve.mean, label=curve.label, linewidth=1.6)
+        marker = "o" if len(curve.x) == 1 else ""  # a line of one point is not seen
+        (line,) = axes.plot(curve.x, curve.mean, marker=marker, label=curve.label, linewidth=1.6)
         if curve.seeds > 1:
             axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
