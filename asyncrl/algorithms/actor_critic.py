@@ -183,8 +183,7 @@ class ActorCritic:
         self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
         if self.layout.normalized:
             mean, scale = (weights[at].numpy() for at in (self.layout.obs_mean, self.layout.obs_scale))
-            self._seen.count, self._seen.mean = max(env_steps, 1), mean.astype(np.float64)
-            self._seen.square = (1.0 / scale.astype(np.float64) ** 2 - 1e-8) * self._seen.count
+            self._seen.begin_with(mean, scale, env_steps)
             self._set_statistics()
 
     def state_dict(self) -> dict[str, Any]:

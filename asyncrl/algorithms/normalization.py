@@ -41,6 +41,11 @@ class RunningMoments:
             mean = values.mean(axis=0)
             self._merge(rows.shape[0], mean, ((values - mean) ** 2).sum(axis=0))
 
+    def begin_with(self, mean: NDArray[np.float32], scale: NDArray[np.float32], count: int) -> None:
+        """Go on as if `count` rows of this mean and this 1 / deviation had been seen."""
+        self.count, self.mean = max(count, 1), mean.astype(np.float64)
+        self.square = (1.0 / scale.astype(np.float64) ** 2 - 1e-8) * self.count
+
     def absorb(self, other: RunningMoments) -> None:
         """Take in all that `other` has seen, and leave `other` empty."""
         if other.count:
@@ -106,6 +111,13 @@ class ObservationStatistics:
         np.subtract(rows, self.mean, out=out, casting="same_kind")
         np.multiply(out, self.scale, out=out)
         np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
+
+    def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
+        """Take over what `write` wrote, as the statistics of `count` observations."""
+        mean, scale = weights[self._layout.obs_mean], weights[self._layout.obs_scale]
+        self._moments.begin_with(mean, scale, count)
+        self._batches = 1
+        self._set()
 
     def write(self, out: NDArray[np.float32]) -> None:
         """Copy the statistics to their place in the published block `out` `[weight_count]`."""

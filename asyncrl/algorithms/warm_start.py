@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.continuous_update import ContinuousUpdate
 from asyncrl.algorithms.crossq_update import CrossQUpdate
+from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.networks.mlp import FlatMLP
@@ -32,13 +33,17 @@ def begin_with(core: Updater, weights: NDArray[np.float32], env_steps: int) -> N
         ValueError: this updater cannot take a policy's weights; the text says why.
     """
     flat = torch.from_numpy(np.array(weights, np.float32))
+    statistics = getattr(core, "_statistics", None) or getattr(core, "statistics", None)
+    if isinstance(statistics, ObservationStatistics):
+        statistics.begin_with(flat.numpy(), env_steps)
     if isinstance(core, CrossQUpdate) and core.layout.network is None:
         raise ValueError("crossq folds its batch normalisation into the weights that act, for good")
     if isinstance(core, QLearningUpdate):
-        flat = _of_all_atoms(core, flat)
+        flat = _of_all_atoms(core, flat[: core._acting.network_count])
         core._online.flat.copy_(flat)
         core._target.flat.copy_(flat)
     elif isinstance(core, ContinuousUpdate):
+        flat = flat[: core.layout.network_count]
         core.policy.flat.copy_(flat)
         if core.target_policy is not None:
             core.target_policy.flat.copy_(flat)

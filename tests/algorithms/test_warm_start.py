@@ -31,6 +31,9 @@ def weights_of(core: Any) -> Any:
         (PPO(hidden_sizes=(8,)), DISCRETE),
         (PPO(hidden_sizes=(8,), normalize_observations=True), BOX),
         (A2C(hidden_sizes=(8,)), DISCRETE),
+        (DQN(hidden_sizes=(8,), normalize_observations=True), DISCRETE),
+        (QRDQN(hidden_sizes=(8,), normalize_observations=True), DISCRETE),
+        (SAC(hidden_sizes=(8,), normalize_observations=True), BOX),
         (SAC(hidden_sizes=(8,)), BOX),
         (TD3(hidden_sizes=(8,)), BOX),
     ],
@@ -41,8 +44,12 @@ def test_it_acts_as_the_policy_did(record: Any, spec: EnvSpec) -> None:
     given = weights_of(donor)
     if getattr(record, "normalize_observations", False):
         obs = np.random.default_rng(0).normal(3.0, 2.0, (50, 4)).astype(np.float32)
-        donor.nets.observe(obs, np.zeros(50, np.uint8))
-        donor.nets.move_statistics()
+        if hasattr(donor, "nets"):
+            donor.nets.observe(obs, np.zeros(50, np.uint8))
+            donor.nets.move_statistics()
+        else:
+            statistics = getattr(donor, "_statistics", None) or donor.statistics
+            statistics.observe(obs)
         given = weights_of(donor)
     assert not np.allclose(weights_of(core), given)
     begin_with(core, given, env_steps=1_000)
