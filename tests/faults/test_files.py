@@ -416,14 +416,20 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
 # --- checkpoints that cannot be written ---------------------------------------------------------------------------
 
 
+class FakeCapture:
+    """Takes an empty state, without rows."""
+
+    rows = False
+
+    async def take(self) -> dict[str, Any]:
+        return {"core": {}, "run": {}}
+
+
 class FakeLearner:
     inserted_steps, updates, policy_version = 0, 5, 1
 
     async def current_weights(self) -> Any:
         return np.zeros(3, np.float32), 1
-
-    async def state_dict(self) -> Any:
-        return {}
 
 
 def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
@@ -431,7 +437,9 @@ def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
     source = EnvSource.from_user("CartPole-v1")
-    return CheckpointSaver(config, ALGORITHM, SPEC, source, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
+    made = CheckpointSaver(config, ALGORITHM, SPEC, source, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
+    made.capture = FakeCapture()  # type: ignore[assignment]
+    return made
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(

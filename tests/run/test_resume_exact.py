@@ -16,7 +16,7 @@ from resume_rig import RUNS, numbers, stop_after, trainer_of
 
 from asyncrl import Trainer
 
-STEPS = 1_000
+STEPS = 700
 
 
 def whole(name: str, steps: int, **options: Any) -> dict[str, Any]:
