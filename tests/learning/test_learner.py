@@ -111,3 +111,25 @@ def test_a_learner_may_be_stopped_while_it_is_held(thread: LearnerThread, doorbe
             await running
 
     asyncio.run(script())
+
+
+def test_a_learner_goes_on_after_the_last_of_two_holds(thread: LearnerThread, doorbell: Doorbell) -> None:
+    async def script() -> None:
+        loop = Countdown(10**9)
+        learner = make_learner(loop, thread, doorbell)
+        running = asyncio.create_task(learner.run())
+        async with asyncio.timeout(SECONDS):
+            await learner.hold()
+            await learner.hold()
+            learner.resume()
+            held_at = loop.updates
+            for _ in range(20):
+                await thread.call(lambda: None)
+            assert loop.updates == held_at
+            learner.resume()
+            while loop.updates == held_at:
+                await asyncio.sleep(0)
+            learner.stop()
+            await running
+
+    asyncio.run(script())

@@ -95,4 +95,4 @@ def test_the_typed_options_are_those_of_the_record() -> None:
     typed, real = typing.get_type_hints(RunOptions), typing.get_type_hints(TrainerConfig)
     assert set(typed) == set(real) - {"env", "env_file", "algo"}
     # These take a path, classes and functions as well.
-    assert {name for name in typed if typed[name] != real[name]} == {"run_dir", "wrappers"}
+    assert {name for name in typed if typed[name] != real[name]} == {"run_dir", "init_from", "wrappers"}
