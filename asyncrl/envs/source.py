@@ -136,7 +136,9 @@ class EnvSource:
                 fix="check the path, or give the environment itself: Trainer(make_env, ...)",
             ) from error
 
-    def build(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    def build(
+        self, render_mode: str | None = None, training: bool = False
+    ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         """Build one environment (or the factory's vector of them); called in the process that steps it.
 
         Structured observations become rows (`asyncrl.envs.packing`).
@@ -146,6 +148,7 @@ class EnvSource:
 
         Args:
             render_mode: what to make it with, where it can be made with one (see `asyncrl.envs.rendering`).
+            training: whether it is an actor's; Atari games differ (see `asyncrl.envs.atari`).
 
         Raises:
             UnknownEnvironment: no such id, or a package it needs is not installed (ASYNC006).
@@ -157,7 +160,7 @@ class EnvSource:
         from gymnasium.vector import VectorEnv
 
         try:
-            env = _made(self._maker(), render_mode)
+            env = _made(self._maker(training), render_mode)
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
@@ -178,21 +181,21 @@ class EnvSource:
         Raises:
             ValueError: the factory returns a vector of another size; and as `build`.
         """
-        first = self.build()
+        first = self.build(training=True)
         count = getattr(first, "num_envs", None)
         if count is None:
-            return [first, *(self.build() for _ in range(num_envs - 1))]  # type: ignore[list-item]
+            return [first, *(self.build(training=True) for _ in range(num_envs - 1))]  # type: ignore[list-item]
         if count != num_envs:
             raise ValueError(
                 f"envs_per_actor must be the {count} of the VectorEnv of {self.name}, got {num_envs}"
             )
         return first  # type: ignore[return-value]
 
-    def _maker(self) -> Callable[..., Any]:
+    def _maker(self, training: bool = False) -> Callable[..., Any]:
         """Makes the environment; keyword arguments go to its constructor."""
         if self.kind == "changed":
             env_id, kwargs, wrappers = unpack_changes(self.payload)
-            inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker()
+            inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker(training)
             return lambda **more: wrapped(inner(**kwargs | more), wrappers)
         import gymnasium
 
@@ -200,9 +203,14 @@ class EnvSource:
         named = find(self.payload.decode(), self.main_only) if by_id else pickle.loads(self.payload)
         if not isinstance(named, gymnasium.envs.registration.EnvSpec):
             factory: Callable[..., Any] = named
-            return factory
+            return partial(factory, training=training) if isinstance(named, ChangedFactory) else factory
         spec = copy.copy(named)
         spec.order_enforce = False
+        if spec.id.startswith("ALE/"):
+            from asyncrl.envs.atari import is_atari, make_atari
+
+            if is_atari(spec):
+                return partial(make_atari, spec, training)
         return partial(gymnasium.make, spec, disable_env_checker=True)
 
     def _needs_package(self, error: Exception) -> UnknownEnvironment:
@@ -276,6 +284,6 @@ class ChangedFactory:
     kwargs: Mapping[str, Any]
     wrappers: tuple[Wrapper, ...]
 
-    def __call__(self, render_mode: str | None = None) -> Any:
+    def __call__(self, render_mode: str | None = None, training: bool = False) -> Any:
         """Build it."""
-        return wrapped(_made(self.source._maker(), render_mode, **self.kwargs), self.wrappers)
+        return wrapped(_made(self.source._maker(training), render_mode, **self.kwargs), self.wrappers)

@@ -1,0 +1,125 @@
+"""Atari games in the standard protocol; skipped where ale-py or OpenCV is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import AtariPreprocessing
+
+from asyncrl import DQN, PPO
+from asyncrl.acting.images import network_text
+from asyncrl.envs.atari import EpisodicLife
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.interfaces import EnvSpec
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry() -> Iterator[None]:
+    """Leave gymnasium's registry as it was: importing ale-py fills it."""
+    before = dict(gymnasium.registry)
+    yield
+    for name in set(gymnasium.registry) - set(before):
+        del gymnasium.registry[name]
+
+
+class Lives(gymnasium.Env[Any, Any]):
+    """Three lives of four steps; the observation counts steps of the game."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (1,), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.uint8), {"lives": 3}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        lives = 3 - self.steps // 4
+        return np.full(1, self.steps, np.uint8), 1.0, lives == 0, False, {"lives": lives}
+
+
+def test_every_life_is_an_episode_and_only_a_lost_game_begins_again() -> None:
+    env = EpisodicLife(Lives())
+    seen = [int(env.reset(seed=1)[0][0])]
+    for _ in range(2 * 3):
+        terminated = False
+        while not terminated:
+            obs, _, terminated, _, _ = env.step(1)
+        seen += [int(obs[0]), int(env.reset()[0][0])]
+    # A life ends at steps 4, 8 and 12; the no-op that begins the next one is a step of the game.
+    assert seen == [0, 4, 5, 8, 9, 12, 0, 4, 5, 8, 9, 12, 0]
+    env.step(1)
+    assert env.reset(seed=2)[0][0] == 0, "a seed begins the game again"
+
+
+def built(training: bool = False, **kwargs: Any) -> Any:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    source = EnvSource.from_user("ALE/Breakout-v5").changed(kwargs, ())
+    return source.build(training=training)
+
+
+def test_a_game_is_one_grey_frame_and_the_nature_cnn_takes_four() -> None:
+    built().close()
+    spec: EnvSpec = describe(EnvSource.from_user("ALE/Pong-v5"))
+    assert (spec.observation_shape, spec.observation_dtype) == ((84, 84), "uint8")
+    for record in (DQN, PPO):
+        policy = record.preset("ALE/Pong-v5").make_policy(spec)
+        assert network_text(policy) == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
+        assert policy.frame_stack == 4
+
+
+def test_frames_and_rewards_are_those_of_gymnasiums_preprocessing() -> None:
+    own = built(repeat_action_probability=0.0)
+    game = gymnasium.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0)
+    peer = AtariPreprocessing(game)
+    rng = np.random.default_rng(0)
+    for episode in range(2):
+        first, second = own.reset(seed=episode)[0], peer.reset(seed=episode)[0]
+        ended = False
+        while not ended:
+            np.testing.assert_array_equal(first, second)
+            action = int(rng.integers(4))
+            first, reward, terminated, truncated, _ = own.step(action)
+            second, *peers, _ = peer.step(action)
+            assert [reward, terminated, truncated] == peers
+            ended = terminated or truncated
+    own.close()
+    peer.close()
+
+
+def test_lives_end_episodes_in_training_only_and_rewards_are_clipped() -> None:
+    lengths = {}
+    for training in (True, False):
+        env, rng, total, lives = (
+            built(training, repeat_action_probability=0.0),
+            np.random.default_rng(0),
+            [],
+            [],
+        )
+        env.reset(seed=0)
+        for _ in range(2000):
+            _, reward, terminated, truncated, info = env.step(int(rng.integers(4)))
+            total.append(reward)
+            if terminated or truncated:
+                lives.append(info["lives"])
+                env.reset()
+        env.close()
+        lengths[training] = lives
+        assert set(total) <= {0.0, 1.0} if training else max(total) >= 1.0
+    assert set(lengths[False]) == {0} and {0, 1, 2, 3, 4} <= set(lengths[True])
+
+
+def test_sticky_actions_are_the_default_and_an_option() -> None:
+    for kwargs, wanted in (({}, 0.25), ({"repeat_action_probability": 0.0}, 0.0)):
+        env = built(**kwargs)
+        assert env.unwrapped.ale.getFloat("repeat_action_probability") == wanted
+        env.close()
+    ram = built(obs_type="ram")
+    assert ram.observation_space.shape == (128,)
+    ram.close()
