@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.errors import StoppedWhileStarting
 from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
@@ -113,13 +114,20 @@ def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> 
 def client_fusion(
     connection: Connection, options: FusionOptions, core: Core, tie: Callable[[], None]
 ) -> Fusion:
-    """Another group's fusion by `async`, from rank 0's state and the fused weights. Raises `PeerLost`."""
+    """Another group's fusion by `async`, from rank 0's state and the fused weights.
+
+    Raises:
+        PeerLost: rank 0 does not answer.
+        StoppedWhileStarting: the run is over.
+    """
     place, store = connection.place, connection.store
     store.set(f"life/{place.rank}", str(place.life))
     deadline = time.monotonic() + JOIN_SECONDS
     while not store.check([_pair(place.rank, place.life)]):
-        if store.check([OVER]) or time.monotonic() > deadline:
-            raise PeerLost("rank 0 has finished, or does not answer")
+        if store.check([OVER]):
+            raise StoppedWhileStarting("The run was over when this group came.")
+        if time.monotonic() > deadline:
+            raise PeerLost("rank 0 does not answer")
         time.sleep(LOOK_SECONDS)
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))

@@ -18,6 +18,8 @@ from asyncrl.groups.place import Place
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 30.0
 """Longest time that a rank may say nothing: well above what a busy machine keeps a thread waiting."""
+STORE_FAILURES = 4
+"""Beats in a row without a store before rank 0 counts as lost: who serves it may be ending the run in good order."""
 
 Status = dict[str, Any]
 
@@ -83,16 +85,19 @@ class Heartbeat:
             self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
+        failed = 0
         while True:
             closing = self._closing
             try:
                 self._beat(closing)
             except Exception:  # of the store: it has gone, and whoever serves it
-                if not closing and -1 not in self._silent:
-                    self._silent.add(-1)
+                failed += 1
+                if failed == STORE_FAILURES and not closing:
                     self._on_silence(-1)
             if closing:
                 return
+            if failed:  # nothing to be told any more
+                time.sleep(BEAT_SECONDS)
             self._wake.wait(BEAT_SECONDS)
             self._wake.clear()
 

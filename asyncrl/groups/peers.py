@@ -112,8 +112,8 @@ class Peers:
 
 
 def _first_line(error: Exception) -> str:
-    """Of gloo's text without the place in its source."""
-    return str(error).partition("\n")[0].rpartition("] ")[2]
+    """Of gloo's text without the place in its source and its advice."""
+    return str(error).partition("\n")[0].partition("] ")[2].partition(". This is typically")[0]
 
 
 def own_address(host: str, port: int) -> str:

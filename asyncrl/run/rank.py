@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, StoppedWhileStarting
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.rank_messages import JOB, SOCKET, Channel, Job, sendable
 from asyncrl.run.run_thread import RunThread
@@ -51,8 +51,8 @@ def main(directory: Path) -> int:
         with contextlib.suppress(OSError):
             launcher.send("outcome", rank, outcome, sendable(error))
     launcher.close()
-    if error is None:
-        return 0
+    if error is None or isinstance(error, StoppedWhileStarting):
+        return 0  # else the agent would start this rank again
     return error.exit_code if isinstance(error, AsyncRLError) else 1
 
 

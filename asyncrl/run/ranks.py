@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
     from asyncrl.run.ending import Outcome
 
-END_SECONDS = 30.0
+END_SECONDS = 15.0
 """How long ranks may take to end after rank 0 has, before they are killed."""
 
 
@@ -197,9 +197,12 @@ class Ranks:
             self._show(values[0])
         elif kind == "outcome":
             rank, outcome, error = values
-            self.outcome = outcome if rank == 0 else self.outcome
             if error is not None:
                 self._errors[rank] = error
+            if rank == 0:  # the run is over, whatever the others do
+                self.outcome = outcome
+                self.stop("stopped")
+                self._loop.call_later(END_SECONDS, self.kill)
 
     def _show(self, snapshot: Snapshot) -> None:
         if snapshot.state == "training" and not self._callbacks.started:
