@@ -149,7 +149,8 @@ class Session:
         except PeerLost as error:
             raise self.explain(error) from error
         if self.leads:
-            self._store.set(OVER, "1")
+            with contextlib.suppress(Exception):  # the store has gone with the launcher
+                self._store.set(OVER, "1")
         self._heartbeat.beat()
         self._finished = True  # whoever is lost from here on, nothing is lost with it
 

@@ -1,0 +1,187 @@
+"""What groups cost: a fusion against its bare message, the learner's time, and one of two groups slowed ten times.
+
+Two processes over gloo on loopback. Bare messages and fusions alternate call by call; each repeat is the median of its
+calls. The learner makes updates of DQN's CartPole preset of a fixed batch; its time lost is what it spends in the
+fusion's hooks. The slowed group sleeps nine times as long as its own update takes.
+
+    python benchmarks/groups.py --repeats 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from harness import Report
+
+from asyncrl import DQN
+from asyncrl.groups.connecting import Connection, Reception, client_fusion, collective_fusion, serving_fusion
+from asyncrl.groups.fusing import Fusion, FusionOptions
+from asyncrl.groups.launch import free_port
+from asyncrl.groups.messages import ENCODINGS
+from asyncrl.groups.peers import Peers
+from asyncrl.groups.place import Place
+from asyncrl.groups.rounds import Rounds
+from asyncrl.groups.state import packed
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
+
+SIZES = (17_410, 150_000, 1_000_000)
+"""Values of a vector; about the presets of DQN on CartPole and of SAC on HalfCheetah, and a small convolution."""
+MODES = ("none", "gradients", "average", "async")
+
+
+def connection(rank: int, port: int, name: str) -> Connection:
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    return Connection(dist.PrefixStore(name, store), Place(rank, 2, "127.0.0.1", port), "127.0.0.1")
+
+
+def messages(made: Connection, size: int, calls: int) -> dict[str, float]:
+    """Median microseconds of a bare all-reduce, and of a round with the same vector, alternating."""
+    peers = Peers(made.store, "peers", made.place.rank, 2)
+    rounds = Rounds(peers, ENCODINGS["float32"](size))
+    vector, bare = torch.randn(size), torch.randn(size)
+    kinds: tuple[Callable[[], Any], ...] = (lambda: peers.sum(bare), lambda: rounds.exchange(vector))
+    times: tuple[list[float], list[float]] = ([], [])
+    for call in range(calls + 10):
+        for kind, found in zip(kinds, times, strict=True):
+            started = time.perf_counter()
+            kind()
+            if call >= 10:
+                found.append(1e6 * (time.perf_counter() - started))
+        bare.mul_(0.5)
+    return {"bare": median(times[0]), "round": median(times[1])}
+
+
+def fixed_batch(spec: EnvSpec, size: int) -> Batch:
+    rng, batch = np.random.default_rng(0), Batch.allocate(size, spec)
+    batch.obs[:], batch.next_obs[:] = rng.normal(size=(2, *batch.obs.shape))
+    batch.action[:], batch.reward[:] = rng.integers(0, 2, size), rng.normal(size=size)
+    batch.discount[:], batch.weight[:] = 0.99, 1.0
+    return batch
+
+
+def fusion_of(mode: str, made: Connection, core: Any) -> Fusion:
+    options = FusionOptions(mode, interval=32, max_staleness=8, dtype="float32")
+    if mode != "async":
+        return collective_fusion(made, options, core)
+    if made.place.rank:
+        return client_fusion(made, options, core, lambda: None)
+    data = packed(core.state_dict())
+    reception = Reception(made, lambda: data, lambda rank, life: None)
+    fusion = serving_fusion(reception, options, core)
+    while not reception.lives:
+        time.sleep(0.01)
+    return fusion
+
+
+def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[str, float]:
+    """Updates per second of this rank, and the share of its time that the hooks took."""
+    spec, algorithm = EnvSpec("any", (4,), "float32", DiscreteAction(2)), DQN.preset("CartPole-v1")
+    core, batch = algorithm.make_updater(spec, "cpu", 0), fixed_batch(spec, algorithm.batch_size)
+    for _ in range(50):
+        core.update(batch)
+    fusion = fusion_of(mode, made, core) if mode != "none" else None
+    lost = [0.0]
+    for name in ("on_update", "on_step"):
+        if (hook := getattr(core.vector, name)) is not None:
+            setattr(core.vector, name, timed(hook, lost))
+    updates, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        before, waited = time.perf_counter(), lost[0]
+        core.update(batch)
+        updates += 1
+        if slowed and made.place.rank:
+            time.sleep(9 * (time.perf_counter() - before - (lost[0] - waited)))
+    took, share = time.perf_counter() - started, lost[0]
+    if fusion is not None:
+        fusion.finish()
+        fusion.close()
+    return {"updates_per_second": updates / took, "hook_fraction": share / took}
+
+
+def timed(hook: Callable[..., Any], lost: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return hook(*arguments)
+        finally:
+            lost[0] += time.perf_counter() - started
+
+    return call
+
+
+def both(port: int, name: str, *arguments: str) -> list[dict[str, float]]:
+    """What each of two processes has measured."""
+    command = [sys.executable, __file__, "--port", str(port), "--name", name, "--measure", *arguments]
+    ranks = [
+        subprocess.Popen([*command, "--rank", str(r)], stdout=subprocess.PIPE, text=True) for r in (0, 1)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """One process of a measurement."""
+    torch.set_num_threads(1)
+    made, (kind, *rest) = connection(options.rank, options.port, options.name), options.measure
+    if kind == "messages":
+        found = messages(made, int(rest[0]), int(rest[1]))
+    else:
+        found = learning(made, rest[0], float(rest[1]), slowed=kind == "slowed")
+    made.store.add("done", 1)
+    while options.rank == 0 and made.store.add("done", 0) < 2:
+        time.sleep(0.01)
+    print(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--note", default="", help="what else the machine did, for the result file")
+    for name, kind in (("--rank", int), ("--port", int), ("--name", str)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options)
+        return
+    report = Report("groups")
+    for size in SIZES:
+        found = [
+            both(free_port(), "m", "messages", str(size), str(options.calls))[0]
+            for _ in range(options.repeats)
+        ]
+        bare, rounds = ([f[key] for f in found] for key in ("bare", "round"))
+        report.add(f"all_reduce_microseconds_{size}", bare, "us")
+        report.add(f"round_microseconds_{size}", rounds, "us")
+        report.add_ratio(f"round_to_all_reduce_{size}", rounds, bare)
+    for kind in ("even", "slowed"):
+        alone: list[float] = []
+        for mode in MODES:
+            found = [
+                both(free_port(), "l", kind, mode, str(options.seconds))[0] for _ in range(options.repeats)
+            ]
+            rates = [f["updates_per_second"] for f in found]
+            alone = alone or rates
+            report.add(f"{kind}_{mode}_updates_per_second", rates, "updates/s")
+            report.add_ratio(f"{kind}_{mode}_to_none", rates, alone)
+            report.add(f"{kind}_{mode}_hook_fraction", [f["hook_fraction"] for f in found], "")
+    report.note("machine_was", options.note)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
