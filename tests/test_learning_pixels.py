@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import DQN, PPO, Trainer, load
+from asyncrl import DQN, IMPALA, PPO, Trainer, load
 from asyncrl.envs.catch import Catch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -48,3 +48,8 @@ def test_dqn_learns_catch(tmp_path: Path) -> None:
 def test_ppo_learns_catch(tmp_path: Path) -> None:
     algorithm = PPO.preset("asyncrl/Catch-v0", frame_stack=2)
     learned(algorithm, tmp_path, total_steps=80_000, eval_interval_steps=4000)
+
+
+def test_impala_learns_catch(tmp_path: Path) -> None:
+    algorithm = IMPALA.preset("asyncrl/Catch-v0", frame_stack=2)
+    learned(algorithm, tmp_path, total_steps=150_000, eval_interval_steps=5000)
