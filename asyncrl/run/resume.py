@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
@@ -66,7 +67,7 @@ class Resumption:
             "checkpoint": self.path.name,
             "env_steps": self.env_steps,
             "pending": [int(copy["env_steps"]) for copy in self.run["pending"]],
-            "exact": not self.notes,
+            "exact": self.states is not None,
             "notes": list(self.notes),
         }
 
@@ -173,7 +174,26 @@ def prepare_resumption(
     more = {} if total is None else {"total_steps": total}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
     refuse_if_used_up(config, done, meta.train_seconds)
-    return config, algorithm, _resumption(path, (state, meta), config, algorithm, restore_episodes)
+    resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes)
+    if _target_reached(config, state["run"]["evaluations"]):
+        if total is None:
+            raise ConfigurationError(
+                f"the run has reached its target_return, {config.target_return:g}",
+                facts={"run": run},
+                fix="give total_steps='+100k', on the command line --steps +100k, or a higher target_return",
+            )
+        note = f"target_return {config.target_return:g} was reached and no longer ends the run"
+        config = dataclasses.replace(config, target_return=None)
+        resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
+    return config, algorithm, resumption
+
+
+def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether an evaluation of the run has confirmed its target."""
+    if config.target_return is None or not len(evaluations["return_mean"]):
+        return False
+    long_enough = np.asarray(evaluations["episodes"]) >= config.target_eval_episodes
+    return bool((np.asarray(evaluations["return_mean"])[long_enough] >= config.target_return).any())
 
 
 def _steps_made(run: Mapping[str, Any], meta: CheckpointMeta) -> int:

@@ -99,6 +99,25 @@ def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
         Trainer.resume(run, "+1", max_seconds=1e-6)
 
 
+def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path) -> None:
+    low = {**SMALL, "target_return": 1.0}
+    shutil.rmtree(run)
+    Trainer("CartPole-v1", ALGORITHM, run_dir=run, **low).learn(total_steps=100_000)
+    before = json.loads((run / "summary.json").read_text())
+    assert before["stop_reason"] == "target_return"
+    with pytest.raises(ConfigurationError, match="has reached its target_return, 1") as raised:
+        Trainer.resume(run)
+    assert "--steps +100k" in raised.value.fix
+    trainer = Trainer.resume(run, "+600")
+    assert "target_return 1 was reached and no longer ends the run" in trainer.resumed_from
+    result = trainer.learn()
+    assert result.stop_reason == "total_steps"
+    assert result.summary["env_steps"] > before["env_steps"]
+    higher = Trainer.resume(run, "+600", target_return=1e9)
+    assert higher.config.target_return == 1e9
+    higher.close()
+
+
 def test_there_must_be_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no run in"):
         Trainer.resume(tmp_path)
