@@ -150,14 +150,6 @@ def test_every_kind_of_flag() -> None:
     )
 
 
-def test_the_commands_of_the_readme_are_understood() -> None:
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = [line.split() for line in text.splitlines() if line.startswith("asyncrl ")]
-    assert {line[1] for line in lines} == {"train", "eval"}
-    for _, name, *arguments in lines:
-        {"train": parse_train, "eval": parse_eval}[name](arguments)
-
-
 def test_a_port_is_a_number() -> None:
     config, _ = parse_train(
         ["Unknown-v0", "--algo=dqn", "--http=8080", "--num-actors=3", "--total-steps=1e6"]

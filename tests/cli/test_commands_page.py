@@ -1,4 +1,4 @@
-"""docs/commands.md: a section for every command, whose examples the command understands."""
+"""docs/commands.md has a section for every command; its examples and those of the README are understood."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from kept_runs import write_run
 
 from asyncrl.cli.table import COMMANDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = [
     line
-    for block in re.findall(r"^```sh\n(.*?)^```", TEXT, flags=re.M | re.S)
+    for block in re.findall(r"^```sh\n(.*?)^```", TEXT + README, flags=re.M | re.S)
     for line in block.splitlines()
     if line.startswith("asyncrl ")
 ]
@@ -39,7 +40,7 @@ def test_every_command_has_a_section_with_examples() -> None:
 
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_every_example_is_understood(line: str, runs: None, capsys: pytest.CaptureFixture[str]) -> None:
-    _, name, *arguments = shlex.split(line)
+    _, name, *arguments = shlex.split(line, comments=True)
     if name not in COMMANDS:
         pytest.skip(f"{name} is not a command of this version")
     try:
