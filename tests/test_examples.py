@@ -103,3 +103,14 @@ def test_optuna_prunes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, pruned = optuna.trials
     assert (kept.state, pruned.state) == ("complete", "pruned") and kept.value == best
     assert len(pruned.reports) == 1 < len(kept.reports)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_game_is_learned_from_its_pixels() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "pixels.py"), "dqn"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "images 21x21x1, 2 frames: small convolutional network: target_return" in done.stdout
+    assert done.stdout.split()[-1] == "caught"
