@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from asyncrl import DQN, PPO, SAC, TrainerConfig
@@ -59,3 +61,16 @@ def test_options_of_a_machine_may_differ_between_ranks() -> None:
     shared = shared_options(CONFIG, DQN())
     assert shared["fusion_interval"] == 32 and shared["dqn.gamma"] == DQN().gamma
     assert not {"run_dir", "device", "num_actors", "http"} & set(shared)
+
+
+def test_a_run_with_one_group_imports_nothing_of_groups() -> None:
+    code = """
+import sys
+from asyncrl import Trainer
+Trainer("CartPole-v1", "dqn", total_steps=200, num_actors=1, http="off", target_eval_episodes=1).learn()
+print([name for name in sys.modules if name.startswith(("asyncrl.groups", "torch.distributed.elastic"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
