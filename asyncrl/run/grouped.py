@@ -106,7 +106,7 @@ class Group:
     def __init__(
         self, session: Session, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None
     ) -> None:
-        done = resumed.meta.env_steps if resumed is not None else 0
+        done = resumed.env_steps if resumed is not None else 0
         self.resumed = resumed if session.leads else None
         place = session.place
         self.session, self.whole = session, (config, algorithm)

@@ -170,6 +170,7 @@ def prepare_resumption(
     if not isinstance(state.get("run"), dict) or "core" not in state:
         raise does_not_fit(path, "it holds no run to go on from, only a policy")
     done = _steps_made(state["run"], meta) if state["run"].get("rows") else meta.env_steps
+    done *= config.groups  # a checkpoint counts the steps of the first group, the total those of all
     total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
