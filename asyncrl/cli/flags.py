@@ -21,6 +21,14 @@ from asyncrl.options import Option, coerce, describe, near_miss, option_help
 
 R = TypeVar("R")
 
+UNLISTED = (
+    "fusion_interval",
+    "max_fusion_staleness",
+    "fusion_dtype",
+    "fusion_learning_rate",
+    "fusion_momentum",
+)
+"""Flags that help leaves out, to stay within two screens; `asyncrl explain` and the documents have them."""
 SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}
 """Short forms of the most common flags."""
 _ITEMS = {"env_kwargs": "KEY:VALUE", "wrappers": "MODULE:NAME"}
@@ -138,7 +146,7 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
     flags = [f"--{prefix}{option.name.replace('_', '-')}"]
     if not prefix and option.name in SHORT:
         flags.insert(0, SHORT[option.name])
-    text = _text(option, brief).replace("%", "%%")
+    text = argparse.SUPPRESS if option.name in UNLISTED else _text(option, brief).replace("%", "%%")
     common: dict[str, Any] = {"dest": f"{prefix}{option.name}", "help": text, "default": argparse.SUPPRESS}
     if option.type is bool:
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)

@@ -76,6 +76,11 @@ def onnx_model(policy: TrainedPolicy) -> Any:
             "the policy has a network of its own, and only networks of asyncrl are exported",
             fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
         )
+    if policy.spec.leaves:
+        raise ConfigurationError(
+            "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
+            fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
+        )
     graph, spec, frames = Graph(), policy.spec, policy.policy.frame_stack
     seen = spec.observation_shape if frames == 1 else (frames, *spec.observation_shape)
     head(graph, policy, network_outputs(graph, policy))

@@ -14,10 +14,11 @@ from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.run.onnx_graph import Graph
 
-# Channels, kernel and stride of each layer, and the width of the linear layer behind them; see `acting.convolutions`.
+# Channels, kernel, stride and padding of each layer, and the width of the linear layer behind them; see
+# `acting.convolutions`.
 _LAYERS = {
-    "small": (((16, 3, 2), (32, 3, 2)), 128),
-    "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+    "small": (((16, 3, 2, 1), (32, 3, 2, 1)), 128),
+    "nature": (((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512),
 }
 _IMPALA = ((16, 32, 32), 256)
 """Channels of each section of residual blocks, and the width of the linear layer behind them."""
@@ -92,9 +93,9 @@ def _convolutional(graph: Graph, x: str, policy: TrainedPolicy, network: Convolu
         width = _IMPALA[1]
     else:
         layers, width = _LAYERS[network.name]
-        for count, kernel, stride in layers:
-            x = graph.add("Relu", _convolution(graph, x, left, channels, count, kernel, stride))
-            channels, shape = count, _sides(shape, kernel, stride)
+        for count, kernel, stride, pad in layers:
+            x = graph.add("Relu", _convolution(graph, x, left, channels, count, kernel, stride, pad))
+            channels, shape = count, _sides(shape, kernel, stride, pad)
     x = graph.add("Flatten", x, axis=1)
     streams = [network.value_outputs, outputs - network.value_outputs] if network.value_outputs else [outputs]
     parts = []

@@ -15,7 +15,7 @@ from portable_policies import BOX, CASES, make_network, portable
 import asyncrl
 from asyncrl.cli.main import main
 from asyncrl.errors import ConfigurationError
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -139,6 +139,10 @@ def test_what_cannot_be_exported_is_said(
     own = portable(asyncrl.DQN(network=make_network), spec)
     with pytest.raises(ConfigurationError, match="only networks of asyncrl are exported"):
         own.export_onnx(tmp_path / "x.onnx")
+    leaf = Leaf((), "choices", (), choices=(4,), first=(0,))
+    masked = portable(asyncrl.DQN(), EnvSpec("any", (4,), "float32", DiscreteAction(2), leaves=(leaf,)))
+    with pytest.raises(ConfigurationError, match="structured observation"):
+        masked.export_onnx(tmp_path / "x.onnx")
     file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
     with pytest.raises(SystemExit) as ended:
         main(["export", file])
