@@ -84,13 +84,22 @@ class Child:
     async def start(self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None) -> None:
         """Fork it; returns when it exists. Raises `ResourceError` where the fork server does not run."""
         self._loop = asyncio.get_running_loop()
+
+        def handed_over() -> dict[str, int]:
+            return {"channel": self._theirs.fileno(), "stack": self._stack.fileno(), **fds}
+
+        def on_lost() -> dict[str, int]:
+            # A process that the lost server had forked may have said that it is ready: nobody shall hear it.
+            with descriptors_or_error(f"The {self._role} process"):
+                self._channel.close()
+                self._theirs.close()
+                self._channel, self._theirs = socket.socketpair()
+            self._reader = FrameReader(self._channel)
+            return handed_over()
+
         try:
             self.pid = await self._server.fork(
-                self._role,
-                payload,
-                {"channel": self._theirs.fileno(), "stack": self._stack.fileno(), **fds},
-                on_exit=self._on_exit,
-                log=log,
+                self._role, payload, handed_over(), on_exit=self._on_exit, on_lost=on_lost, log=log
             )
         except BaseException:
             self._close_files()

@@ -72,6 +72,7 @@ class ForkServer:
         fds: Mapping[str, int],
         *,
         on_exit: Callable[[ChildExit], None],
+        on_lost: Callable[[], Mapping[str, int]],
         log: Path | None = None,
     ) -> int:
         """Fork a process that plays `role` (see `worker.py`); returns its process id.
@@ -81,6 +82,8 @@ class ForkServer:
             payload: what the role needs to know, as bytes.
             fds: descriptors to hand over, by name; they stay open here.
             on_exit: called once on the loop's thread when the process ended, however it did.
+            on_lost: called where the server was lost before it answered, and another one is asked: returns the
+                descriptors to hand over then. The lost one may have forked, and its child have used those before.
             log: file to which its output is appended; None sends it to this process's standard error.
 
         Raises:
@@ -101,7 +104,7 @@ class ForkServer:
                 try:
                     return await life.fork(message, [packed.fileno(), *fds.values()], on_exit)
                 except ServerLost:
-                    continue
+                    fds = on_lost()
                 except ForkRefused as refused:
                     raise ResourceError(
                         f"The {role} process could not be forked: {refused}.",

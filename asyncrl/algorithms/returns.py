@@ -129,5 +129,6 @@ def standardised(advantage: NDArray[np.float32], trained: NDArray[np.bool_]) -> 
 
 def explained_variance(value: NDArray[np.float32], target: NDArray[np.float32]) -> float:
     """Share of the targets' variance that the values explain; 0 where the targets have none."""
-    variance = float(target.var()) if target.size else 0.0
-    return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which is told elsewhere
+        variance = float(target.var()) if target.size else 0.0
+        return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0

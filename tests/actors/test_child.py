@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 from typing import Any
 
 from asyncrl.actors.child import Child
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.frames import send_frame
+from asyncrl.actors.server_process import ChildExit, ServerLost
 
 
 class Server:
@@ -38,5 +43,46 @@ def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> Non
             await ending
         assert server.signals == [(2**22 + 1, signal.SIGKILL)]
         assert child._channel.fileno() == -1 and child._theirs.fileno() == -1 and child._stack.closed
+
+    asyncio.run(story())
+
+
+class Life:
+    """A fork server that has forked a process, which says something, and then perhaps is lost."""
+
+    def __init__(self, says: str, lost: bool) -> None:
+        self.says, self.lost = says, lost
+
+    async def fork(self, message: Any, fds: list[int], on_exit: Any) -> int:
+        channel = dict(zip(message["fd_names"], fds, strict=True))["channel"]
+        with socket.socket(fileno=os.dup(channel)) as theirs:
+            send_frame(theirs, {"kind": self.says})
+        if self.lost:
+            raise ServerLost
+        self.on_exit = on_exit
+        return 2**22 + 1
+
+
+class LostOnce(ForkServer):
+    def __init__(self, *lives: Life) -> None:
+        super().__init__()
+        self.lives = [*lives]
+
+    async def _running(self) -> Any:
+        return self.lives.pop(0)
+
+
+def test_a_process_of_a_lost_server_is_not_heard() -> None:
+    """The server dies after it has forked and before it says so; the next one forks again."""
+
+    async def story() -> None:
+        last = Life("second", lost=False)
+        child = Child(LostOnce(Life("first", lost=True), last), "evaluator")
+        await child.start(b"", {})
+        async with asyncio.timeout(10):
+            assert (await child.receive())["kind"] == "second"
+        last.on_exit(ChildExit(child.pid, 0, 0))
+        assert not child._frames
+        await child.end()
 
     asyncio.run(story())

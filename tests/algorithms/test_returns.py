@@ -263,3 +263,8 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(np.array([0.0, 1.0], np.float32), target) == pytest.approx(0.75)
     assert explained_variance(target, np.zeros(2, np.float32)) == 0.0
     assert explained_variance(target[:0], target[:0]) == 0.0
+
+
+def test_explained_variance_of_targets_that_diverge_is_zero_without_a_warning() -> None:
+    target = np.array([np.inf, 1e38, -3e38], np.float32)
+    assert explained_variance(np.zeros(3, np.float32), target) == 0.0
