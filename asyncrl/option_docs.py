@@ -1,4 +1,4 @@
-"""What `help(DQN)` says: a record's docstring, and below it every option with its values, its default and its help."""
+"""Text of `help(DQN)`: a record's docstring, and below it every option with its values, its default and its help."""
 
 from __future__ import annotations
 

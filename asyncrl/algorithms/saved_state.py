@@ -1,4 +1,4 @@
-"""Whether a saved state fits, looked at before anything of it is written."""
+"""Check of a saved state, before anything of it is written."""
 
 from __future__ import annotations
 

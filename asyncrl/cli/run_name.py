@@ -1,4 +1,4 @@
-"""Where a run of the command line is kept when `--run-dir` does not say."""
+"""Directory of a run of the command line without `--run-dir`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy observes: images, rows of structured observations, action masks. NumPy only."""
+"""Observations of a policy: images, rows of structured observations, action masks. NumPy only."""
 
 from __future__ import annotations
 

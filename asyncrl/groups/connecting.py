@@ -1,4 +1,4 @@
-"""How a rank's learner is connected with the others: one function for each side of each mode."""
+"""Connections of a rank's learner with the others: one function for each side of each mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session is told by its run, and what both need of a running fusion."""
+"""Interfaces between a session and its run, and of a running fusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group's fusion has done so far."""
+"""Statistics of a group's fusion."""
 
 from __future__ import annotations
 

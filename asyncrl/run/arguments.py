@@ -1,4 +1,4 @@
-"""What a caller gives to `Trainer`: its options with their types, its algorithm, and the texts of mistakes in them."""
+"""Arguments of `Trainer`: options with their types, the algorithm, and the texts of mistakes in them."""
 
 from __future__ import annotations
 

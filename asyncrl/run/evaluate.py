@@ -1,4 +1,4 @@
-"""When to evaluate, and when an evaluation ends the run.
+"""Schedule of evaluations, and the rule by which one ends the run.
 
 Regular evaluations run beside training, on copies of its weights. By steps (`CopiesBySteps`) the learner's thread makes
 the copies at fixed environment steps and they are evaluated in that order, none left out, so that neither the learning

@@ -1,4 +1,4 @@
-"""Which weights are evaluated: copies that the learner makes at fixed steps, or the newest after some seconds."""
+"""Copies of weights to evaluate: made by the learner at fixed steps, or of the newest after some seconds."""
 
 from __future__ import annotations
 

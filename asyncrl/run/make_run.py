@@ -1,4 +1,4 @@
-"""What runs a run: a coordinator, of one group or of one of several, or what starts the processes of the groups."""
+"""Choice of what runs a run: a coordinator of one group, or the launcher of several groups' processes."""
 
 from __future__ import annotations
 

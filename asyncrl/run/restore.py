@@ -1,4 +1,4 @@
-"""How a run goes on from a checkpoint: rings and actors before any process starts, everything else before it trains.
+"""Restoring a run from a checkpoint: rings and actors before any process starts, everything else before it trains.
 
 What the checkpoint holds stands in `run_state.py`.
 """

@@ -1,4 +1,4 @@
-"""Which options may be changed when a run goes on, as data, and the one check of it.
+"""Options that may not change when a run goes on, as data, and the one check of them.
 
 An option that is not named here may change: how long and how fast to train, what is evaluated, reported, saved and
 served, learning rates and the coefficients of a loss.

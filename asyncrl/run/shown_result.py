@@ -1,4 +1,4 @@
-"""How a result shows itself: one line, a card with curve and table in a notebook, and an episode on demand."""
+"""Display of a result: one line, a card with curve and table in a notebook, and an episode on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run asks for more threads than the machine has cores."""
+"""Warning of more busy threads than cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `with` and `async with` do around a run: close it at the end of the block."""
+"""Context managers of a run: `with` and `async with` close it at the end of the block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the header of a ring can be true, and how a ring that was overwritten comes back into use.
+"""Check of a ring's header, and recovery of a ring that was overwritten.
 
 An environment with native code may write anywhere in its process, and so into the words that its actor shares with the
 learner side. Then the ring is quarantined and nothing else is touched:

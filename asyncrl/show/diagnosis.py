@@ -1,4 +1,4 @@
-"""What is wrong with a run, as a list of rules: when a rule holds, what it says, which option to change, and why.
+"""Rules that diagnose a run: when each holds, what it says, which option to change, and why.
 
 The rules stand in the order in which they matter: what made learning impossible, what spoils it, what slows it down.
 The limits are rules of thumb; each states its figure in the evidence, so that a reader can judge it.

@@ -1,4 +1,4 @@
-"""What an evaluation has found."""
+"""Result of an evaluation."""
 
 from __future__ import annotations
 

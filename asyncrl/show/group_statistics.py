@@ -1,4 +1,4 @@
-"""What a run with several groups shows of each."""
+"""Statistics of each group of a run, as they are shown."""
 
 from __future__ import annotations
 
