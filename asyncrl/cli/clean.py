@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.run_name import runs_folder
-from asyncrl.errors import ConfigurationError
+from asyncrl.cli.run_name import existing_folder
 from asyncrl.show.kept_run import KeptRun, find_runs
 
 if TYPE_CHECKING:
@@ -43,11 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, server: ForkServer | None) -> int:
     """Remove and say what; returns the exit code."""
-    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder}", fix="give the folder of the runs: asyncrl clean FOLDER"
-        )
+    folder = existing_folder(options.FOLDER, "clean")
     ended = [run for run in find_runs(folder) if run.pid is None]
     empty = [run.path for run in ended if options.empty and is_empty(run)]
     files = [file for run in ended if run.path not in empty for file in left_over(run)]

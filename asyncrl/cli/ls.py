@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.run_name import runs_folder
+from asyncrl.cli.run_name import existing_folder
 from asyncrl.cli.text_table import age, number, text_table
-from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
 
 if TYPE_CHECKING:
@@ -38,13 +37,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, server: ForkServer | None) -> int:
     """Print the list; returns the exit code."""
-    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder}",
-            facts={"working directory": Path.cwd()},
-            fix="give the folder of the runs: asyncrl ls FOLDER",
-        )
+    folder = existing_folder(options.FOLDER, "ls")
     runs = [_facts(run, folder) for run in find_runs(folder)]
     if options.json:
         print(json.dumps(runs))

@@ -10,10 +10,28 @@ import shutil
 import time
 from pathlib import Path
 
+from asyncrl.errors import ConfigurationError
+
 
 def runs_folder() -> Path:
     """Folder of the runs: `ASYNCRL_RUNS`, or `runs` in the working directory."""
     return Path(os.environ.get("ASYNCRL_RUNS") or "runs").expanduser()
+
+
+def existing_folder(given: str | None, command: str) -> Path:
+    """The folder of runs that `command` was given, or `runs_folder()`.
+
+    Raises:
+        ConfigurationError: it does not exist (ASYNC017).
+    """
+    folder = Path(given).expanduser() if given else runs_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"there is no folder {folder}",
+            facts={"working directory": Path.cwd()},
+            fix=f"give the folder of the runs: asyncrl {command} FOLDER",
+        )
+    return folder
 
 
 def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = None) -> Path:
