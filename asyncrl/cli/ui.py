@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-from asyncrl.cli.run_name import runs_folder
-from asyncrl.errors import ConfigurationError
+from asyncrl.cli.run_name import existing_folder
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -52,13 +51,7 @@ def run(options: argparse.Namespace, server: ForkServer | None) -> int:
     import asyncio
     import contextlib
 
-    folder = Path(options.FOLDER).expanduser() if options.FOLDER else runs_folder()
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder}",
-            facts={"working directory": Path.cwd()},
-            fix="give the folder of the runs: asyncrl ui FOLDER",
-        )
+    folder = existing_folder(options.FOLDER, "ui")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(folder.resolve(), options.port))
     return 0
