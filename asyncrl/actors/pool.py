@@ -184,11 +184,12 @@ class ActorPool:
             for a in self._actors
         )
 
-    def episodes(self) -> Iterator[tuple[float, int]]:
-        """Episodes that finished since the last call: undiscounted return and length in steps."""
+    def episodes(self) -> Iterator[tuple[int, float, int]]:
+        """Episodes that finished since the last call: actor's index, undiscounted return and length in steps."""
         for actor in self._actors:
             actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
-            yield from zip(returns.tolist(), lengths.tolist(), strict=True)
+            for episode_return, length in zip(returns.tolist(), lengths.tolist(), strict=True):
+                yield actor.index, episode_return, length
 
     def wait_seconds(self) -> float:
         """Time that actors have slept for want of a grant, by all their lives, mean over actors."""

@@ -59,6 +59,11 @@ Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
 
 
+def is_exact(algorithm: object) -> bool:
+    """Whether the algorithm's discipline makes the numbers of a run independent of timing."""
+    return getattr(algorithm, "discipline", "relaxed") != "relaxed"
+
+
 class SegmentBalance:
     """Says how many segments each actor may produce. Pure arithmetic; one caller, the learner thread.
 

@@ -33,6 +33,7 @@ from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.segment_balance import is_exact
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.config import TrainerConfig
@@ -173,7 +174,8 @@ async def build(
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
     reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
-    reporting.set_parts(layout.num_slots * layout.num_envs * config.actors, network_text(policy))
+    held = layout.num_slots * layout.num_envs * config.actors
+    reporting.set_parts(held, network_text(policy), is_exact(algorithm))
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
     async with asyncio.TaskGroup() as tasks:

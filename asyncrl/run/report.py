@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.actors.statistics import ActorStatistics
@@ -14,43 +11,10 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import NOTHING, LearnerReport
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import Counters, RateMeter
-
-EPISODE_WINDOW = 100
-"""Training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
-
-
-@dataclass
-class EpisodeWindow:
-    """The last finished training episodes of all actors, in order of arrival."""
-
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODE_WINDOW))
-    count: int = 0
-
-    def extend(self, episodes: Iterable[tuple[float, int]]) -> None:
-        """Add finished episodes (undiscounted return, length in steps)."""
-        for episode_return, length in episodes:
-            self.returns.append(episode_return)
-            self.lengths.append(length)
-            self.count += 1
-
-    @property
-    def full(self) -> bool:
-        """Whether `EPISODE_WINDOW` episodes have finished."""
-        return len(self.returns) == EPISODE_WINDOW
-
-    @property
-    def return_mean(self) -> float | None:
-        """Mean return of the window, None before the first episode."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
-
-    @property
-    def length_mean(self) -> float | None:
-        """Mean length of the window, None before the first episode."""
-        return sum(self.lengths) / len(self.lengths) if self.lengths else None
 
 
 class SnapshotBuilder:

@@ -22,8 +22,9 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.config import TrainerConfig
+from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.report import EpisodeWindow, SnapshotBuilder
+from asyncrl.run.report import SnapshotBuilder
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.writers import RunWriters
 
@@ -137,8 +138,9 @@ class Reporting:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
         self._writers = RunWriters(directory)
 
-    def set_parts(self, replay_capacity: int, network: str) -> None:
-        """Set the environment steps that all rings hold, and the convolutional network ("" for none)."""
+    def set_parts(self, replay_capacity: int, network: str, exact: bool) -> None:
+        """Set the environment steps that all rings hold, the convolutional network ("" for none), and `is_exact`."""
+        self.episodes.by_steps = exact
         self.builder.replay_capacity = replay_capacity
         self.builder.network = network
 

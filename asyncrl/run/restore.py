@@ -110,9 +110,7 @@ async def restore_records(
     schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
     waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
     learner.snapshots.go_on_from(waiting, run["next_copy"])
-    episodes, window = run["episodes"], reporting.episodes
-    window.extend(zip(episodes["returns"].tolist(), episodes["lengths"].tolist(), strict=True))
-    window.count = int(episodes["count"])
+    reporting.episodes.restore(run["episodes"])
     report = await learner.report()
     assert reporting.pool is not None
     reporting.builder.go_on_from(

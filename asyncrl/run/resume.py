@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.learning.segment_balance import is_exact
 from asyncrl.options import near_miss, option_help, parse_count
 from asyncrl.protocols import Algorithm
 from asyncrl.run.checkpoint import CheckpointMeta, does_not_fit, load
@@ -214,7 +215,7 @@ def _resumption(
     rows, states, why = None, None, str(run.get("why", ""))
     name = run.get("rows")
     actors = int(run["rings"]["num_actors"])
-    if actors != config.actors and getattr(algorithm, "discipline", "relaxed") != "relaxed":
+    if actors != config.actors and is_exact(algorithm):
         raise refused_change("num_actors", actors, config.actors, FIXED_IN_LOCKSTEP["num_actors"])
     if name is not None and actors != config.actors:
         why = f"num_actors was {actors}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.errors import ConfigurationError
+from asyncrl.learning.segment_balance import is_exact
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.run.config import TrainerConfig
@@ -59,8 +60,7 @@ def check_changes(
     Raises:
         ConfigurationError: one may not change; the text names it, both values and the reason (ASYNC017).
     """
-    exact = getattr(algorithm, "discipline", "relaxed") != "relaxed"
-    fixed = FIXED | FIXED_IN_LOCKSTEP if exact else FIXED
+    fixed = FIXED | FIXED_IN_LOCKSTEP if is_exact(algorithm) else FIXED
     before = {**option_values(algorithm), **option_values(config)}
     after = {**option_values(new_algorithm), **option_values(new_config)}
     for name, reason in fixed.items():

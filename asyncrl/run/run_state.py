@@ -30,6 +30,7 @@ from asyncrl.actors.actor_states import states_of
 from asyncrl.actors.pool import ActorPool
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
+from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Algorithm
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.replay_file import SUFFIX, RowArray, write_rows
@@ -43,7 +44,7 @@ ACTORS_SECONDS = 10.0
 
 def keeps_rows(algorithm: Any, save_replay_buffer: bool) -> bool:
     """Whether checkpoints hold the rows of the rings."""
-    return save_replay_buffer if algorithm.update_loop == "replay" else algorithm.discipline != "relaxed"
+    return save_replay_buffer if algorithm.update_loop == "replay" else is_exact(algorithm)
 
 
 @dataclass
@@ -92,13 +93,8 @@ class RunCapture:
         run |= {"rows": name, "why": why}
         return {"core": learner.pop("core"), "run": run}
 
-    @property
-    def _exact(self) -> bool:
-        """Whether the discipline makes the numbers independent of timing."""
-        return getattr(self.algorithm, "discipline", "relaxed") != "relaxed"
-
     async def _actor_states(self) -> tuple[list[bytes] | None, str]:
-        if not self._exact:
+        if not is_exact(self.algorithm):
             return None, ""
         rings = self.pool.rings
         positions = [max(ring.granted - 1, 0) for ring in rings]
@@ -106,15 +102,11 @@ class RunCapture:
 
     def _run_state(self, learner: dict[str, Any]) -> dict[str, Any]:
         self.reporting.read_actors()
-        window, schedule = self.reporting.episodes, self.schedule
+        schedule = self.schedule
         return {
             "learner": learner,
             "rings": self._positions(learner),
-            "episodes": {
-                "returns": np.array(window.returns, np.float64),
-                "lengths": np.array(window.lengths, np.int64),
-                "count": window.count,
-            },
+            "episodes": self.reporting.episodes.state(),
             "evaluations": _columns(EvaluationResult, schedule.evaluations),
             "rounds": schedule.rounds,
             "pending": [vars(copy) for copy in schedule.pending(self.learner.snapshots.waiting())],
@@ -130,13 +122,19 @@ class RunCapture:
         rings = self.pool.rings
         taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
         at = [position_of(ring, int(p)) for ring, p in zip(rings, taken_in, strict=True)]
-        if self._exact:
+        if is_exact(self.algorithm):
             at = [position_of(ring, ring.statistics().published) for ring in rings]
-        steps = [p.steps for p in at] if self._exact else shares(self.learner.inserted_steps, len(rings))
+        steps = (
+            [p.steps for p in at]
+            if is_exact(self.algorithm)
+            else shares(self.learner.inserted_steps, len(rings))
+        )
         return {
             "num_actors": len(rings),
             "published": np.array([p.published for p in at], np.int64),
-            "granted": np.array([p.granted if self._exact else p.published for p in at], np.int64),
+            "granted": np.array(
+                [p.granted if is_exact(self.algorithm) else p.published for p in at], np.int64
+            ),
             "steps": np.array(steps, np.int64),
             "incarnation": np.array([p.incarnation for p in at], np.int64),
             "exploration": np.array([p.exploration for p in at], np.int64),

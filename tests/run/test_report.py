@@ -14,7 +14,7 @@ from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.run import report
 from asyncrl.run.config import TrainerConfig
-from asyncrl.run.report import EPISODE_WINDOW, EpisodeWindow, SnapshotBuilder, summarize
+from asyncrl.run.report import SnapshotBuilder, summarize
 from asyncrl.show.metrics import EvaluationResult
 
 STALENESS = HistogramStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))
@@ -142,16 +142,6 @@ def test_before_the_learner_is_there_and_after_the_actors_are_gone(
         failed.consumed_samples_per_second,
     )
     assert rates == (0.0, 0.0, 0.0)
-
-
-def test_the_window_is_full_with_a_hundred_episodes() -> None:
-    window = EpisodeWindow()
-    window.extend([(1000.0, 10)] + [(1.0, 1)] * (EPISODE_WINDOW - 2))
-    assert not window.full and window.count == 99
-    window.extend([(3.0, 2)])
-    assert window.full and window.return_mean == (1000 + 98 + 3) / 100
-    window.extend([(1.0, 1)])
-    assert window.full and window.return_mean == (98 + 3 + 1) / 100 and window.count == 101
 
 
 CLOCKS = (

@@ -1,0 +1,77 @@
+"""Last finished training episodes of all actors."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+EPISODE_WINDOW = 100
+"""Training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+
+
+@dataclass
+class EpisodeWindow:
+    """The last `EPISODE_WINDOW` finished training episodes of all actors.
+
+    Attributes:
+        by_steps: in order of the steps that an actor has made in its finished episodes, then of the actor's index. In
+            lockstep actors make equal numbers of steps, and the window must not depend on which actor is read first.
+            False: in order of arrival, since actors of relaxed runs make unequal numbers of steps.
+        count: episodes so far.
+    """
+
+    by_steps: bool = False
+    count: int = 0
+    _last: list[tuple[int, int, float, int]] = field(default_factory=list)
+    """Of each episode: its place in the order, the actor, return, length; sorted."""
+    _steps: dict[int, int] = field(default_factory=dict)
+    """Steps in finished episodes, by actor."""
+
+    def extend(self, episodes: Iterable[tuple[int, float, int]]) -> None:
+        """Add finished episodes (actor's index, undiscounted return, length in steps), each actor's in their order."""
+        for actor, episode_return, length in episodes:
+            self.count += 1
+            self._steps[actor] = self._steps.get(actor, 0) + length
+            place = self._steps[actor] if self.by_steps else self.count
+            bisect.insort(self._last, (place, actor, episode_return, length))
+            if len(self._last) > EPISODE_WINDOW:
+                del self._last[0]
+
+    @property
+    def full(self) -> bool:
+        """Whether `EPISODE_WINDOW` episodes have finished."""
+        return len(self._last) == EPISODE_WINDOW
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean return of the window, None before the first episode."""
+        return sum(entry[2] for entry in self._last) / len(self._last) if self._last else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean length of the window, None before the first episode."""
+        return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as arrays."""
+        known = range(max(self._steps, default=-1) + 1)
+        places, actors, returns, lengths = zip(*self._last, strict=True) if self._last else ((), (), (), ())
+        return {
+            "count": self.count,
+            "places": np.array(places, np.int64),
+            "actors": np.array(actors, np.int64),
+            "returns": np.array(returns, np.float64),
+            "lengths": np.array(lengths, np.int64),
+            "steps": np.array([self._steps.get(actor, 0) for actor in known], np.int64),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over `state()` of an earlier run."""
+        columns = (state[name].tolist() for name in ("places", "actors", "returns", "lengths"))
+        self._last = list(zip(*columns, strict=True))
+        self._steps = dict(enumerate(state["steps"].tolist()))
+        self.count = int(state["count"])

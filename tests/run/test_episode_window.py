@@ -1,0 +1,81 @@
+"""Window of the last training episodes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from asyncrl.run.episode_window import EPISODE_WINDOW, EpisodeWindow
+
+Episodes = list[tuple[int, float, int]]
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_the_window_is_full_with_a_hundred_episodes(by_steps: bool) -> None:
+    window = EpisodeWindow(by_steps)
+    assert window.return_mean is None and window.length_mean is None
+    window.extend([(0, 1000.0, 10)] + [(0, 1.0, 1)] * (EPISODE_WINDOW - 2))
+    assert not window.full and window.count == 99
+    window.extend([(0, 3.0, 2)])
+    assert window.full and window.return_mean == (1000 + 98 + 3) / 100
+    assert window.length_mean == (10 + 98 + 2) / 100
+    window.extend([(0, 1.0, 1)])
+    assert window.full and window.return_mean == (98 + 3 + 1) / 100 and window.count == 101
+
+
+def actors_episodes() -> list[Episodes]:
+    """Two actors' episodes, 90 and 120 of them."""
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(1, 40, size) for size in (90, 120)]
+    return [[(actor, float(n) + actor, int(n)) for n in lengths[actor]] for actor in range(2)]
+
+
+def test_by_steps_the_order_of_reading_does_not_matter() -> None:
+    """The twin sorts all episodes by the steps at which they ended."""
+    actors = actors_episodes()
+    ends = [
+        (end, actor, episode_return)
+        for actor, episodes in enumerate(actors)
+        for end, (_, episode_return, _) in zip(
+            itertools.accumulate(length for _, _, length in episodes), episodes, strict=True
+        )
+    ]
+    last = sorted(ends)[-EPISODE_WINDOW:]
+    expected = sum(episode_return for _, _, episode_return in last) / EPISODE_WINDOW
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        window, left = EpisodeWindow(by_steps=True), [list(episodes) for episodes in actors]
+        while any(left):
+            actor, count = int(rng.integers(2)), int(rng.integers(30))
+            window.extend(left[actor][:count])
+            del left[actor][:count]
+        assert window.return_mean == pytest.approx(expected, rel=1e-12)
+        assert window.count == 210
+
+
+def test_by_arrival_a_slow_actor_is_in_the_window() -> None:
+    window = EpisodeWindow()
+    window.extend([(0, 5.0, 50)] * 500)
+    window.extend([(1, 1.0, 2)] * 25)
+    assert window.return_mean == (75 * 5.0 + 25 * 1.0) / 100
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_a_restored_window_goes_on_as_if_nothing_had_happened(by_steps: bool) -> None:
+    first, second = actors_episodes()
+    whole = EpisodeWindow(by_steps)
+    whole.extend(first[:60] + second[:70])
+    state = whole.state()
+    again = EpisodeWindow(by_steps)
+    again.restore(state)
+    for window in (whole, again):
+        window.extend(second[70:] + first[60:])
+    assert again == whole and again.full
+
+
+def test_an_empty_window_is_restored_empty() -> None:
+    again = EpisodeWindow(by_steps=True)
+    again.restore(EpisodeWindow(by_steps=True).state())
+    assert again == EpisodeWindow(by_steps=True)
