@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.registry import register
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
+    from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
+    from asyncrl.policies.load import load
     from asyncrl.run.callbacks import Callback
-    from asyncrl.run.config import TrainerConfig
-    from asyncrl.run.load import load
-    from asyncrl.run.run_thread import TrainResult
-    from asyncrl.run.running import running, stop_all
-    from asyncrl.run.trainer import Trainer, train
     from asyncrl.show.evaluation_result import EvaluationResult
     from asyncrl.show.metrics import Snapshot, flat
+    from asyncrl.trainer.run_thread import TrainResult
+    from asyncrl.trainer.running import running, stop_all
+    from asyncrl.trainer.trainer import Trainer, train
     from asyncrl.version import __version__
 
 # Names that are not here are looked for among the algorithms' records.
@@ -43,16 +43,16 @@ _HOMES = {
     "Callback": "asyncrl.run.callbacks",
     "EvaluationResult": "asyncrl.show.evaluation_result",
     "Snapshot": "asyncrl.show.metrics",
-    "TrainResult": "asyncrl.run.run_thread",
-    "Trainer": "asyncrl.run.trainer",
-    "TrainerConfig": "asyncrl.run.config",
+    "TrainResult": "asyncrl.trainer.run_thread",
+    "Trainer": "asyncrl.trainer.trainer",
+    "TrainerConfig": "asyncrl.config",
     "__version__": "asyncrl.version",
     "flat": "asyncrl.show.metrics",
-    "load": "asyncrl.run.load",
+    "load": "asyncrl.policies.load",
     "register": "asyncrl.algorithms.registry",
-    "running": "asyncrl.run.running",
-    "stop_all": "asyncrl.run.running",
-    "train": "asyncrl.run.trainer",
+    "running": "asyncrl.trainer.running",
+    "stop_all": "asyncrl.trainer.running",
+    "train": "asyncrl.trainer.trainer",
 }
 
 __all__ = [

@@ -27,11 +27,11 @@ from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.replay import PrioritizedReplay
-from asyncrl.run.run_thread import new_event_loop
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
+from asyncrl.trainer.run_thread import new_event_loop
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ENVS, SLOTS = 16, 2048

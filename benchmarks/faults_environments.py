@@ -370,7 +370,7 @@ def run_one(name: str) -> dict[str, Any]:
 
 def _files(run: Path) -> dict[str, Any]:
     from asyncrl.errors import CheckpointError
-    from asyncrl.run.checkpoint import read_policy
+    from asyncrl.storage.checkpoint import read_policy
 
     summary = run / "summary.json"
     state = json.loads(summary.read_text()) if summary.exists() else {}

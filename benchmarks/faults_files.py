@@ -20,9 +20,9 @@ from asyncrl import DQN
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
-from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy
-from asyncrl.run.checkpoint_folder import CheckpointFolder
-from asyncrl.run.load import load as load_policy
+from asyncrl.policies.load import load as load_policy
+from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ALGORITHM = DQN(hidden_sizes=(16,))

@@ -150,7 +150,7 @@ def _send(target: str, moment: float, main: subprocess.Popen[str], outcome: Outc
 
 def _read_all(folder: Path, outcome: Outcome) -> None:
     from asyncrl.errors import CheckpointError
-    from asyncrl.run.checkpoint import read_policy
+    from asyncrl.storage.checkpoint import read_policy
 
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name.startswith("."):

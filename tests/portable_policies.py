@@ -12,8 +12,8 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from asyncrl.options import option_values
-from asyncrl.run.checkpoint_meta import CheckpointMeta
-from asyncrl.run.portable_policy import PortablePolicy
+from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 BOX = BoxAction((-1.0, -2.0), (3.0, 2.0), (2,))
 

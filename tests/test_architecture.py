@@ -14,9 +14,19 @@ PACKAGE = Path(asyncrl.__file__).parent
 
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
-    *("version", "errors", "docstrings", "options", "option_docs", "other_names", "interfaces", "protocols"),
+    *(
+        "version",
+        "errors",
+        "docstrings",
+        "options",
+        "option_docs",
+        "other_names",
+        "interfaces",
+        "protocols",
+        "config",
+    ),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
-    *("learning", "groups", "show", "server", "run", "cli", "__main__"),
+    *("learning", "groups", "storage", "show", "server", "policies", "run", "trainer", "cli", "__main__"),
 )
 
 # Where a library may be imported, at the top of a file or inside a function. `actors.forking` only loads what
@@ -36,7 +46,7 @@ DOORS = {
             "learning.learner_thread",
             "learning.divergence",
         ),
-        *("run.checkpoint", "run.build", "groups.*"),
+        *("storage.checkpoint", "run.build", "groups.*"),
     ),
     "torch.distributed": ("groups.*",),
     "matplotlib": ("show.picture",),
@@ -44,13 +54,13 @@ DOORS = {
     "rich": ("show.console", "show.screen"),
     "prometheus_client": ("server.prometheus",),
     "cloudpickle": ("envs.*", "actors.forking"),
-    "uvloop": ("run.run_thread",),
-    "tomli_w": ("run.config_file",),
+    "uvloop": ("trainer.run_thread",),
+    "tomli_w": ("storage.config_file",),
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
-    "onnx": ("run.onnx_export", "run.onnx_graph", "run.onnx_networks"),
-    "safetensors": ("run.policy_file",),
+    "onnx": ("policies.onnx_export", "policies.onnx_graph", "policies.onnx_networks"),
+    "safetensors": ("policies.policy_file",),
     "multiprocessing": (),
 }
 
@@ -181,8 +191,8 @@ def test_libraries_enter_by_their_doors() -> None:
     ("texts", "fault"),
     [
         (
-            {"errors": "from asyncrl.run.trainer import Trainer", "run.trainer": ""},
-            "errors imports run.trainer",
+            {"errors": "from asyncrl.trainer.trainer import Trainer", "trainer.trainer": ""},
+            "errors imports trainer.trainer",
         ),
         ({"shm.ring": "def f():\n  import asyncrl.replay.replay", "replay.replay": ""}, "shm.ring imports"),
         (

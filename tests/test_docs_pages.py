@@ -16,8 +16,8 @@ import pytest
 
 from asyncrl import errors
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
-from asyncrl.run.config import TrainerConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

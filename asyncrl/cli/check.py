@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, add_flags
-from asyncrl.run.config import TrainerConfig
+from asyncrl.config import TrainerConfig
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer

@@ -69,7 +69,7 @@ def _indented(label: str, text: str) -> list[str]:
 
 
 def _flag(option: str, algo: str) -> str:
+    from asyncrl.config import TrainerConfig
     from asyncrl.options import option_help
-    from asyncrl.run.config import TrainerConfig
 
     return flag_of(option, "" if option in option_help(TrainerConfig) else f"{algo}.")

@@ -15,7 +15,7 @@ from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
-    from asyncrl.run.portable_policy import PortablePolicy
+    from asyncrl.policies.portable_policy import PortablePolicy
     from asyncrl.show.video import VideoWriter
 
 DEFAULT_FPS = 30.0
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str]) -> EnjoyOptions:
 
 def run(options: EnjoyOptions, server: ForkServer | None) -> int:
     """Play and show; returns the exit code."""
-    from asyncrl.run.load import checkpoint_file, load
+    from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.show.video import VideoWriter, require_video
 
     video = None if options.video is None else Path(options.video).expanduser()
@@ -100,7 +100,7 @@ def run(options: EnjoyOptions, server: ForkServer | None) -> int:
 
 
 def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:
-    from asyncrl.run.playback import play, show
+    from asyncrl.policies.playback import play, show
 
     def record() -> None:
         if writer is not None:

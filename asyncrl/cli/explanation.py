@@ -10,9 +10,9 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import flag_of, metavar, shown
+from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, describe, near_miss, option_help
 from asyncrl.other_names import other_names
-from asyncrl.run.config import TrainerConfig
 
 RUN = "run"
 WIDTH = 100

@@ -57,8 +57,8 @@ def parse(arguments: Sequence[str]) -> ExportOptions:
 
 def run(options: ExportOptions, server: ForkServer | None) -> int:
     """Write the files; returns the exit code."""
-    from asyncrl.run.load import checkpoint_file, load
-    from asyncrl.run.onnx_export import require_onnx
+    from asyncrl.policies.load import checkpoint_file, load
+    from asyncrl.policies.onnx_export import require_onnx
 
     if options.onnx is not None:
         require_onnx()

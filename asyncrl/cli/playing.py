@@ -13,8 +13,8 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.plain_warnings import show_warnings_plainly
 from asyncrl.envs.factory_pickle import pack_policy
-from asyncrl.run.load import checkpoint_file, load
-from asyncrl.run.portable_policy import PortablePolicy
+from asyncrl.policies.load import checkpoint_file, load
+from asyncrl.policies.portable_policy import PortablePolicy
 
 
 def evaluate(options: EvalOptions, server: ForkServer | None) -> int:

@@ -11,10 +11,10 @@ from asyncrl.cli.flags import Parser, add_flags, given_flags
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.resume_options import ResumeOptions
 from asyncrl.cli.sections import sections
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import read_trainer
-from asyncrl.run.resume_rules import FIXED
+from asyncrl.storage.config_file import read_trainer
+from asyncrl.storage.resume_rules import FIXED
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer

@@ -8,7 +8,7 @@ from asyncrl.cli.plain_warnings import show_warnings_plainly
 from asyncrl.cli.resume_options import ResumeOptions
 from asyncrl.cli.training import learn
 from asyncrl.learning.clock import PROGRAM_START
-from asyncrl.run.trainer import Trainer
+from asyncrl.trainer.trainer import Trainer
 
 
 def resume(options: ResumeOptions, server: ForkServer | None, interrupts: Interrupts) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
-from asyncrl.run.config import TrainerConfig
 
 SECTIONS = {
     "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from"),

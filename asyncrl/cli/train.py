@@ -19,11 +19,11 @@ from asyncrl.cli.flags import Parser, flag_of, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
 from asyncrl.cli.train_flags import algorithms_named, check_algorithm, last_value, make_parser
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError, UserError
 from asyncrl.options import option_help, option_values
 from asyncrl.protocols import Algorithm
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import TRAINER, make_record, read_config
+from asyncrl.storage.config_file import TRAINER, make_record, read_config
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
 
 def _with_own_network(algorithm: Any, file: Path) -> Any:
     """The record with the network that the run of `file` was given in Python, if there was one. Unpickles it."""
-    from asyncrl.run.run_files import network_of_run
+    from asyncrl.storage.run_files import network_of_run
 
     network = network_of_run(file.parent)
     return algorithm if network is None else dataclasses.replace(algorithm, network=network)

@@ -12,10 +12,10 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import Parser, add_flags, flag_of
 from asyncrl.cli.sections import sections
+from asyncrl.config import TrainerConfig
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import answer as other_answer
 from asyncrl.other_names import other_names
-from asyncrl.run.config import TrainerConfig
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no option of a run."""

@@ -12,13 +12,13 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.plain_warnings import show_warnings_plainly
 from asyncrl.cli.table import COMMANDS
+from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.protocols import Algorithm
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.run_thread import TrainResult
-from asyncrl.run.trainer import Trainer
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.trainer.run_thread import TrainResult
+from asyncrl.trainer.trainer import Trainer
 
 LEADS = os.environ.get("RANK", "0") == "0"
 """Whether this process shows the run: under torchrun one of several does."""

@@ -1,1 +1,1 @@
-"""One run: its options, parts, evaluation, checkpoints and end."""
+"""One run on its event loop: memory, parts, evaluation, reports, checkpoints and end."""

@@ -26,6 +26,7 @@ from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import ActorPool
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import DeviceNotAvailable
@@ -35,17 +36,13 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.learning.weight_snapshots import WeightSnapshots
+from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
+from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Policy
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.disk_space import warn_of_little_space
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
-from asyncrl.run.policy_start import begin_with_policy, policy_to_begin_with
-from asyncrl.run.portable_policy import PortablePolicy
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.restore import restore_learner, restore_records, restore_rings
-from asyncrl.run.resume import Resumption
-from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.threads import warn_of_too_many_threads
@@ -53,6 +50,9 @@ from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.weights import WeightMailbox
+from asyncrl.storage.disk_space import warn_of_little_space
+from asyncrl.storage.resume import Resumption
+from asyncrl.storage.run_directory import RunDirectory
 
 GPU_WEIGHTS = 500_000
 """`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""

@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
 from asyncrl.run.build import RunParts, Setup, build, prepare_kernels, single_error
 from asyncrl.run.callbacks import Callbacks
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import options_by_table
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.grouped import Alone, Group
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
-from asyncrl.run.run_files import write_run_files
 from asyncrl.run.serving import Served, serve
 from asyncrl.show.metrics import Snapshot
+from asyncrl.storage.config_file import options_by_table
+from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
+from asyncrl.storage.run_files import write_run_files
 
 WATCH_SECONDS = 0.02
 """Interval at which the stopping rules are checked."""

@@ -29,12 +29,12 @@ from asyncrl.errors import (
 )
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.run.report import summarize
-from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.storage.run_directory import RunDirectory
 
 T = TypeVar("T")
 

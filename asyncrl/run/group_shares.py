@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
-from asyncrl.run.config import TrainerConfig, usable_cores
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
 

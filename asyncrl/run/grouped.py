@@ -12,14 +12,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
 from asyncrl.protocols import Algorithm
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
-from asyncrl.run.resume import Resumption
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
+from asyncrl.storage.resume import Resumption
 
 if TYPE_CHECKING:
     from asyncrl.groups.place import Place

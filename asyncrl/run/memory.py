@@ -9,10 +9,10 @@ import math
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ReplayTooLarge
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.learning.segment_balance import slots_for
-from asyncrl.run.config import TrainerConfig
 from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.segment import available_bytes, bytes_needed
 

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from asyncrl.actors.statistics import ActorStatistics
+from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import NOTHING, LearnerReport
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot

@@ -17,15 +17,15 @@ from asyncrl.errors import CheckpointError, error_text
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
-from asyncrl.run.checkpoint import does_not_fit
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.replay_file import split_rings
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.resume import Resumption
-from asyncrl.run.resume_rules import refused_change
 from asyncrl.run.run_state import shares
 from asyncrl.shm.ring_rows import RingPosition, begin_at, put_rows
 from asyncrl.show.metrics import EvaluationResult
+from asyncrl.storage.checkpoint import does_not_fit
+from asyncrl.storage.replay_file import split_rings
+from asyncrl.storage.resume import Resumption
+from asyncrl.storage.resume_rules import refused_change
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:

@@ -33,10 +33,10 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Algorithm
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.replay_file import SUFFIX, RowArray, write_rows
 from asyncrl.run.reporting import Reporting
 from asyncrl.shm.ring_rows import arrays_of, first_kept, pieces, position_of
 from asyncrl.show.metrics import EvaluationResult
+from asyncrl.storage.replay_file import SUFFIX, RowArray, write_rows
 
 ACTORS_SECONDS = 10.0
 """How long actors may take to reach the end of what they were granted and to send their state."""

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, error_text
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
+from asyncrl.policies.portable_policy import PolicyOrigin
 from asyncrl.protocols import Algorithm
-from asyncrl.run.checkpoint import CheckpointMeta
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.portable_policy import PolicyOrigin
-from asyncrl.run.run_directory import RunDirectory
 from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult
+from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.run_directory import RunDirectory
 
 
 class CheckpointSaver:

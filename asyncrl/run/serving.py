@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.run_directory import RunDirectory, refuse_unwritable
+from asyncrl.config import TrainerConfig
 from asyncrl.server import RunServer, write_http_file
 from asyncrl.show.metrics import Snapshot
+from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
 
 TOKEN_BYTES = 15
 """Random bytes of the token: 20 characters, with which the address fits 50 columns."""

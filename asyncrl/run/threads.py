@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import TooManyThreads
-from asyncrl.run.config import TrainerConfig, usable_cores
 
 
 def warn_of_too_many_threads(config: TrainerConfig) -> None:

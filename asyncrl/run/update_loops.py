@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
@@ -32,7 +33,6 @@ from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.memory import replay_layout, segment_layout
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox

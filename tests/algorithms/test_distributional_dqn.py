@@ -20,9 +20,9 @@ from asyncrl.algorithms import ALGORITHMS, C51, QRDQN, Rainbow
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.q_learning import by_action
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.networks.matmul_precision import MatmulPrecision
-from asyncrl.run.config import TrainerConfig
 
 
 def head_outputs(core: QLearningUpdate, obs: np.ndarray) -> np.ndarray:

@@ -19,9 +19,9 @@ from asyncrl.algorithms.dqn import dqn_loss
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.q_learning import by_action, huber
 from asyncrl.algorithms.q_learning_update import QLearningUpdate
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.run.config import TrainerConfig
 
 # --- the loss ---
 

@@ -14,9 +14,9 @@ import asyncrl
 from asyncrl import DQN, Trainer
 from asyncrl.algorithms.registry import ALGORITHMS, imported_algorithm
 from asyncrl.cli.train import parse
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import option_help
-from asyncrl.run.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

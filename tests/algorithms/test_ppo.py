@@ -13,9 +13,9 @@ from torch.distributions import Categorical, Normal
 from asyncrl.algorithms import DQN, PPO
 from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, EnvSpec, MultiDiscreteAction, Segment
-from asyncrl.run.config import TrainerConfig
 
 
 def core_of(kind: str = "discrete", seed: int = 0, **options: Any) -> OnPolicyUpdate:

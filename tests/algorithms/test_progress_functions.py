@@ -12,14 +12,14 @@ import pytest
 from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import functions_of, option_values
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config, options_by_table
-from asyncrl.run.resume import options_of_run
-from asyncrl.run.run_directory import RunDirectory
-from asyncrl.run.run_files import functions_of_run, write_run_files
+from asyncrl.storage.config_file import dump_config, options_by_table
+from asyncrl.storage.resume import options_of_run
+from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_files import functions_of_run, write_run_files
 
 
 def falling(progress: float) -> float:

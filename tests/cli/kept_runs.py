@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config
+from asyncrl.config import TrainerConfig
+from asyncrl.storage.config_file import dump_config
 
 
 def write_run(

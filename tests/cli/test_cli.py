@@ -26,16 +26,16 @@ from asyncrl.cli.eval import parse as parse_eval
 from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.main import main
 from asyncrl.cli.train import parse as parse_train
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
-from asyncrl.run.checkpoint import CheckpointMeta, save
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config
-from asyncrl.run.load import load
-from asyncrl.run.run_directory import RunDirectory
-from asyncrl.run.run_files import write_run_files
+from asyncrl.policies.load import load
 from asyncrl.show.metrics import EvaluationResult
+from asyncrl.storage.checkpoint import CheckpointMeta, save
+from asyncrl.storage.config_file import dump_config
+from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_files import write_run_files
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["train", "Unknown-v0", "--algo", "dqn"]

@@ -12,8 +12,8 @@ from kept_runs import write_run
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.main import main
+from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
-from asyncrl.run.config import TrainerConfig
 from asyncrl.show.diagnosis import RULES, diagnose
 from asyncrl.show.evidence import Evidence, collect
 from asyncrl.show.kept_run import KeptRun

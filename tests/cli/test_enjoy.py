@@ -17,9 +17,9 @@ from asyncrl.cli.main import main
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
-from asyncrl.run.checkpoint_meta import CheckpointMeta
-from asyncrl.run.portable_policy import PortablePolicy
+from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.show.video import VideoWriter, require_video
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 

@@ -11,9 +11,9 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.cli.explanation import RUN, allowed, explain
 from asyncrl.cli.main import main
+from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
 from asyncrl.other_names import other_names
-from asyncrl.run.config import TrainerConfig
 
 NAMES = sorted(
     {name for record in (TrainerConfig, *ALGORITHMS.values()) for name in option_help(record)}  # type: ignore[type-var]

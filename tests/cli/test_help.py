@@ -14,8 +14,8 @@ from asyncrl.cli.flags import UNLISTED, first_clause, metavar
 from asyncrl.cli.main import main
 from asyncrl.cli.sections import SECTIONS, WITHOUT_HELP, sections
 from asyncrl.cli.table import COMMANDS
+from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, option_help
-from asyncrl.run.config import TrainerConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ from kept_runs import write_run
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
-from asyncrl.run.run_directory import RunDirectory
 from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
+from asyncrl.storage.run_directory import RunDirectory
 
 
 @pytest.fixture

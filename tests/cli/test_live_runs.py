@@ -16,7 +16,7 @@ from kept_runs import write_run
 
 from asyncrl.cli.live_runs import LiveRun, live_runs
 from asyncrl.cli.main import main
-from asyncrl.run.run_directory import RunDirectory
+from asyncrl.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60

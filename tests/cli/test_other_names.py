@@ -9,9 +9,9 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.train import parse
 from asyncrl.cli.train_flags import NOT_A_FIELD, answer
+from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help
 from asyncrl.other_names import other_names
-from asyncrl.run.config import TrainerConfig
 
 BASE = "policy learning_rate gamma stats_window_size tensorboard_log policy_kwargs verbose seed device"
 ON = "n_steps gae_lambda ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class "

@@ -11,14 +11,14 @@ import gymnasium
 import numpy as np
 import pytest
 
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
 from asyncrl.options import coerce, mapping_from_texts, texts_of_mapping
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.config_file import dump_config, read_config, read_trainer
-from asyncrl.run.run_directory import RunDirectory
-from asyncrl.run.run_files import environment_of_run, write_run_files
-from asyncrl.run.trainer import Trainer
+from asyncrl.storage.config_file import dump_config, read_config, read_trainer
+from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_files import environment_of_run, write_run_files
+from asyncrl.trainer.trainer import Trainer
 
 FLAT = "gymnasium.wrappers:FlattenObservation"
 

@@ -101,7 +101,7 @@ def test_images_stay_bytes_and_come_back() -> None:
 
 
 def test_leaves_are_kept_by_headers() -> None:
-    from asyncrl.run.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+    from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 
     meta = CheckpointMeta(env="x", algo="dqn", spec=spec_of(IMAGES))
     assert meta_from_json(pickle.loads(pickle.dumps(meta_to_json(meta)))).spec == meta.spec

@@ -26,7 +26,7 @@ import asyncrl
 from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
 from asyncrl.cli.interrupts import Interrupts
-from asyncrl.run.checkpoint import read_policy
+from asyncrl.storage.checkpoint import read_policy
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SECONDS = 60
@@ -269,7 +269,7 @@ FULL_DISK = """
 import json, resource, sys, time, warnings
 from pathlib import Path
 from asyncrl import DQN, Trainer
-from asyncrl.run.checkpoint import load, read_policy
+from asyncrl.storage.checkpoint import load, read_policy
 
 seen = []
 warnings.showwarning = lambda message, *rest: seen.append(str(message)[:10])
@@ -473,7 +473,7 @@ class Rig:
     def __init__(self, run: Path | None, fails: str = "") -> None:
         from asyncrl.learning.clock import TrainClock
         from asyncrl.run.ending import Ending
-        from asyncrl.run.run_directory import RunDirectory
+        from asyncrl.storage.run_directory import RunDirectory
 
         self.log: list[str] = []
         self.fails = fails

@@ -29,20 +29,20 @@ from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.cli import playing
 from asyncrl.cli.eval_options import EvalOptions
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
-from asyncrl.run.checkpoint import CheckpointMeta, load, read_policy, save
-from asyncrl.run.checkpoint_folder import CheckpointFolder
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.disk_space import state_bytes, warn_of_little_space
-from asyncrl.run.load import load as load_policy
-from asyncrl.run.run_directory import RunDirectory
+from asyncrl.policies.load import load as load_policy
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
+from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.disk_space import state_bytes, warn_of_little_space
+from asyncrl.storage.run_directory import RunDirectory
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ALGORITHM = DQN(hidden_sizes=(8,))

@@ -13,6 +13,7 @@ import pytest
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms import IMPALA
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_balance import SegmentBalance
@@ -22,7 +23,6 @@ from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.update_loops import Channels, loop_builder
 from asyncrl.shm import RingLayout, RingReader, RingWriter, WeightMailbox
 from asyncrl.shm import Segment as Memory

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from asyncrl import DQN, PPO
+from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.memory import replay_layout, segment_layout
 from asyncrl.shm.segment import bytes_needed
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from snapshots import make_actor, make_snapshot
 
+from asyncrl.config import TrainerConfig
 from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.run import report
-from asyncrl.run.config import TrainerConfig
 from asyncrl.run.report import SnapshotBuilder, summarize
 from asyncrl.show.metrics import EvaluationResult
 

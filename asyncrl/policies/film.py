@@ -1,0 +1,92 @@
+"""The best of a few greedy episodes as a short film for a notebook."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncrl.policies.playback import play, show
+from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.show.video import VideoWriter, require_video
+
+DEFAULT_FPS = 30.0
+"""Frames per second where the environment does not say."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """An episode, or as much of one as the time has allowed.
+
+    Attributes:
+        return_sum, length: of the episode, None where the time ended it.
+        video: an MP4 file.
+    """
+
+    return_sum: float | None
+    length: int | None
+    video: bytes = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        text = "an episode, cut: the time was over"
+        if self.return_sum is not None:
+            text = f"return {self.return_sum:,.1f}, {self.length:,} steps"
+        source = base64.b64encode(self.video).decode()
+        return (
+            f'<figure style="margin:0"><video controls autoplay loop muted style="max-width:100%" '
+            f'src="data:video/mp4;base64,{source}"></video><figcaption>{text}</figcaption></figure>'
+        )
+
+
+def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 0) -> Film:
+    """Play greedy episodes in this process, and return the one with the highest return.
+
+    Args:
+        policy: acts; its environment is made with `render_mode="rgb_array"`.
+        episodes: how many.
+        max_seconds: no step begins later than that; an episode that has not ended by then is shown if none has.
+        seed: of the first reset of the first episode.
+
+    Raises:
+        ConfigurationError: the environment cannot render, or imageio-ffmpeg is not installed.
+        AsyncRLError: the environment fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        require_video(Path(folder) / "episode.mp4")
+        env = policy.make_env("rgb_array")
+        try:
+            end, best = time.monotonic() + max_seconds, None
+            for number in range(episodes):
+                played = _one(policy, env, Path(folder) / f"{number}.mp4", seed + number, end)
+                if best is None or (played.return_sum or -float("inf")) > (best.return_sum or -float("inf")):
+                    best = played
+                if time.monotonic() >= end:
+                    break
+        finally:
+            env.close()
+    assert best is not None, "episodes is at least 1"
+    return best
+
+
+class _TimeIsOver(Exception):
+    """Ends an episode in the middle."""
+
+
+def _one(policy: PortablePolicy, env: object, path: Path, seed: int, end: float) -> Film:
+    fps = float(getattr(env, "metadata", {}).get("render_fps") or DEFAULT_FPS)
+    episode = None
+    with VideoWriter(path, fps) as writer:
+
+        def record() -> None:
+            show(policy, env, writer.write)
+            if time.monotonic() >= end:
+                raise _TimeIsOver
+
+        with contextlib.suppress(_TimeIsOver):
+            (episode,) = play(policy, env, 1, seed, record)
+    if episode is None:
+        return Film(None, None, path.read_bytes())
+    return Film(episode.return_sum, episode.length, path.read_bytes())

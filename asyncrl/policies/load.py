@@ -1,0 +1,207 @@
+"""`asyncrl.load`: a policy out of a policy file, a checkpoint or a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.modules import NetworkFactory
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import AsyncRLError, CheckpointError, error_text
+from asyncrl.policies.policy_file import read_policy_file, refused
+from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.protocols import Algorithm
+from asyncrl.storage.checkpoint_format import MAGIC
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
+from asyncrl.storage.config_file import make_record
+from asyncrl.storage.run_files import environment_of_run, network_of_run, unpickled_network
+
+
+def load(
+    path: str | Path,
+    *,
+    checkpoint: str | None = None,
+    network: NetworkFactory | None = None,
+    trusted: bool = False,
+) -> PortablePolicy:
+    """Load a policy that acts with NumPy alone; nothing in the file is run.
+
+    Args:
+        path: a file that `policy.save` wrote, a checkpoint, or a run's directory. The latter two import torch to read.
+        checkpoint: of a run's directory: `"best"`, `"latest"` or a number of steps; None is the best, or the latest
+            where nothing was evaluated.
+        network: the algorithm's option `network`, where the policy has a network of its own; such one acts with torch.
+        trusted: unpickle the network that the file holds, which runs code of whoever made the file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or does not fit this version (ASYNC019); or it has a network of
+            its own and neither `network` nor `trusted` is given.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() or _is_checkpoint(path):
+        return _from_checkpoint(checkpoint_file(path, checkpoint), network, trusted)
+
+    def check(meta: CheckpointMeta, weights: int, own: bool) -> None:
+        if own and network is None:
+            _require_trust(path, trusted)
+        else:
+            _algorithm(path, meta, weights, network if own else None)
+
+    def source() -> EnvSource:
+        if file.environment is None:
+            return EnvSource.from_user(file.meta.env)
+        return EnvSource(file.meta.env, file.environment_kind, file.environment)
+
+    file = read_policy_file(path, check)
+    pickled, own = file.network, None
+    if pickled is not None:
+        own = network or _unpickled(path, lambda: unpickled_network(pickled))
+    return _policy(path, file.meta, file.weights, source, own)
+
+
+def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
+    """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or `path` is no directory and a checkpoint is asked for.
+    """
+    if not path.is_dir():
+        if checkpoint is not None:
+            what = f"it is no run's directory, so that it has no checkpoint {checkpoint!r} to choose"
+            raise refused(path, what, "checkpoint", "leave checkpoint out, or name the run's directory")
+        return path
+    folder = path / "checkpoints"
+    if checkpoint is None:
+        checkpoint = "best" if (folder / "best").exists() else "latest"
+    file = folder / checkpoint
+    if not file.exists():
+        there = sorted(found.name for found in folder.glob("[!.]*"))
+        if not there:
+            what = f"{path} is no run's directory, or its run has saved nothing: there are no checkpoints"
+            raise refused(file, what, "open", "name the directory of a run, or a policy file")
+        what = f"the run has no checkpoint {checkpoint!r}; it has {', '.join(there)}"
+        raise refused(file, what, "open", "choose one of these")
+    return file
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        if not path.is_file():  # a pipe has perhaps no writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:  # told when the policy is read
+        return False
+
+
+def _from_checkpoint(path: Path, network: NetworkFactory | None, trusted: bool) -> PortablePolicy:
+    from asyncrl.storage.checkpoint import read_policy
+    from asyncrl.storage.run_files import NETWORK
+
+    saved = read_policy(path)
+    meta = replace(saved.meta, env_steps=saved.meta.weights_env_steps or saved.meta.env_steps)
+    run = path.parent.parent
+    own = None
+    if (run / NETWORK).exists():
+        if network is None:
+            _require_trust(path, trusted)
+        own = network or _unpickled(path, lambda: network_of_run(run))
+    return _policy(path, meta, saved.weights, lambda: environment_of_run(run, meta.env), own)
+
+
+def _require_trust(path: Path, trusted: bool) -> None:
+    if not trusted:
+        what = "the policy has a network of its own, which is kept as a pickle, and a pickle can run any code"
+        fix = "give the network: load(path, network=make_network); or load(path, trusted=True) if you trust the file"
+        raise refused(path, what, "network", fix)
+
+
+def _unpickled(path: Path, unpickle: Callable[[], NetworkFactory | None]) -> NetworkFactory | None:
+    try:
+        return unpickle()
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        what = f"the policy's network cannot be unpickled: {type(error).__name__}: {error_text(error)}"
+        raise refused(path, what, "network", "put the modules it was defined with on sys.path") from error
+
+
+def _policy(
+    path: Path,
+    meta: CheckpointMeta,
+    weights: NDArray[np.float32],
+    source: Callable[[], EnvSource],
+    network: NetworkFactory | None,
+) -> PortablePolicy:
+    """The policy. Raises `CheckpointError` where options, environment and weights do not fit each other."""
+    algorithm = _algorithm(path, meta, weights.shape[0], network)
+    with _fitting(path):
+        return PortablePolicy(algorithm, weights, meta, source())
+
+
+def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkFactory | None) -> Algorithm:
+    """The algorithm's record. Raises `CheckpointError` where its policy has another number of weights."""
+    with _fitting(path):
+        algorithm = algorithm_of(path, meta.algo, meta.options, network)
+        count = _weight_count(algorithm, meta)
+    if count != weights:
+        raise _does_not_fit(path, f"its options make a policy of {count:,} weights, it holds {weights:,}")
+    return algorithm
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Turn what options and spaces that do not fit raise into `CheckpointError`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except AsyncRLError as error:
+        raise _does_not_fit(path, error.what) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise _does_not_fit(path, error_text(error) or type(error).__name__) from None
+
+
+def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
+    """Weights of the policy, by its layout alone where it has one: nothing of that size is allocated then."""
+    layout = getattr(algorithm, "acting_layout", None) or getattr(algorithm, "layout", None)
+    made = algorithm.make_policy if layout is None else layout  # of an algorithm of the user's own
+    return int(made(meta.spec).weight_count)
+
+
+def algorithm_of(
+    path: Path, name: str, options: Mapping[str, Any], network: NetworkFactory | None = None
+) -> Algorithm:
+    """The record of an algorithm out of a header.
+
+    Raises:
+        CheckpointError: this version has no such algorithm.
+        ConfigurationError: it has no such options or values.
+    """
+    record = ALGORITHMS.get(name)
+    if record is None:
+        names = ", ".join(ALGORITHMS)
+        what = f"it was written by algorithm {name!r}, which this version does not have (it has {names})"
+        fix = "import the module that registers it, or use the asyncrl that wrote it"
+        raise refused(path, what, "algorithm", fix)
+    algorithm = make_record(record, dict(options), file=path, path=name)
+    return algorithm if network is None else record(**{**dict(options), "network": network})
+
+
+def _does_not_fit(path: Path, what: str) -> CheckpointError:
+    return refused(path, f"the policy does not fit: {what}", "options")

@@ -1,0 +1,185 @@
+"""A policy as an ONNX model, which runs without asyncrl: from observations to the greedy action, scaling included.
+
+The graph is written straight from the policy's layout and weights. (`torch.onnx.export` would need each policy a second
+time as a module of torch, and onnxscript; a network and its head are a few dozen operators.)
+
+    obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
+    action  [batch, *action_shape]        as the environment takes it: int64 choices, float32 within their bounds
+
+Bytes are divided by 255, and normalised observations normalised, within the model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.box import BoxPolicy, DeterministicPolicy, SquashedGaussianPolicy
+from asyncrl.acting.policies import QPolicy, float32_bounds
+from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
+from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import BoxAction, DiscreteAction
+from asyncrl.policies.onnx_graph import Graph
+from asyncrl.policies.onnx_networks import can_export, network_outputs
+from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.version import __version__
+
+OPSET = 17
+"""Version of the operators: onnxruntime 1.12 of 2022 and all later ones have it."""
+IR_VERSION = 8
+
+
+def require_onnx() -> None:
+    """Raise ConfigurationError where the package onnx is not installed."""
+    if importlib.util.find_spec("onnx") is None:
+        raise ConfigurationError(
+            "a model needs the package onnx, which is not installed", fix='pip install "asyncrl[onnx]"'
+        )
+
+
+def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapping[str, str]) -> None:
+    """Write the greedy policy as an ONNX model; an older file is replaced.
+
+    Args:
+        policy: what to write.
+        path: the file.
+        description: the model's documentation.
+        about: texts by name, the model's metadata.
+
+    Raises:
+        ConfigurationError: onnx is not installed, or the policy has a network of its own.
+        OSError: the file cannot be written.
+    """
+    require_onnx()
+    model = onnx_model(policy)
+    model.doc_string = description
+    for key, value in about.items():
+        model.metadata_props.add(key=key, value=value)
+    write_atomically(path, [model.SerializeToString()])
+
+
+def onnx_model(policy: TrainedPolicy) -> Any:
+    """The greedy policy as an `onnx.ModelProto`, checked. Raises `ConfigurationError` for a network of the user's."""
+    import onnx
+    from onnx import helper
+
+    head = _HEADS.get(type(policy.policy))
+    if head is None or not can_export(policy):
+        raise ConfigurationError(
+            "the policy has a network of its own, and only networks of asyncrl are exported",
+            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
+        )
+    if policy.spec.leaves:
+        raise ConfigurationError(
+            "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
+            fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
+        )
+    graph, spec, frames = Graph(), policy.spec, policy.policy.frame_stack
+    seen = spec.observation_shape if frames == 1 else (frames, *spec.observation_shape)
+    head(graph, policy, network_outputs(graph, policy))
+
+    def info(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return helper.make_tensor_value_info(name, kind, ["batch", *shape])
+
+    made = helper.make_graph(
+        graph.nodes,
+        "policy",
+        [info("obs", spec.observation_dtype, seen)],
+        [info("action", spec.action.dtype, spec.action.shape)],
+        graph.constants,
+    )
+    model = helper.make_model(
+        made,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="asyncrl",
+        producer_version=__version__,
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _greedy_values(graph: Graph, policy: TrainedPolicy, out: str) -> None:
+    """The best action value, of a dueling head or not, of atoms or not; see `QPolicy.q_values`."""
+    layout = policy.policy.layout  # type: ignore[attr-defined]
+    atoms, actions = layout.atoms, layout.num_actions
+    if layout.dueling:
+        sizes = graph.constant([atoms, actions * atoms], "int64")
+        value, advantage = graph.split(out, sizes, 2)
+        value, advantage = graph.reshape(value, -1, 1, atoms), graph.reshape(advantage, -1, actions, atoms)
+        mean = graph.add("ReduceMean", advantage, axes=[1], keepdims=1)
+        out = graph.add("Sub", graph.add("Add", value, advantage), mean)
+    else:
+        out = graph.reshape(out, -1, actions, atoms)
+    support: NDArray[np.float32] | None = policy.policy.support  # type: ignore[attr-defined]
+    if support is None:
+        q = graph.add("ReduceMean", out, axes=[2], keepdims=0)
+    else:
+        q = graph.add("MatMul", graph.add("Softmax", out, axis=2), graph.constant(support))
+    _choice(graph, policy, graph.add("ArgMax", q, axis=1, keepdims=0))
+
+
+def _choice(graph: Graph, policy: TrainedPolicy, index: str) -> None:
+    action = policy.spec.action
+    assert isinstance(action, DiscreteAction)
+    graph.add("Add", index, graph.constant(action.start, "int64"), name="action")
+
+
+def _squashed(graph: Graph, policy: TrainedPolicy, out: str) -> None:
+    """Tanh of the first d outputs, scaled to the box; see `ActionBox.squash`."""
+    action = policy.spec.action
+    assert isinstance(action, BoxAction)
+    values = math.prod(action.shape)
+    ends = (graph.constant([end], "int64") for end in (0, values, 1))
+    unit = graph.add("Tanh", graph.add("Slice", out, *ends))
+    half = graph.constant(np.float32(0.5))
+    share = graph.add("Mul", graph.add("Add", unit, graph.constant(np.float32(1))), half)
+    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    rest = graph.add("Sub", graph.constant(np.float32(1)), share)
+    scaled = graph.add(
+        "Add", graph.add("Mul", rest, graph.constant(low)), graph.add("Mul", share, graph.constant(high))
+    )
+    _box(graph, policy, graph.clip(scaled, low, high))
+
+
+def _box(graph: Graph, policy: TrainedPolicy, values: str) -> None:
+    action = policy.spec.action
+    assert isinstance(action, BoxAction)
+    low, high = float32_bounds(action)
+    clipped = graph.clip(graph.reshape(values, -1, *action.shape), low, high)
+    graph.add("Identity", clipped, name="action")
+
+
+def _likeliest(graph: Graph, policy: TrainedPolicy, out: str) -> None:
+    """The likeliest choices, or the mean of a Gaussian; see `StochasticPolicy.greedy`."""
+    layout: ActorLayout = policy.policy.layout  # type: ignore[attr-defined]
+    if layout.squashed:
+        _squashed(graph, policy, out)
+    elif layout.gaussian:
+        _box(graph, policy, out)
+    else:
+        parts = [out]
+        if len(layout.choices) > 1:
+            parts = graph.split(out, graph.constant(layout.choices, "int64"), len(layout.choices))
+        best = [graph.add("ArgMax", part, axis=1, keepdims=1) for part in parts]
+        if isinstance(policy.spec.action, DiscreteAction):
+            _choice(graph, policy, graph.reshape(best[0], -1))
+        else:
+            graph.add("Concat", *best, name="action", axis=1)
+
+
+_HEADS: dict[type[Any], Callable[[Graph, Any, str], None]] = {
+    QPolicy: _greedy_values,
+    BoxPolicy: _squashed,
+    DeterministicPolicy: _squashed,
+    SquashedGaussianPolicy: _squashed,
+    StochasticPolicy: _likeliest,
+}

@@ -1,0 +1,139 @@
+"""Networks of policies in an ONNX graph: perceptrons, and the convolutional networks that have a name."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.images import ConvolutionalNetwork
+from asyncrl.acting.network import OBSERVATION_CLIP
+from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.policies.onnx_graph import Graph
+
+# Channels, kernel, stride and padding of each layer, and the width of the linear layer behind them; see
+# `acting.convolutions`.
+_LAYERS = {
+    "small": (((16, 3, 2, 1), (32, 3, 2, 1)), 128),
+    "nature": (((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512),
+}
+_IMPALA = ((16, 32, 32), 256)
+"""Channels of each section of residual blocks, and the width of the linear layer behind them."""
+
+
+def can_export(policy: TrainedPolicy) -> bool:
+    """Whether the policy's network is one of ours."""
+    network = getattr(getattr(policy.policy, "layout", None), "network", None)
+    return network is None or isinstance(network, ConvolutionalNetwork)
+
+
+def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
+    """Append scaling or normalisation and the network; returns the name of its outputs `[batch, outputs]`."""
+    layout: Any = policy.policy.layout  # type: ignore[attr-defined]
+    weights = policy.weights
+    x = graph.add("Flatten", "obs", axis=1)
+    if policy.spec.observation_dtype != "float32":
+        from onnx import TensorProto
+
+        x = graph.add("Cast", x, to=TensorProto.FLOAT)
+    if getattr(layout, "normalized", False):
+        x = graph.add("Sub", x, graph.constant(weights[layout.obs_mean]))
+        x = graph.add("Mul", x, graph.constant(weights[layout.obs_scale]))
+        x = graph.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP)
+    elif policy.spec.observation_dtype == "uint8":
+        x = graph.add("Mul", x, graph.constant(np.float32(1 / 255)))
+    network = layout.network
+    return _perceptron(graph, x, policy) if network is None else _convolutional(graph, x, policy, network)
+
+
+def _perceptron(graph: Graph, x: str, policy: TrainedPolicy) -> str:
+    layout: Any = policy.policy.layout  # type: ignore[attr-defined]
+    weights = policy.weights
+    activation = "Tanh" if getattr(layout, "activation", "relu") == "tanh" else "Relu"
+    start, last = 0, len(layout.sizes) - 2
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(layout.sizes)):
+        stop = start + inputs * outputs
+        shape = (outputs, inputs) if i == last else (inputs, outputs)  # see `acting.layouts`
+        matrix = graph.constant(weights[start:stop].reshape(shape))
+        bias = graph.constant(weights[stop : stop + outputs])
+        x = graph.add("Gemm", x, matrix, bias, transB=int(i == last))
+        x = x if i == last else graph.add(activation, x)
+        start = stop + outputs
+    return x
+
+
+class _Parameters:
+    """The parameters of a torch module, taken from a flat block in the order of `parameters()`."""
+
+    def __init__(self, flat: NDArray[np.float32]) -> None:
+        self._flat = flat
+        self._taken = 0
+
+    def take(self, *shape: int) -> NDArray[np.float32]:
+        """The next tensor."""
+        start, self._taken = self._taken, self._taken + math.prod(shape)
+        return self._flat[start : self._taken].reshape(shape)
+
+
+def _convolutional(graph: Graph, x: str, policy: TrainedPolicy, network: ConvolutionalNetwork) -> str:
+    layout: Any = policy.policy.layout  # type: ignore[attr-defined]
+    image, outputs = network.image, layout.sizes[-1]
+    channels, shape = image.frames * image.channels, (image.height, image.width)
+    if image.channels_first or image.channels == 1:
+        x = graph.reshape(x, -1, channels, *shape)
+    else:
+        x = graph.reshape(x, -1, image.frames, *shape, image.channels)
+        x = graph.reshape(graph.add("Transpose", x, perm=[0, 1, 4, 2, 3]), -1, channels, *shape)
+    left = _Parameters(policy.weights)
+    if network.name == "impala":
+        x, channels, shape = _residual_sections(graph, x, left, channels, shape)
+        width = _IMPALA[1]
+    else:
+        layers, width = _LAYERS[network.name]
+        for count, kernel, stride, pad in layers:
+            x = graph.add("Relu", _convolution(graph, x, left, channels, count, kernel, stride, pad))
+            channels, shape = count, _sides(shape, kernel, stride, pad)
+    x = graph.add("Flatten", x, axis=1)
+    streams = [network.value_outputs, outputs - network.value_outputs] if network.value_outputs else [outputs]
+    parts = []
+    for count in streams:
+        hidden = graph.add("Relu", _linear(graph, x, left, channels * math.prod(shape), width))
+        parts.append(_linear(graph, hidden, left, width, count))
+    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+
+
+def _residual_sections(
+    graph: Graph, x: str, left: _Parameters, channels: int, shape: tuple[int, int]
+) -> tuple[str, int, tuple[int, int]]:
+    for count in _IMPALA[0]:
+        x = _convolution(graph, x, left, channels, count, 3, 1, pad=1)
+        x = graph.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        channels, shape = count, _sides(shape, 3, 2, pad=1)
+        for _ in range(2):
+            inner = _convolution(graph, graph.add("Relu", x), left, count, count, 3, 1, pad=1)
+            inner = _convolution(graph, graph.add("Relu", inner), left, count, count, 3, 1, pad=1)
+            x = graph.add("Add", x, inner)
+    return graph.add("Relu", x), channels, shape
+
+
+def _convolution(
+    graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, kernel: int, stride: int, pad: int = 0
+) -> str:
+    matrix = graph.constant(left.take(outputs, inputs, kernel, kernel))
+    bias = graph.constant(left.take(outputs))
+    return graph.add("Conv", x, matrix, bias, strides=[stride, stride], pads=[pad] * 4)
+
+
+def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int) -> str:
+    return graph.add(
+        "Gemm", x, graph.constant(left.take(outputs, inputs)), graph.constant(left.take(outputs)), transB=1
+    )
+
+
+def _sides(shape: tuple[int, int], kernel: int, stride: int, pad: int = 0) -> tuple[int, int]:
+    """Height and width behind a layer."""
+    height, width = ((side + 2 * pad - kernel) // stride + 1 for side in shape)
+    return height, width

@@ -1,0 +1,70 @@
+"""Episodes of one policy in one environment that is looked at, in this process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from asyncrl.actors.episodes import EPISODE_STEPS
+from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.policies.portable_policy import PortablePolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """One episode: its undiscounted return, its steps, and whether it was ended by the limit of steps."""
+
+    return_sum: float
+    length: int
+    cut: bool
+
+
+def play(
+    policy: PortablePolicy, env: Any, episodes: int, seed: int, on_frame: Callable[[], None] = lambda: None
+) -> Iterator[PlayedEpisode]:
+    """Play greedy episodes, one after the other, each yielded at its end.
+
+    Args:
+        policy: acts.
+        env: one gymnasium environment; not closed.
+        episodes: how many.
+        seed: of the first reset.
+        on_frame: called after every reset and step.
+
+    Raises:
+        EnvironmentRaised: the environment did (ASYNC002).
+    """
+    for episode in range(episodes):
+        obs, _ = _asked(policy, "reset", partial(env.reset, seed=None if episode else seed))
+        on_frame()
+        total, length, over = 0.0, 0, False
+        while not over and length < EPISODE_STEPS:
+            action, _ = policy.predict(obs)
+            obs, reward, terminated, truncated, _ = _asked(policy, "step", partial(env.step, action))
+            on_frame()
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        yield PlayedEpisode(total, length, not over)
+
+
+def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:
+    """Give `put` what the environment renders now. Raises `EnvironmentRaised` where either of them raises."""
+    _asked(policy, "render", lambda: put(env.render()))
+
+
+def _asked(policy: PortablePolicy, call: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        raise EnvironmentRaised(
+            f"{policy.source.name} raised {type(error).__name__} in {call}: {error_text(error)}",
+            facts={"environment": policy.source.name},
+            fix="mend the environment; training does not render it",
+            remote_traceback=traceback.format_exc(),
+        ) from error

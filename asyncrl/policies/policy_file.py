@@ -1,0 +1,216 @@
+"""A policy in one file: safetensors, with what the policy was trained in and by in the header. NumPy only, no torch.
+
+    __metadata__    "format"    "asyncrl policy"
+                    "version"   "1"
+                    "policy"    JSON: "meta" (`CheckpointMeta`), "environment" (its kind: see `EnvSource`)
+                    "sha256"    digest of "policy" and of every tensor
+    weights         F32 [n]     the flat block that acts; statistics of the observations included
+    environment     U8 [k]      where it is no plain id: id, keyword arguments and wrappers as JSON, or a cloudpickled
+                                factory or gymnasium spec
+    network         U8 [m]      cloudpickled factory of the network, where it is the user's own
+
+Any reader of safetensors opens the file. It is read as if an enemy had written it: the header's length, the tensors'
+sizes and the file's are compared before anything of that size is read, every key has a type, and what fails is
+ASYNC019. The two pickles are bytes here; nobody unpickles them unasked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load as parse_tensors
+from safetensors.numpy import save as pack_tensors
+
+from asyncrl.envs.source import EnvKind
+from asyncrl.errors import CheckpointError, error_text, printable
+from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+from asyncrl.version import __version__
+
+FORMAT, VERSION = "asyncrl policy", "1"
+MAX_HEADER_BYTES = 32 << 20
+"""Longest header: the bounds of a box of a hundred thousand actions fit."""
+MAX_PICKLE_BYTES = 256 << 20
+"""Longest pickle of an environment or a network."""
+_DTYPES = {"weights": "F32", "environment": "U8", "network": "U8"}
+_BYTES = {"F32": 4, "U8": 1}
+_ANOTHER = "choose another file, or save the policy again"
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """What a policy file holds.
+
+    Attributes:
+        meta: what was trained, in what and how long.
+        weights: flat `[weight_count]` float32.
+        environment_kind, environment: kind and payload of the `EnvSource`; no payload where `meta.env` is its id.
+        network: the pickle of the network's factory, None where the network is a perceptron.
+    """
+
+    meta: CheckpointMeta
+    weights: NDArray[np.float32]
+    environment_kind: EnvKind = "id"
+    environment: bytes | None = None
+    network: bytes | None = None
+
+
+def write_policy(path: Path, policy: PolicyFile) -> None:
+    """Write a policy so that at every moment the old file or the new one stands there, whole.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: a pickle is longer than `MAX_PICKLE_BYTES`.
+    """
+    tensors: dict[str, NDArray[Any]] = {"weights": np.ascontiguousarray(policy.weights, np.float32)}
+    for name, pickled in (("environment", policy.environment), ("network", policy.network)):
+        if pickled is not None:
+            if len(pickled) > MAX_PICKLE_BYTES:
+                limit = MAX_PICKLE_BYTES >> 20
+                raise ValueError(
+                    f"{name} must have a pickle of at most {limit} MiB, got {len(pickled) >> 20}"
+                )
+            tensors[name] = np.frombuffer(pickled, np.uint8)
+    record = {"meta": meta_to_json(policy.meta), "environment": policy.environment_kind}
+    text = json.dumps(record)
+    header = {"format": FORMAT, "version": VERSION, "policy": text, "sha256": _digest(text, tensors)}
+    write_atomically(path, [pack_tensors(tensors, metadata=header)])
+
+
+def read_policy_file(
+    path: Path, check: Callable[[CheckpointMeta, int, bool], None] = lambda *_: None
+) -> PolicyFile:
+    """Read a policy file; nothing in it is run.
+
+    Args:
+        path: the file.
+        check: called with the header, the number of weights and whether there is a network, before any of these is
+            read; may refuse them.
+
+    Raises:
+        CheckpointError: it is missing, damaged, no policy file or of another version (ASYNC019; the text names the
+            file and the check that failed).
+    """
+    try:
+        # Without waiting: a pipe under that name has perhaps no writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return _read(path, file, check)
+    except OSError as error:
+        reason = error.strerror or error_text(error)
+        raise refused(path, f"the policy cannot be read: {reason}", "open", "check the path") from error
+
+
+def refused(path: Path, what: str, check: str, fix: str = _ANOTHER) -> CheckpointError:
+    """ASYNC019 for a policy file."""
+    return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
+
+
+def _read(path: Path, file: IO[bytes], check: Callable[[CheckpointMeta, int, bool], None]) -> PolicyFile:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise refused(path, "the policy cannot be read: it is not a file", "open", "check the path")
+    head = _read_header(path, file, status.st_size)
+    header, sizes = _checked_header(path, head[8:])
+    data_bytes = sum(_BYTES[_DTYPES[name]] * size for name, size in sizes.items())
+    if len(head) + data_bytes != status.st_size:
+        how = f"its tensors have {data_bytes:,} bytes, {status.st_size - len(head):,} are there"
+        raise _damaged(path, "length", how)
+    meta, kind = _checked_record(path, header["policy"], "environment" in sizes)
+    check(meta, sizes["weights"], "network" in sizes)
+    try:
+        tensors = parse_tensors(head + file.read(data_bytes))
+    except Exception as error:
+        raise _damaged(path, "tensors", f"they are not in order: {printable(str(error), 200)}") from None
+    if {name: tensor.shape for name, tensor in tensors.items()} != {n: (size,) for n, size in sizes.items()}:
+        raise _damaged(path, "tensors", "the header says two things")
+    if _digest(header["policy"], tensors) != header["sha256"]:
+        raise _damaged(path, "SHA-256", "the bytes are not those that were written")
+    weights = tensors["weights"]
+    if not np.isfinite(weights).all():
+        raise refused(path, "the policy's weights are NaN or infinite", "weights")
+    pickles = {name: tensors[name].tobytes() if name in tensors else None for name in _DTYPES}
+    return PolicyFile(meta, weights.copy(), kind, pickles["environment"], pickles["network"])
+
+
+def _read_header(path: Path, file: IO[bytes], size: int) -> bytes:
+    """The header with its length in front, no longer than the file has bytes."""
+    length = file.read(8)
+    if len(length) < 8:
+        raise _damaged(path, "length", f"{size} bytes are there, the length of a header alone has 8")
+    header_bytes = struct.unpack("<Q", length)[0]
+    start = file.read(1)
+    if start != b"{":
+        raise _no_policy(path)
+    if header_bytes > min(size - 8, MAX_HEADER_BYTES):
+        most = f"{size - 8} are there, at most {MAX_HEADER_BYTES} are read"
+        raise _damaged(path, "length", f"its header has {header_bytes} bytes, {most}")
+    return length + start + file.read(header_bytes - 1)
+
+
+def _checked_header(path: Path, text: bytes) -> tuple[dict[str, str], dict[str, int]]:
+    """The metadata, each key a text, and the number of values of each tensor."""
+    try:
+        table = json.loads(text)
+        header = dict(table.pop("__metadata__"))
+        if header["format"] != FORMAT:
+            raise ValueError("format")
+        version = header["version"]
+        if version == VERSION:
+            if {type(header[key]) for key in ("policy", "sha256")} != {str}:
+                raise TypeError("a text is missing")
+            sizes = {str(name): _values_of(name, entry) for name, entry in table.items()}
+            return header, {"weights": sizes.pop("weights"), **sizes}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        raise _no_policy(path) from None
+    what = f"the policy has format version {printable(str(version), 20)}, this asyncrl {__version__} reads {VERSION}"
+    raise refused(path, what, "format version", "load it with the asyncrl that wrote it")
+
+
+def _values_of(name: str, entry: Mapping[str, Any]) -> int:
+    """How many values a tensor has. Raises KeyError, TypeError or ValueError unless it is one that we write."""
+    (size,) = entry["shape"]
+    most = MAX_PICKLE_BYTES if _DTYPES[name] == "U8" else 2**40
+    if entry["dtype"] != _DTYPES[name] or type(size) is not int or not 0 <= size <= most:
+        raise ValueError(name)
+    return size
+
+
+def _checked_record(path: Path, text: str, has_payload: bool) -> tuple[CheckpointMeta, EnvKind]:
+    try:
+        record = json.loads(text)
+        kind = record.pop("environment")
+        if kind not in get_args(EnvKind) or (kind != "id") != has_payload:
+            raise ValueError(f"environment is {kind!r}")
+        return meta_from_json(record.pop("meta")), kind
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        what = (
+            f"the policy's header is not one that asyncrl {__version__} writes: {printable(str(error), 200)}"
+        )
+        raise refused(path, what, "header", "load it with the asyncrl that wrote it") from None
+
+
+def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].tobytes())
+    return digest.hexdigest()
+
+
+def _no_policy(path: Path) -> CheckpointError:
+    what = "the file holds no policy: it is no safetensors file, or asyncrl did not write it"
+    return refused(path, what, "header", "name a policy file, a checkpoint, or a run's directory")
+
+
+def _damaged(path: Path, check: str, how: str) -> CheckpointError:
+    return refused(path, f"the policy file is damaged: {how}", check)

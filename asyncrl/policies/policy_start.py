@@ -1,0 +1,54 @@
+"""`init_from`: the policy whose weights a run begins with, and whether it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import CheckpointError
+from asyncrl.interfaces import EnvSpec
+from asyncrl.policies.load import load
+from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.protocols import Algorithm, Updater
+
+
+def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> PortablePolicy:
+    """The policy in a run's directory, a checkpoint or a policy file.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or of other observations, actions or networks (ASYNC019).
+    """
+    policy = load(path, network=getattr(algorithm, "own_network", None))
+    theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(algorithm.make_policy(spec), spec)
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise CheckpointError(
+                f"the policy of init_from has other {name} than this run",
+                facts={"init_from": path, "policy": f"{policy.meta.algo}: {theirs[name]}", "run": value},
+                fix="give this run the same options of the network, or begin with another policy",
+            )
+    return policy
+
+
+def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
+    """Copy its weights into the learner's fresh networks. Raises `CheckpointError` where they cannot take them."""
+    from asyncrl.algorithms.warm_start import begin_with
+
+    try:
+        begin_with(core, policy.weights, policy.meta.env_steps)
+    except ValueError as error:
+        raise CheckpointError(
+            f"this algorithm cannot begin with a policy's weights: {error}",
+            facts={"policy": policy.meta.algo},
+            fix="leave init_from out, or go on with the run itself: asyncrl resume RUN",
+        ) from error
+
+
+def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
+    """What must agree: spaces, kind and shape of the network."""
+    return {
+        "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}",
+        "actions": spec.action,
+        "networks": (type(policy).__name__, getattr(policy, "layout", None)),
+        "weights": policy.weight_count,
+    }

@@ -1,0 +1,170 @@
+"""A trained policy that knows what it was trained in and by: it can be saved, and can make its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.images import network_text
+from asyncrl.acting.modules import NetworkFactory
+from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.envs.factory_pickle import pack_network
+from asyncrl.envs.rendering import build_rendering, with_frame_stack
+from asyncrl.envs.source import EnvSource
+from asyncrl.policies.policy_file import PolicyFile, write_policy
+from asyncrl.protocols import Algorithm
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
+
+
+class PortablePolicy(TrainedPolicy):
+    """A `TrainedPolicy` with its origin; what `result.policy` and `asyncrl.load` are.
+
+        action, _ = policy.predict(obs)
+        policy.save("cartpole.policy")
+
+    Args:
+        algorithm: makes the acting half.
+        weights: flat float32; not copied, not to be written afterwards.
+        meta: what was trained, in what and how long.
+        source: the environment.
+
+    Attributes:
+        algorithm, meta, source: as given.
+
+    Raises:
+        ValueError: `weights` have another length than the algorithm's policy.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, weights: NDArray[np.float32], meta: CheckpointMeta, source: EnvSource
+    ) -> None:
+        super().__init__(meta.spec, algorithm.make_policy(meta.spec), weights)
+        self.algorithm = algorithm
+        self.meta = meta
+        self.source = source
+
+    def save(self, path: str | Path) -> Path:
+        """Write the policy to one file, which `asyncrl.load` reads; an older file is replaced. Returns its path.
+
+        The file holds weights (with the statistics of normalised observations), options, and the environment: its id
+        with keyword arguments and wrappers, or its cloudpickled factory. A network of the user's own goes along as
+        cloudpickled factory.
+
+        Raises:
+            FactoryNotPicklable: the network's factory does not pickle (ASYNC001).
+            OSError: the file cannot be written.
+        """
+        path = Path(path).expanduser()
+        meta = self.meta
+        exploration = getattr(self.algorithm, "exploration", None)
+        if callable(exploration):  # a function, which the file cannot hold: the rate at its end
+            meta = dataclasses.replace(meta, options={**meta.options, "exploration_final": exploration(1.0)})
+        network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
+        file = PolicyFile(
+            meta,
+            self.weights,
+            self.source.kind,
+            None if self.source.kind == "id" else self.source.payload,
+            None if network is None else pack_network(network),
+        )
+        write_policy(path, file)
+        return path
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
+
+        Raises:
+            ConfigurationError: onnx is not installed, or the policy has a network of its own.
+            OSError: the file cannot be written.
+        """
+        from asyncrl.policies.onnx_export import export_onnx
+
+        path = Path(path).expanduser()
+        export_onnx(self, path, self.describe(), {"env": self.meta.env, "algo": self.meta.algo})
+        return path
+
+    def make_env(self, render_mode: str | None = None) -> Any:
+        """Make the environment that the policy was trained in, in this process; with its `frame_stack`, if it has one.
+
+        Where it was given as a factory, or as a spec of another package, it is unpickled now, which runs code of
+        whoever made the file: do so with files that you trust.
+
+        Where the policy sees stacks of frames, the environment is within gymnasium's `FrameStackObservation`, so that
+        `predict` takes what it returns.
+
+        Args:
+            render_mode: gymnasium's, such as `"human"` or `"rgb_array"`.
+
+        Raises:
+            AsyncRLError: it cannot be built (ASYNC004, ASYNC006), or not with this render mode.
+        """
+        env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
+        return with_frame_stack(env, self.policy.frame_stack)
+
+    def describe(self, path: Path | None = None) -> str:
+        """What learned it, in what and how long; and whether the file `path` is the best or the latest of its run."""
+        meta = self.meta
+        which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
+        reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
+        network = network_text(self.policy)
+        seen = f", {network}" if network else ""
+        return f"{which}{meta.algo} on {meta.env} after {meta.env_steps:,} steps{reached}{seen}"
+
+    def __repr__(self) -> str:
+        return f"<policy: {self.describe()}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class BestPolicy:
+    """The policy whose evaluation was the best of a run's, the first of several.
+
+    The best of many noisy means is biased upwards: evaluate it again (`asyncrl eval`) before you quote its return.
+
+    Attributes:
+        policy: acts with its weights.
+        evaluation: the evaluation, over `eval_episodes` episodes (`target_eval_episodes` where it was the last).
+    """
+
+    policy: PortablePolicy
+    evaluation: EvaluationResult
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return of the evaluation."""
+        return self.evaluation.return_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOrigin:
+    """Makes the policies of one run.
+
+    Attributes:
+        algorithm, source: of the run.
+        meta: of the run at its start; a policy's has the counters of its weights.
+    """
+
+    algorithm: Algorithm
+    source: EnvSource
+    meta: CheckpointMeta
+
+    def policy(self, weights: NDArray[np.float32], moment: EvaluationResult | Snapshot) -> PortablePolicy:
+        """The policy with these weights.
+
+        Args:
+            weights: flat float32, not copied.
+            moment: their evaluation, or the run's last snapshot where they were not evaluated.
+        """
+        meta = dataclasses.replace(
+            self.meta,
+            env_steps=moment.env_steps,
+            updates=moment.updates,
+            policy_version=moment.policy_version,
+            train_seconds=moment.train_seconds,
+            return_mean=moment.return_mean if isinstance(moment, EvaluationResult) else None,
+        )
+        return PortablePolicy(self.algorithm, weights, meta, self.source)

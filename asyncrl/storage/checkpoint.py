@@ -1,0 +1,259 @@
+"""Checkpoints of a learner: one file that is either whole and right, or refused; `checkpoint_format.py` has its layout.
+
+A file is read as if an enemy had written it (a digest keeps nobody from writing another): the sizes are compared
+with the file's before anything of that size is read, the header has a schema, the payload may hold nothing compressed
+and no objects, and whatever fails is ASYNC019 in a few words.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.errors import CheckpointError, error_text, printable
+from asyncrl.storage.checkpoint_format import (
+    FORMAT_VERSION,
+    MAGIC,
+    PREFIX,
+    digest_of,
+    encode,
+    is_whole,
+    write_atomically,
+)
+from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+from asyncrl.version import __version__
+
+__all__ = ["CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
+
+MAX_HEADER_BYTES = 16 << 20
+"""Longest header: the bounds of a box of a hundred thousand actions fit."""
+MAX_STATE_NODES = 100_000
+"""Most dicts, lists, tensors and numbers in a state; a pickle can say so many in a few bytes."""
+
+# Key of a dict that is an array in disguise: `weights_only` lets tensors through but no NumPy array.
+_ARRAY = "asyncrl:ndarray"
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """What acting needs of a checkpoint.
+
+    Attributes:
+        meta: the checkpoint's header; `meta.options` rebuilds the algorithm, `meta.spec` its policy.
+        weights: flat `[weight_count]` float32, in the order the policy reads them.
+    """
+
+    meta: CheckpointMeta
+    weights: NDArray[np.float32]
+
+
+def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
+    """Write a checkpoint to `path` so that at every moment the old file or the new one stands there, whole.
+
+    Args:
+        path: where; its directory must exist.
+        state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings and None. The entry
+            `"weights"` (flat float32) is what `read_policy` returns.
+        meta: goes into the header.
+    """
+    payload = io.BytesIO()
+    torch.save(_tensors(state), payload)
+    header = json.dumps(meta_to_json(meta)).encode()
+    write_atomically(path, encode(header, payload.getvalue()))
+
+
+def load(
+    path: Path, *, expect_env: str | None = None, expect_algo: str | None = None
+) -> tuple[dict[str, Any], CheckpointMeta]:
+    """Read a checkpoint; tensors are on the CPU, arrays are arrays again, and both are the caller's own.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, of another format version, environment or algorithm
+            (ASYNC019; the text names the file and the check that failed).
+    """
+    meta, payload = _decode(path)
+    for what, expected, got in (("environment", expect_env, meta.env), ("algorithm", expect_algo, meta.algo)):
+        if expected is not None and got != expected:
+            raise _refused(
+                path,
+                f"the checkpoint is of another {what}: {got}, not {expected}",
+                what,
+                f"choose a checkpoint of {expected}",
+            )
+    return _read_state(path, payload), meta
+
+
+def read_policy(path: Path) -> SavedPolicy:
+    """The weights of a checkpoint and what their policy is built from.
+
+    Raises:
+        CheckpointError: see `load`; or the checkpoint holds no weights.
+    """
+    state, meta = load(path)
+    weights = state.get("weights")
+    if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 1:
+        raise _refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
+    if not np.isfinite(weights).all():
+        raise _refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
+    return SavedPolicy(meta, weights)
+
+
+def does_not_fit(path: Path, what: str) -> CheckpointError:
+    """ASYNC019 for a checkpoint whose state does not fit the options, the environment or this version."""
+    return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
+
+
+def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
+    """The header and the payload, after every check that the bytes alone allow, the cheapest first."""
+    try:
+        # Without waiting: a pipe under that name has perhaps no writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return _decode_file(path, file)
+    except OSError as error:
+        raise _refused(
+            path, f"the checkpoint cannot be read: {error.strerror}", "open", "check the path"
+        ) from error
+
+
+def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryview]:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "the checkpoint cannot be read: it is not a file", "open", "check the path")
+    size = status.st_size
+    if size < PREFIX.size:
+        raise _damaged(path, "length", f"{size} bytes are there, a header alone has {PREFIX.size}")
+    magic, digest, version, header_length, payload_length = PREFIX.unpack(file.read(PREFIX.size))
+    if magic != MAGIC:
+        raise _damaged(path, "magic", f"it begins with {bytes(magic)!r}, a checkpoint with {MAGIC!r}")
+    if version != FORMAT_VERSION:
+        raise _refused(
+            path,
+            f"the checkpoint has format version {version}, this asyncrl {__version__} reads {FORMAT_VERSION}",
+            "format version",
+            "load it with the asyncrl that wrote it",
+        )
+    expected = PREFIX.size + header_length + payload_length
+    if size != expected:
+        raise _damaged(path, "length", f"{size} bytes are there, {expected} were written")
+    if header_length > MAX_HEADER_BYTES:
+        raise _damaged(path, "length", f"the header has {header_length} bytes, at most {MAX_HEADER_BYTES}")
+    if digest_of(file) != digest:
+        raise _damaged(path, "SHA-256", "the bytes are not those that were written")
+    file.seek(PREFIX.size)
+    meta = _read_header(path, file.read(header_length))
+    return meta, memoryview(file.read(payload_length))
+
+
+def _read_header(path: Path, header: bytes) -> CheckpointMeta:
+    try:
+        return meta_from_json(json.loads(header))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _refused(
+            path,
+            f"the checkpoint's header is not one that asyncrl {__version__} writes: {_short(error)}",
+            "header",
+            "load it with the asyncrl that wrote it",
+        ) from None
+
+
+def _read_state(path: Path, payload: memoryview) -> dict[str, Any]:
+    """The state out of the payload; nothing in it is executed, and nothing is larger than its bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is compressed")
+        state = _arrays(torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True), _Budget())
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}, not a dict")
+        return state
+    except Exception as error:
+        # Of torch's text only the first sentence: it goes on with advice to switch the protection off.
+        raise _refused(
+            path,
+            f"the checkpoint's payload is not one that asyncrl writes: {_short(error)}",
+            "payload",
+            "do not use a file that somebody else may have made; " + _before(path),
+        ) from None
+
+
+def _short(error: Exception) -> str:
+    """The first sentence of what an exception says, at most 200 characters."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    text = " ".join(error_text(error).split())
+    return printable(text.split(". ")[0], 200) or type(error).__name__
+
+
+def _before(path: Path) -> str:
+    """What to do instead of loading `path`: the newest other numbered checkpoint beside it that is whole, by name."""
+    try:
+        others = [p for p in path.parent.iterdir() if p.name.isdecimal() and not p.samefile(path)]
+    except OSError:
+        others = []
+    for other in sorted(others, key=lambda p: int(p.name), reverse=True):
+        if is_whole(other):
+            return f"use the one before it, {other}"
+    return "choose another checkpoint of the run"
+
+
+def _damaged(path: Path, check: str, how: str) -> CheckpointError:
+    return _refused(path, f"the checkpoint is damaged: {how}", check, _before(path))
+
+
+def _refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
+    return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
+
+
+@dataclass
+class _Budget:
+    """How many more nodes of a state are walked."""
+
+    nodes: int = MAX_STATE_NODES
+
+    def spend(self) -> None:
+        self.nodes -= 1
+        if self.nodes < 0:
+            raise ValueError(f"it holds more than {MAX_STATE_NODES:,} values")
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(np.array(value, order="C"))}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_tensors(item) for item in value)
+    return value
+
+
+def _arrays(value: Any, budget: _Budget) -> Any:
+    budget.spend()
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return _array(value[_ARRAY])
+        return {key: _arrays(item, budget) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_arrays(item, budget) for item in value)
+    return value
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """A tensor as the array it was, which lay dense: one that is larger than its bytes was not written by us."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
+        raise TypeError("an array in it is not a dense tensor")
+    array: NDArray[Any] = tensor.numpy()
+    return array

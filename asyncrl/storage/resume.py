@@ -1,0 +1,252 @@
+"""A run that goes on: its options, checked changes of them, and the checkpoint to go on from.
+
+What a checkpoint holds for it, and how much continues exactly, stands in `run_state.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.learning.segment_balance import is_exact
+from asyncrl.options import near_miss, option_help, parse_count
+from asyncrl.protocols import Algorithm
+from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load
+from asyncrl.storage.config_file import TRAINER, make_record, read_config
+from asyncrl.storage.replay_file import read_rows
+from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP, check_changes, refused_change
+from asyncrl.storage.run_files import functions_of_run, network_of_run
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a run goes on from.
+
+    Attributes:
+        path: the checkpoint.
+        meta: its header.
+        core: state of network and optimiser.
+        run: state of everything else; see `run_state.py`.
+        rows: the arrays of its replay file, or None: then the rings begin empty.
+        states: states of the actors, or None: then they begin new episodes.
+        best: state of the best checkpoint, which this one may be older than; empty where there is none.
+        notes: what does not go on as it was, one line each.
+    """
+
+    path: Path
+    meta: CheckpointMeta
+    core: Mapping[str, Any]
+    run: Mapping[str, Any]
+    rows: Mapping[str, NDArray[Any]] | None
+    states: tuple[bytes, ...] | None
+    best: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far; with rows those that the actors had made and the learner had not taken in too."""
+        return _steps_made(self.run, self.meta) if self.rows is not None else self.meta.env_steps
+
+    def lines(self) -> tuple[str, ...]:
+        """The same for people."""
+        meta = self.meta
+        first = f"goes on from {self.path}: {self.env_steps:,} steps, {meta.updates:,} updates"
+        return (first, *self.notes)
+
+    def record(self) -> dict[str, Any]:
+        """What `meta.json` says of it."""
+        return {
+            "checkpoint": self.path.name,
+            "env_steps": self.env_steps,
+            "pending": [int(copy["env_steps"]) for copy in self.run["pending"]],
+            "exact": self.states is not None,
+            "notes": list(self.notes),
+        }
+
+
+def options_of_run(run: Path) -> tuple[TrainerConfig, Algorithm]:
+    """The options in a run's `config.toml`; `run_dir` is the directory itself.
+
+    Raises:
+        ConfigurationError: there is no run, or its file is wrong (ASYNC017).
+    """
+    file = run / "config.toml"
+    if not file.exists():
+        raise ConfigurationError(
+            f"there is no run in {run}: it has no config.toml",
+            facts={"run": run},
+            fix="give the directory of a run, the one after --run-dir",
+        )
+    tables = read_config(file, ALGORITHMS)
+    values = {**tables.get(TRAINER, {}), "run_dir": str(run)}
+    config = make_record(TrainerConfig, values, file=file, path=TRAINER)
+    if config.algo not in ALGORITHMS:
+        raise ConfigurationError(
+            f"no algorithm is called {config.algo!r}", facts={"file": file}, fix="change trainer.algo"
+        )
+    algorithm = make_record(ALGORITHMS[config.algo], tables.get(config.algo, {}), file=file, path=config.algo)
+    network = network_of_run(run)
+    own: dict[str, Any] = dict(functions_of_run(run))
+    if network is not None:
+        own["network"] = network
+    record: Any = algorithm
+    return config, dataclasses.replace(record, **own) if own else record
+
+
+def changed_options(
+    config: TrainerConfig, algorithm: Algorithm, changes: Mapping[str, Any]
+) -> tuple[TrainerConfig, Algorithm]:
+    """Both records with the options of the run or of the algorithm that `changes` names.
+
+    Raises:
+        TypeError: an option that does not exist.
+        ConfigurationError: one that may not change (ASYNC017).
+        ValueError: a value outside its range.
+    """
+    known = {TrainerConfig: {}, type(algorithm): {}}  # type: dict[type, dict[str, Any]]
+    for name, value in changes.items():
+        table = next((record for record in known if name in option_help(record)), None)
+        if table is None:
+            miss = near_miss(name, [n for record in known for n in option_help(record)])
+            raise TypeError(f"a run has no option {name!r}" + (f"; did you mean {miss}?" if miss else ""))
+        known[table][name] = value
+    new_config = dataclasses.replace(config, **known[TrainerConfig])
+    record: Any = algorithm
+    new_algorithm: Algorithm = dataclasses.replace(record, **known[type(algorithm)])
+    check_changes(config, algorithm, new_config, new_algorithm)
+    return new_config, new_algorithm
+
+
+def total_of(steps: int | str | None, done: int) -> int | None:
+    """Environment steps of the whole run: `"+100k"` is as many more than `done`, anything else the total.
+
+    Raises:
+        ConfigurationError: it is no whole number (ASYNC017).
+    """
+    if steps is None or isinstance(steps, int):
+        return steps
+    try:
+        return parse_count(steps.removeprefix("+")) + (done if steps.startswith("+") else 0)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"total_steps must be a whole number, or +N for so many more, got {steps!r}", fix="write +100k"
+        ) from error
+
+
+def refuse_if_used_up(config: TrainerConfig, env_steps: int, train_seconds: float) -> None:
+    """Raise `ConfigurationError` where the run has nothing left to do (ASYNC017)."""
+    rules = (
+        ("total_steps", config.total_steps, env_steps, "total_steps='+100k', on the command line --steps +100k"),
+        ("max_seconds", config.max_seconds, train_seconds, "a larger max_seconds: it counts from the beginning"),
+    )  # fmt: skip
+    for name, limit, done, fix in rules:
+        if limit is not None and done >= limit:
+            raise ConfigurationError(
+                f"the run has used up its {name}: {done:,.0f} of {limit:,.0f}",
+                facts={"run": config.run_dir},
+                fix=f"give {fix}",
+            )
+
+
+def prepare_resumption(
+    run: Path,
+    checkpoint: str,
+    total_steps: int | str | None,
+    changes: Mapping[str, Any],
+    restore_episodes: bool,
+) -> tuple[TrainerConfig, Algorithm, Resumption]:
+    """The options that a run goes on with, and its checkpoint; see `Trainer.resume`."""
+    config, algorithm = options_of_run(run)
+    path = run / "checkpoints" / checkpoint
+    state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
+    if not isinstance(state.get("run"), dict) or "core" not in state:
+        raise does_not_fit(path, "it holds no run to go on from, only a policy")
+    done = _steps_made(state["run"], meta) if state["run"].get("rows") else meta.env_steps
+    done *= config.groups  # a checkpoint counts the steps of the first group, the total those of all
+    total = total_of(total_steps, done)
+    more = {} if total is None else {"total_steps": total}
+    config, algorithm = changed_options(config, algorithm, {**changes, **more})
+    refuse_if_used_up(config, done, meta.train_seconds)
+    resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes)
+    if _target_reached(config, state["run"]["evaluations"]):
+        if total is None:
+            raise ConfigurationError(
+                f"the run has reached its target_return, {config.target_return:g}",
+                facts={"run": run},
+                fix="give total_steps='+100k', on the command line --steps +100k, or a higher target_return",
+            )
+        note = f"target_return {config.target_return:g} was reached and no longer ends the run"
+        config = dataclasses.replace(config, target_return=None)
+        resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
+    return config, algorithm, resumption
+
+
+def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether an evaluation of the run has confirmed its target."""
+    if config.target_return is None or not len(evaluations["return_mean"]):
+        return False
+    long_enough = np.asarray(evaluations["episodes"]) >= config.target_eval_episodes
+    return bool((np.asarray(evaluations["return_mean"])[long_enough] >= config.target_return).any())
+
+
+def _steps_made(run: Mapping[str, Any], meta: CheckpointMeta) -> int:
+    return max(int(run["rings"]["steps"].sum()), meta.env_steps)
+
+
+def _resumption(
+    path: Path,
+    checkpoint: tuple[Mapping[str, Any], CheckpointMeta],
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    restore_episodes: bool,
+) -> Resumption:
+    """What the run goes on from. Raises `CheckpointError` where its file of rows is missing or damaged (ASYNC019)."""
+    state, meta = checkpoint
+    run = state["run"]
+    rows, states, why = None, None, str(run.get("why", ""))
+    name = run.get("rows")
+    actors = int(run["rings"]["num_actors"])
+    if actors != config.actors and is_exact(algorithm):
+        raise refused_change("num_actors", actors, config.actors, FIXED_IN_LOCKSTEP["num_actors"])
+    if name is not None and actors != config.actors:
+        why = f"num_actors was {actors}"
+    elif name is not None and not (path.parent / str(name)).exists():
+        why = "rows are kept of the last checkpoint only"
+    elif name is not None:
+        arrays = read_rows(path.parent / str(name))
+        rows = arrays
+        found = tuple(arrays[f"actor{i}"].tobytes() for i in range(config.actors) if f"actor{i}" in arrays)
+        states = found if restore_episodes and len(found) == config.actors else None
+    notes = _notes(algorithm, rows is not None, states is not None, why)
+    return Resumption(path, meta, state["core"], run, rows, states, _best_state(path.parent), notes)
+
+
+def _best_state(folder: Path) -> Mapping[str, Any]:
+    """Evaluations and weights in the best checkpoint; empty where there is none that can be read."""
+    try:
+        state = load(folder / "best")[0]
+        return {"evaluations": state["run"]["evaluations"], "weights": state["weights"]}
+    except (CheckpointError, KeyError, TypeError):
+        return {}
+
+
+def _notes(algorithm: Any, rows: bool, states: bool, why: str) -> tuple[str, ...]:
+    because = f" ({why})" if why else ""
+    notes = []
+    if not states:
+        notes.append(f"the actors begin new episodes{because}")
+    if not rows and algorithm.update_loop == "replay":
+        notes.append(
+            f"the replay is filled again: {algorithm.learning_starts:,} steps before the next update "
+            "(save_replay_buffer keeps it)"
+        )
+    return tuple(notes)

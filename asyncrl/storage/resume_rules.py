@@ -1,0 +1,77 @@
+"""Options that may not change when a run goes on, as data, and the one check of them.
+
+An option that is not named here may change: how long and how fast to train, what is evaluated, reported, saved and
+served, learning rates and the coefficients of a loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError
+from asyncrl.learning.segment_balance import is_exact
+from asyncrl.options import option_values
+from asyncrl.protocols import Algorithm
+
+TASK = "it says what is learned"
+NETWORK = "the checkpoint's weights have its shape"
+STATISTICS = "the checkpoint's statistics belong to it"
+ROWS = "the positions in the experience rings count by it"
+RANDOM = "the generators go on as they were"
+
+FIXED = {
+    "env": TASK,
+    "env_kwargs": TASK,
+    "wrappers": TASK,
+    "algo": TASK,
+    "seed": RANDOM,
+    "init_from": "the run has weights of its own by now",
+    "envs_per_actor": ROWS,
+    "segment_length": ROWS,
+    "discipline": ROWS,
+    "network": NETWORK,
+    "frame_stack": NETWORK,
+    "hidden_sizes": NETWORK,
+    "value_hidden_sizes": NETWORK,
+    "critic_hidden_sizes": NETWORK,
+    "activation": NETWORK,
+    "dueling": NETWORK,
+    "noisy": NETWORK,
+    "num_atoms": NETWORK,
+    "num_quantiles": NETWORK,
+    "num_critics": NETWORK,
+    "squashed": NETWORK,
+    "v_min": NETWORK,
+    "v_max": NETWORK,
+    "normalize_observations": STATISTICS,
+    "normalize_rewards": STATISTICS,
+}
+"""Options of the run and of every algorithm that may not change, and why."""
+FIXED_IN_LOCKSTEP = {"num_actors": "in lockstep every number depends on it"}
+"""Those that may not change where the discipline makes the numbers exact."""
+
+
+def check_changes(
+    config: TrainerConfig, algorithm: Algorithm, new_config: TrainerConfig, new_algorithm: Algorithm
+) -> None:
+    """Compare the options of a run with those it is to go on with.
+
+    Raises:
+        ConfigurationError: one may not change; the text names it, both values and the reason (ASYNC017).
+    """
+    fixed = FIXED | FIXED_IN_LOCKSTEP if is_exact(algorithm) else FIXED
+    before = {**option_values(algorithm), **option_values(config)}
+    after = {**option_values(new_algorithm), **option_values(new_config)}
+    for name, reason in fixed.items():
+        if name in before and before[name] != after[name]:
+            raise refused_change(name, before[name], after[name], reason)
+
+
+def refused_change(name: str, before: Any, after: Any, reason: str) -> ConfigurationError:
+    """ASYNC017 for an option that may not change when a run goes on."""
+    return ConfigurationError(
+        f"{name} may not change when a run goes on: {reason}",
+        facts={"option": name, "of the run": before, "asked for": after},
+        fix=f"leave {name} as it is, or begin a new run with init_from, which takes over the policy's weights only",
+    )

@@ -1,0 +1,216 @@
+"""The directory of a run: its lock, its small files and the record of its machine. See README, "A run's directory".
+
+Every file is written whole (temporary file, rename), so that a reader never sees half a file during the run. A run
+without a directory has a `RunDirectory` that writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
+
+LOCK = ".lock"
+"""Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
+
+
+class RunDirectory:
+    """Owns a run's directory; event-loop thread only.
+
+    Args:
+        path: the directory, created where it does not exist; or None to write nothing.
+        checkpoints_kept: numbered checkpoints that stay.
+        goes_on: the directory holds the run that goes on.
+
+    Raises:
+        ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
+    """
+
+    def __init__(self, path: str | Path | None, checkpoints_kept: int = 3, goes_on: bool = False) -> None:
+        self.path = Path(path) if path else None
+        self._checkpoints_kept = checkpoints_kept
+        self._lock: int | None = None
+        if (path := self.path) is None:
+            return
+        with refuse_unwritable(path):
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / "actors").mkdir(exist_ok=True)
+            self._lock = _lock(path)
+            held = "" if goes_on else _holds_a_run(path)
+        if held:
+            self.close()
+            raise ConfigurationError(
+                f"run_dir must be a new or empty directory, {path} holds a run: {held}",
+                facts={"run_dir": path},
+                fix=f"give another directory, or go on with that run: asyncrl resume {path}",
+            )
+
+    def close(self) -> None:
+        """Release the lock on the directory; may be called twice."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    @property
+    def actor_logs(self) -> Path | None:
+        """Directory of the actors' output, or None."""
+        return self.path / "actors" if self.path is not None else None
+
+    @property
+    def checkpoints(self) -> CheckpointFolder | None:
+        """The folder of checkpoints, or None."""
+        if self.path is None:
+            return None
+        return CheckpointFolder(self.path / "checkpoints", self._checkpoints_kept)
+
+    def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
+        """Write `name` whole. Raises OSError where it cannot be written; the old file then stays."""
+        self.write_bytes(name, text.encode(), mode)
+
+    def write_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Write `name` whole, like `write_text`. Raises OSError."""
+        if self.path is None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{name}.tmp"
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temporary, self.path / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
+        """Write `value` as strict JSON, whole; NaN and infinity become null. Raises OSError."""
+        self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", mode)
+
+    def remove(self, name: str) -> None:
+        """Remove a file that is valid only during the run (`http.json`)."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def refuse_unwritable(path: Path) -> Iterator[None]:
+    """Turn an OSError into `ConfigurationError`; for files written before training, while there is nothing to lose."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"run_dir cannot be written: {error.strerror}",
+            facts={"run_dir": path, "file": error.filename or "-"},
+            fix="give a writable path with free space",
+        ) from error
+
+
+def _lock(path: Path) -> int | None:
+    """Lock the directory for this process, until the descriptor is closed; None where locks are not supported.
+
+    Raises `ConfigurationError` where another run holds the lock. The kernel releases the lock of a dead process.
+    """
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"run_dir is in use by a run that goes on: {holder}",
+            facts={"run_dir": path, "held by": holder},
+            fix="give another directory, or end that run",
+        ) from None
+    except OSError:  # a network file system without locks
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
+    return descriptor
+
+
+def _holds_a_run(path: Path) -> str:
+    """Name of a file that a run has left here, or "".
+
+    A run that failed before its first step leaves a summary and nothing to lose; its directory may be used again.
+    """
+    for found in sorted((path / "checkpoints").iterdir()):
+        if not found.name.startswith("."):
+            return f"checkpoints/{found.name}"
+    if (path / "summary.json").exists():
+        try:
+            steps = json.loads((path / "summary.json").read_text(encoding="utf-8"))["env_steps"]
+        except Exception:  # an unknown file is not overwritten
+            steps = None
+        return "" if steps == 0 else "summary.json"
+    metrics = path / "metrics.jsonl"
+    return "metrics.jsonl" if metrics.exists() and metrics.stat().st_size else ""
+
+
+def _finite(value: Any) -> Any:
+    """`value` with NaN and infinity as None, for strict JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def describe_run(seed: int) -> dict[str, Any]:
+    """Content of `meta.json`: versions, command, seed, machine and git commit."""
+    return {
+        "asyncrl": _version("asyncrl"),
+        "python": platform.python_version(),
+        "packages": {
+            name: _version(name) for name in ("torch", "numpy", "gymnasium", "numba", "uvloop", "aiohttp")
+        },
+        "command": sys.argv,
+        "seed": seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Git commit of the working directory, with `-dirty`; None where there is no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

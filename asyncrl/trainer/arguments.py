@@ -1,0 +1,105 @@
+"""Arguments of `Trainer`: options with their types, the algorithm, and the texts of mistakes in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import ConfigurationError
+from asyncrl.options import near_miss, option_help
+from asyncrl.other_names import unknown_option
+from asyncrl.protocols import Algorithm
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of a run for a type checker: the fields of `TrainerConfig`, which explains them."""
+
+    env_kwargs: Mapping[str, Any]
+    wrappers: Sequence[Any]
+    seed: int
+    num_actors: int | None
+    envs_per_actor: int
+    total_steps: int | None
+    max_seconds: float | None
+    target_return: float | None
+    target_training_return: float | None
+    eval_interval_steps: int | None
+    eval_interval_seconds: float | None
+    eval_episodes: int
+    target_eval_episodes: int
+    eval_max_episode_steps: int | None
+    groups: int
+    fusion: Literal["gradients", "average", "async"]
+    fusion_interval: int
+    max_fusion_staleness: int
+    fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"]
+    fusion_learning_rate: float
+    fusion_momentum: float
+    device: Literal["auto", "cpu", "cuda"]
+    torch_threads: int
+    burst_seconds: float
+    step_timeout_seconds: float
+    ready_timeout_seconds: float
+    max_restarts: int
+    run_dir: str | os.PathLike[str] | None
+    init_from: str | os.PathLike[str] | None
+    report_interval_seconds: float
+    report_interval_steps: int | None
+    checkpoint_interval_seconds: float
+    checkpoints_kept: int
+    save_replay_buffer: bool
+    http: int | Literal["auto", "off"]
+    host: str
+
+
+def algorithm_and_options(
+    algorithm: Algorithm | str, env: str, options: dict[str, Any]
+) -> tuple[Algorithm, dict[str, Any]]:
+    """The algorithm's record, and the options with those of its preset where it was only named.
+
+    Raises:
+        TypeError: a class instead of a record, or an option that does not exist.
+        ConfigurationError: no algorithm has that name (ASYNC017).
+    """
+    if isinstance(algorithm, str):
+        algorithm, options = with_preset(algorithm, env, options)
+    elif isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm must be a record or a name, got the class {algorithm.__name__}; "
+            f"write {algorithm.__name__}()"
+        )
+    check_options(options)
+    return algorithm, options
+
+
+def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
+    """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
+    name = algorithm_name(name)
+    name = imported_algorithm(name)
+    if name not in ALGORITHMS:
+        miss = near_miss(name, ALGORITHMS)
+        raise ConfigurationError(
+            f"no algorithm is called {name!r}",
+            facts={"algorithms": ", ".join(ALGORITHMS)},
+            fix=f"write {miss!r}" if miss else "choose one of these",
+        )
+    return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
+
+
+def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
+    """Raise ValueError where an option is a function of progress and the run has no `total_steps` to measure it by."""
+    for name in option_help(type(algorithm)):
+        if callable(getattr(algorithm, name)) and config.total_steps is None:
+            raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise TypeError for a name that is no option of the run."""
+    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
+    for name in options:
+        if name not in known:
+            raise TypeError(unknown_option(name, known, "Trainer"))

@@ -1,0 +1,54 @@
+"""Choice of what runs a run: a coordinator of one group, or the launcher of several groups' processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.protocols import Algorithm
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.coordinator import Coordinator
+from asyncrl.run.grouped import Alone, Group, own_place
+from asyncrl.show.metrics import Snapshot
+from asyncrl.storage.resume import Resumption
+from asyncrl.trainer.ranks import Ranks
+
+
+async def join_groups(
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    resumed: Resumption | None,
+    cancelled: Callable[[], bool],
+) -> Group | Alone:
+    """This process's group, which has met the others; the whole run where it is none of several.
+
+    Raises:
+        ConfigurationError: the groups do not fit together.
+        GroupLost: a group did not come.
+        StoppedWhileStarting: `cancelled` said so meanwhile.
+    """
+    place = own_place(config)
+    if place is None:
+        return Alone(config, algorithm, resumed)
+    return await Group.join(place, config, algorithm, resumed, cancelled)
+
+
+def make_run(
+    group: Group | Alone,
+    source: EnvSource,
+    server: ForkServer,
+    receive: Callable[[Snapshot], None],
+    started: float | None,
+    callbacks: Callbacks,
+) -> Coordinator | Ranks:
+    """Make the run, on the loop that it is to run on; its arguments are those of `Coordinator`.
+
+    Raises:
+        ConfigurationError: the run directory cannot be used.
+    """
+    starts_groups = isinstance(group, Alone) and group.config.groups > 1 and "RANK" not in os.environ
+    kind = Ranks if starts_groups else Coordinator
+    return kind(group.config, group.algorithm, source, server, receive, started, callbacks, group)

@@ -1,0 +1,90 @@
+"""The process of one rank that `Trainer(groups=N)` has started: `python -m asyncrl.trainer.rank DIRECTORY`.
+
+It runs the job of the directory as one group, tells the launcher of it, and ends in good order when the launcher dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from asyncrl.errors import AsyncRLError, StoppedWhileStarting
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.show.metrics import Snapshot
+from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, sendable
+from asyncrl.trainer.run_thread import RunThread
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(directory: Path) -> int:
+    """Run one rank; returns the exit code."""
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # a store that has gone is told by us, without C++ frames
+    with contextlib.suppress(OSError, AttributeError):  # another system than Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    rank = int(os.environ["RANK"])
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(directory / SOCKET))
+    launcher = Channel(connection)
+    launcher.send("hello", rank, os.getpid())
+    job: Job = pickle.loads((directory / JOB).read_bytes())
+    run = RunThread(job.algorithm, job.source, None, None)
+    run.resumed = job.resumed
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: run.stop("interrupted"))
+    threading.Thread(target=_obey, args=(launcher, run), name="asyncrl-launcher", daemon=True).start()
+    if rank == 0:
+        _tell(run, launcher)
+    run.start(job.config, Callbacks(None))
+    error = _ended(run)
+    if rank == 0 or error is not None:
+        outcome = run.coordinator.outcome if run.coordinator is not None and rank == 0 else None
+        with contextlib.suppress(OSError):
+            launcher.send("outcome", rank, outcome, sendable(error))
+    launcher.close()
+    if error is None or isinstance(error, StoppedWhileStarting):
+        return 0  # else the agent would start this rank again
+    return error.exit_code if isinstance(error, AsyncRLError) else 1
+
+
+def _ended(run: RunThread) -> BaseException | None:
+    """Wait for the end; the error of the run."""
+    while True:
+        with contextlib.suppress(TimeoutError):  # in pieces, so that signals are handled
+            return run.done.exception(timeout=0.2)
+
+
+def _obey(launcher: Channel, run: RunThread) -> None:
+    """Stop when the launcher says so, or is gone."""
+    while (message := launcher.receive()) is not None:
+        if message[0] == "stop":
+            run.stop(message[1])
+    run.stop("interrupted")
+
+
+def _tell(run: RunThread, launcher: Channel) -> None:
+    """Send every snapshot, and the page's address before the first one that has it."""
+    told: list[str] = []
+
+    def send(snapshot: Snapshot) -> None:
+        coordinator = run.coordinator
+        with contextlib.suppress(OSError):
+            if not told and coordinator is not None and coordinator.url is not None:
+                told.append(coordinator.url)
+                launcher.send("url", coordinator.url, coordinator.page_url)
+            launcher.send("snapshot", snapshot)
+
+    run.listeners.append(send)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

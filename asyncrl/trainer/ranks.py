@@ -1,0 +1,215 @@
+"""A run of several groups on this machine, seen from the process that starts them: it stands in for `Coordinator`.
+
+launcher (this process) ── torch's elastic agent ── rank 0, rank 1, ...   each a whole run (`rank.py`)
+snapshots, outcome  <── a socket ──  rank 0
+stop                ── the sockets ──>  every rank
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.factory_pickle import pack_policy
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import GroupLost, StoppedWhileStarting
+from asyncrl.protocols import Algorithm
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.grouped import Alone, Group
+from asyncrl.show.metrics import Snapshot
+from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, Message
+
+if TYPE_CHECKING:
+    from asyncrl.groups.launch import Failure, Launch
+    from asyncrl.run.ending import Outcome
+
+END_SECONDS = 15.0
+"""How long ranks may take to end after rank 0 has, before they are killed."""
+
+
+class Ranks:
+    """One run of several groups; made and used on the run's event-loop thread, as `Coordinator` is.
+
+    Args:
+        config, algorithm, source: of the whole run.
+        server: a fork server, which the ranks do not need; it is closed.
+        on_snapshot: called on the loop thread with every snapshot of rank 0's.
+        callbacks: the user's; `on_start`, `on_report`, `on_evaluation` and `on_end` are called.
+        started: not used; every rank counts its own start-up.
+        group: the whole run, with the checkpoint that it goes on from.
+
+    Attributes:
+        url, page_url, outcome: see `Coordinator`; those of rank 0.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        source: EnvSource,
+        server: ForkServer,
+        on_snapshot: Callable[[Snapshot], None],
+        started: float | None = None,
+        callbacks: Callbacks | None = None,
+        group: Group | Alone | None = None,
+    ) -> None:
+        self.url: str | None = None
+        self.page_url: str | None = None
+        self.outcome: Outcome | None = None
+        self._config, self._job = (
+            config,
+            Job(config, algorithm, source, group.resumed if group is not None else None),
+        )
+        self._on_snapshot, self._callbacks = on_snapshot, callbacks or Callbacks(None)
+        self._callbacks.attach(self.stop, lambda error: self.stop("stopped"))
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[list[Failure]] = self._loop.create_future()
+        self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._reason: str | None = None
+        self._evaluations = 0
+        server.close()
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run in good order; the first reason counts. Loop thread only."""
+        if self._reason is None:
+            self._reason = reason
+            for channel in list(self._channels.values()):
+                with contextlib.suppress(OSError):
+                    channel.send("stop", reason)
+
+    def kill(self) -> None:
+        """Kill every rank at once; any thread. Their actors end with them."""
+        for pid in list(self._pids.values()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def run(self) -> Outcome:
+        """Start the ranks, relay, wait for their end. Raises the error that ended the run."""
+        from asyncrl.groups.launch import Launch
+
+        with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder:
+            directory = Path(folder)
+            (directory / JOB).write_bytes(pack_policy(self._job))
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(directory / SOCKET))
+            listener.listen()
+            threading.Thread(target=self._accept, args=(listener,), name="asyncrl-ranks", daemon=True).start()
+            launch = Launch(
+                (sys.executable, "-m", "asyncrl.trainer.rank", folder),
+                self._config.groups,
+                alone=self._config.fusion == "async",
+                max_restarts=self._config.max_restarts if self._config.fusion == "async" else 0,
+                on_end=lambda failures: self._on_loop(self._all_ended, failures),
+            )
+            try:
+                failures = await asyncio.shield(self._ended)
+            finally:
+                await self._close(launch, listener)
+        error = self._error(failures)
+        if error is not None:
+            raise error
+        if self.outcome is None:
+            raise StoppedWhileStarting("The run was stopped while its groups started; it leaves no policy.")
+        return self.outcome
+
+    async def _close(self, launch: Launch, listener: socket.socket) -> None:
+        """End what is left of the ranks, then of the connections."""
+        if not self._ended.done():  # this task was cancelled
+            self.stop("interrupted")
+            await asyncio.wait((self._ended,), timeout=END_SECONDS)
+            self.kill()
+        await asyncio.to_thread(launch.join, END_SECONDS)
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _error(self, failures: list[Failure]) -> BaseException | None:
+        """What ended the run: rank 0's own error, else the first rank that failed; None of one that has ended well."""
+        from asyncrl.groups.launch import describe_failure
+
+        if 0 in self._errors:
+            return self._errors[0]
+        if self.outcome is not None:
+            return None
+        known = [self._errors[rank] for rank in sorted(self._errors)]
+        if known or not failures:
+            return known[0] if known else None
+        texts = [describe_failure(failure, platform.node()) for failure in failures]
+        return GroupLost(
+            f"The run ended: {texts[0]}.",
+            facts={"ranks": "; ".join(texts)},
+            fix="look at the output of that rank above; `dmesg` tells of a process that the kernel has killed",
+        )
+
+    def _all_ended(self, failures: list[Failure]) -> None:
+        if not self._ended.done():
+            self._ended.set_result(failures)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take the ranks' connections, each with a thread that hears it."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._hear, args=(Channel(connection),), name="asyncrl-rank", daemon=True
+            ).start()
+
+    def _hear(self, channel: Channel) -> None:
+        while (message := channel.receive()) is not None:
+            self._on_loop(self._receive, channel, message)
+        channel.close()
+
+    def _receive(self, channel: Channel, message: Message) -> None:
+        kind, *values = message
+        if kind == "hello":
+            rank, self._pids[rank] = values[0], values[1]
+            self._channels[rank] = channel
+            if self._reason is not None:
+                with contextlib.suppress(OSError):
+                    channel.send("stop", self._reason)
+        elif kind == "url":
+            self.url, self.page_url = values
+        elif kind == "snapshot":
+            self._show(values[0])
+        elif kind == "outcome":
+            rank, outcome, error = values
+            if error is not None:
+                self._errors[rank] = error
+            if rank == 0:  # the run is over, whatever the others do
+                self.outcome = outcome
+                self.stop("stopped")
+                self._loop.call_later(END_SECONDS, self.kill)
+
+    def _show(self, snapshot: Snapshot) -> None:
+        if snapshot.state == "training" and not self._callbacks.started:
+            with contextlib.suppress(Exception):  # it is kept in `Callbacks.error`, and raised at the end
+                self._callbacks.start()
+        self._on_snapshot(snapshot)
+        for evaluation in snapshot.evaluations[self._evaluations :]:
+            self._callbacks.evaluation(evaluation)
+        self._evaluations = len(snapshot.evaluations)
+        self._callbacks.report(snapshot)

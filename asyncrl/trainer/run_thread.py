@@ -1,0 +1,272 @@
+"""A run in a thread of its own, and the result it leaves.
+
+The thread ("asyncrl-coordinator") always has the run's event loop: a blocking notebook cell does not freeze training, a
+caller's loop is never blocked, and scripts, asyncio and Jupyter use the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.errors import StoppedWhileStarting, describe_error
+from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
+from asyncrl.protocols import Algorithm
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.trainer.shown_result import ShownResult
+
+if TYPE_CHECKING:
+    from asyncrl.run.coordinator import Coordinator
+    from asyncrl.run.ending import Outcome
+    from asyncrl.storage.resume import Resumption
+    from asyncrl.trainer.ranks import Ranks
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Windows, or a platform without a wheel
+    new_event_loop = asyncio.new_event_loop
+
+CLOSE_SECONDS = 10.0
+"""How long `stop_or_kill` waits for the run to end before it kills its processes."""
+MOST_RETURNS = 400
+"""Points of `TrainResult.returns` from which every second one is dropped."""
+SERVED_SECONDS = 60.0
+"""How long `wait_until_served` waits; the run goes on starting afterwards."""
+
+
+@dataclass(frozen=True, repr=False)
+class TrainResult(ShownResult):
+    """The result of training.
+
+    Attributes:
+        policy: acts with the run's final weights, or those that reached `target_return`; `policy.save(path)` keeps it.
+        best: the policy of the best evaluation and its figure, or None where nothing was evaluated.
+        evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
+        stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
+            `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
+        summary: the content of `summary.json`.
+        run_dir: directory of the run's files, or None.
+        evaluations: every greedy evaluation, in the order of training.
+        returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
+    """
+
+    policy: PortablePolicy
+    evaluation: EvaluationResult | None
+    stop_reason: str
+    summary: dict[str, Any]
+    run_dir: Path | None
+    best: BestPolicy | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
+
+
+class RunThread:
+    """Runs one `Coordinator` on a thread of its own; every method may be called from any thread.
+
+    Args:
+        algorithm: the algorithm's record.
+        source: the environment.
+        server: a fork server that is already starting, or None to start one with the run.
+        started: see `Coordinator`.
+
+    Attributes:
+        done: the result of the run, or the error that ended it.
+        result: the result, also of a failed run; None before its end, or where it has no weights.
+        snapshot: the newest snapshot, None before the first.
+        listeners: called with every snapshot, on this thread.
+        awaited: whether somebody waits for the result; otherwise an error is printed.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, source: EnvSource, server: ForkServer | None, started: float | None
+    ) -> None:
+        self._algorithm = algorithm
+        self._source = source
+        self._server = server
+        self._started_at = started
+        self.resumed: Resumption | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._coordinator: Coordinator | Ranks | None = None
+        self._stop_reason: str | None = None
+        self._lock = threading.RLock()  # a signal handler may call `stop` while this thread holds it
+        self._served = threading.Event()
+        self._callbacks = Callbacks(None)
+        self.done: Future[TrainResult] = Future()
+        self.result: TrainResult | None = None
+        self.snapshot: Snapshot | None = None
+        self._returns: list[tuple[int, float]] = []
+        self.listeners: list[Callable[[Snapshot], None]] = []
+        self.awaited = True
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._thread is not None
+
+    @property
+    def coordinator(self) -> Coordinator | Ranks | None:
+        """The run; None before its thread has made it."""
+        return self._coordinator
+
+    def start(self, config: TrainerConfig, callbacks: Callbacks) -> None:
+        """Start the run and return at once. Raises RuntimeError if it was started before."""
+        with self._lock:
+            if self._thread is not None:
+                raise RuntimeError("this trainer has run already; make a new Trainer")
+            if self._server is None:
+                self._server = ForkServer()
+                self._server.start()
+            atexit.register(self.close)
+            self._callbacks = callbacks
+            self._thread = threading.Thread(
+                target=self._run, args=(config,), name="asyncrl-coordinator", daemon=True
+            )
+            self._thread.start()
+
+    def wait_until_served(self) -> None:
+        """Wait until the live page has its address; from then on an error is printed unless somebody waits.
+
+        Raises what has ended the run before that.
+        """
+        try:
+            self._served.wait(SERVED_SECONDS)
+        except KeyboardInterrupt:
+            self.stop("interrupted")
+            raise
+        with self._lock:
+            if not self.done.done():
+                self.awaited = False
+                return
+        self.done.result()
+
+    def stop(self, reason: str) -> None:
+        """End the run in good order; returns at once. The first reason counts."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            coordinator, loop = self._coordinator, self._loop
+        if coordinator is not None and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop, and the run with it, has just ended
+                loop.call_soon_threadsafe(coordinator.stop, reason)
+
+    def kill(self) -> None:
+        """Kill every process of the run at once; also from a signal handler."""
+        if self._server is not None:
+            self._server.kill()
+        kill_ranks = getattr(self._coordinator, "kill", None)
+        if kill_ranks is not None:
+            kill_ranks()
+
+    def stop_or_kill(self) -> None:
+        """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
+        assert self._thread is not None
+        try:
+            self.stop("interrupted")
+            self._thread.join(CLOSE_SECONDS)
+        finally:
+            if self._thread.is_alive():
+                self.kill()
+
+    def close(self) -> None:
+        """Stop and wait until nothing of the run is left; idempotent."""
+        atexit.unregister(self.close)
+        if self._thread is None:
+            if self._server is not None:
+                self._server.close()
+            return
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self.stop_or_kill()
+
+    # --- on the run's thread -----------------------------------------------------------------------------------------
+
+    def _run(self, config: TrainerConfig) -> None:
+        result: TrainResult | None = None
+        error: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                result = runner.run(self._main(config))
+        except BaseException as raised:
+            error = raised
+        # The registration would keep this object, and its memory, to the end of the process.
+        atexit.unregister(self.close)
+        with self._lock:
+            if result is not None:
+                self.done.set_result(result)
+            else:
+                self.done.set_exception(error)
+            if error is not None and not self.awaited:
+                self._print(config, error)
+        self._served.set()
+
+    def _print(self, config: TrainerConfig, error: BaseException) -> None:
+        """Tell of the error that ended a run in the background."""
+        if isinstance(error, StoppedWhileStarting):
+            return
+        text = f"asyncrl: the run of {config.algo} in {config.env} has failed\n{describe_error(error)}"
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+    async def _main(self, config: TrainerConfig) -> TrainResult:
+        assert self._server is not None
+        # Imported here because torch comes with it: it loads while the fork server does, and an actor that imports the
+        # module an environment is defined in, which may import Trainer, stays free of torch.
+        try:
+            from asyncrl.trainer.make_run import join_groups, make_run
+
+            group = await join_groups(
+                config, self._algorithm, self.resumed, cancelled=lambda: self._stop_reason is not None
+            )
+            rest = (self._server, self._receive, self._started_at, self._callbacks)
+            coordinator = make_run(group, self._source, *rest)
+        except BaseException:
+            self._server.close()
+            raise
+        with self._lock:
+            self._coordinator, self._loop = coordinator, asyncio.get_running_loop()
+            reason = self._stop_reason
+        if reason is not None:
+            coordinator.stop(reason)
+        try:
+            result = self.result = self._result(await coordinator.run(), config)
+        finally:
+            if self.result is None and coordinator.outcome is not None:
+                self.result = self._result(coordinator.outcome, config)
+            self._callbacks.end(self.result)
+        if self._callbacks.error is not None:
+            raise self._callbacks.error
+        return result
+
+    def _receive(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if snapshot.error is None:  # else the run ends now, and `wait_until_served` raises its error
+            self._served.set()
+        if snapshot.return_mean is not None:
+            self._returns.append((snapshot.env_steps, snapshot.return_mean))
+            if len(self._returns) > MOST_RETURNS:
+                del self._returns[::2]
+        for listener in self.listeners:
+            listener(snapshot)
+
+    def _result(self, outcome: Outcome, config: TrainerConfig) -> TrainResult:
+        return TrainResult(
+            policy=outcome.policy,
+            best=outcome.best,
+            evaluation=outcome.evaluation,
+            evaluations=outcome.snapshot.evaluations,
+            returns=tuple(self._returns),
+            stop_reason=outcome.snapshot.stop_reason or "stopped",
+            summary=outcome.summary,
+            run_dir=Path(config.run_dir) if config.run_dir else None,
+        )

@@ -1,0 +1,60 @@
+"""`init_from`: a run that begins with a policy's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl import DQN, PPO, Trainer, load
+from asyncrl.errors import CheckpointError
+from asyncrl.policies.policy_start import policy_to_begin_with
+
+SMALL: dict[str, Any] = {
+    "seed": 1,
+    "num_actors": 1,
+    "envs_per_actor": 2,
+    "http": "off",
+    "target_eval_episodes": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    algorithm = DQN(hidden_sizes=(16,), learning_starts=100)
+    Trainer("CartPole-v1", algorithm, run_dir=path, **SMALL).learn(total_steps=400)
+    return path
+
+
+def test_a_run_begins_with_the_policy_of_a_run_or_of_a_file(kept: Path, tmp_path: Path) -> None:
+    policy = load(kept)
+    policy.save(tmp_path / "cartpole.policy")
+    for number, path in enumerate((kept, kept / "checkpoints" / "latest", tmp_path / "cartpole.policy")):
+        trainer = Trainer(
+            "CartPole-v1", DQN(hidden_sizes=(16,)), init_from=path, **{**SMALL, "seed": 7 + number}
+        )
+        result = trainer.learn(total_steps=1)
+        assert result.summary["updates"] == 0
+        assert np.array_equal(result.policy.weights, load(path).weights)
+
+
+def test_one_that_does_not_fit_is_refused_by_what_differs(kept: Path) -> None:
+    spec = load(kept).meta.spec
+    policy_to_begin_with(kept, DQN(hidden_sizes=(16,)), spec)
+    for algorithm in (
+        DQN(hidden_sizes=(17,)),
+        PPO(hidden_sizes=(16,)),
+        DQN(hidden_sizes=(16,), dueling=True),
+    ):
+        with pytest.raises(CheckpointError, match="the policy of init_from has other networks"):
+            policy_to_begin_with(kept, algorithm, spec)
+    with pytest.raises(CheckpointError, match="other observations"):
+        Trainer("Acrobot-v1", DQN(hidden_sizes=(16,)), init_from=kept, **SMALL).learn(total_steps=1)
+
+
+def test_a_missing_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Trainer("CartPole-v1", DQN(), init_from=tmp_path / "none", **SMALL).learn(total_steps=1)

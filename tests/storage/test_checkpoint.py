@@ -1,0 +1,290 @@
+"""Checkpoints: everything comes back, every damage is seen, a kill leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.errors import CheckpointError
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.storage import checkpoint_format
+from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
+
+SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2), 500, 475.0)
+META = CheckpointMeta(
+    env="CartPole-v1",
+    algo="dqn",
+    spec=SPEC,
+    options={"learning_rate": 1e-3, "hidden": [64, 64], "clip": None, "dueling": True},
+    seed=3,
+    env_steps=1200,
+    updates=99,
+    episodes=12,
+    policy_version=5,
+    train_seconds=1.25,
+    return_mean=480.5,
+)
+
+
+def small_state() -> dict[str, Any]:
+    return {"weights": np.arange(8, dtype=np.float32), "core": {"w": torch.arange(6.0).reshape(2, 3)}}
+
+
+def test_every_kind_of_state_comes_back_equal(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    optimiser = torch.optim.Adam(net.parameters())
+    net(torch.ones(3, 4)).sum().backward()
+    optimiser.step()
+    rng = np.random.default_rng(1)
+    state = {
+        "net": net.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "rng": rng.bit_generator.state,
+        "arrays": [np.int64(3), np.zeros((0, 2), np.int32), np.array(2.5), np.arange(6).reshape(2, 3).T],
+        "plain": (1, 2.5, "x", None, True, b"bytes"),
+        7: "int key",
+    }
+    save(tmp_path / "latest", state, META)
+    got, meta = load(tmp_path / "latest", expect_env="CartPole-v1", expect_algo="dqn")
+    assert meta == META
+    assert all(torch.equal(got["net"][name], value) for name, value in net.state_dict().items())
+    torch.optim.Adam(torch.nn.Linear(4, 2).parameters()).load_state_dict(got["optimiser"])
+    assert torch.equal(got["optimiser"]["state"][0]["exp_avg"], optimiser.state_dict()["state"][0]["exp_avg"])
+    fresh = np.random.default_rng(2)
+    fresh.bit_generator.state = got["rng"]
+    assert fresh.random() == rng.random()
+    assert got["arrays"][0] == 3
+    for mine, theirs in zip(got["arrays"][1:], state["arrays"][1:], strict=True):
+        assert isinstance(mine, np.ndarray)
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert (mine == theirs).all()
+        mine[...] = 0  # the caller's own, writable
+    assert got["plain"] == state["plain"]
+    assert got[7] == "int key"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        DiscreteAction(3, start=-1),
+        MultiDiscreteAction((2, 3)),
+        BoxAction((-1.0, -np.inf), (1.0, np.inf), (2,)),
+    ],
+)
+def test_the_environment_comes_back(tmp_path: Path, action: Any) -> None:
+    meta = CheckpointMeta(env="e", algo="a", spec=EnvSpec("e", (84, 84, 4), "uint8", action))
+    save(tmp_path / "c", {}, meta)
+    assert load(tmp_path / "c")[1] == meta
+
+
+def test_a_policy_is_weights_and_what_builds_it(tmp_path: Path) -> None:
+    save(tmp_path / "best", small_state(), META)
+    policy = read_policy(tmp_path / "best")
+    assert policy.meta == META
+    assert policy.weights.dtype == np.float32
+    assert policy.weights.tolist() == list(range(8))
+    save(tmp_path / "empty", {"core": {}}, META)
+    with pytest.raises(CheckpointError, match="the checkpoint holds no policy weights"):
+        read_policy(tmp_path / "empty")
+
+
+def refusal(path: Path, **expect: Any) -> CheckpointError:
+    with pytest.raises(CheckpointError) as error:
+        load(path, **expect)
+    assert error.value.code == "ASYNC019"
+    assert error.value.facts["file"] == path
+    assert error.value.fix
+    return error.value
+
+
+def test_another_environment_or_algorithm_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    save(path, small_state(), META)
+    env = refusal(path, expect_env="Acrobot-v1")
+    assert env.what == "the checkpoint is of another environment: CartPole-v1, not Acrobot-v1"
+    assert env.facts["failed check"] == "environment"
+    algo = refusal(path, expect_algo="ppo")
+    assert algo.what == "the checkpoint is of another algorithm: dqn, not ppo"
+    assert algo.facts["failed check"] == "algorithm"
+
+
+def test_another_format_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "latest"
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_format, "FORMAT_VERSION", 2)
+        save(path, small_state(), META)
+    error = refusal(path)
+    assert error.what.startswith("the checkpoint has format version 2, this asyncrl ")
+    assert error.facts["failed check"] == "format version"
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    save(path, small_state(), META)
+    whole = path.read_bytes()
+    for data, check in (
+        (b"", "length"),
+        (whole[:20], "length"),
+        (whole[:-1], "length"),
+        (whole + b"x", "length"),
+        (b"PK\x03\x04" + whole[4:], "magic"),
+        (whole[:60] + b"?" + whole[61:], "SHA-256"),
+        (whole[:-5] + b"?" + whole[-4:], "SHA-256"),
+    ):
+        path.write_bytes(data)
+        error = refusal(path)
+        assert error.what.startswith("the checkpoint is damaged: ")
+        assert error.facts["failed check"] == check
+    missing = refusal(tmp_path / "nothing")
+    assert missing.what == "the checkpoint cannot be read: No such file or directory"
+    assert missing.facts["failed check"] == "open"
+
+
+def test_single_bit_flips_are_all_seen(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    save(path, small_state(), META)
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    # Every bit of the fixed prefix, and 300 anywhere.
+    bits = [*range(56 * 8), *(rng.randrange(len(whole) * 8) for _ in range(300))]
+    for bit in bits:
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError):
+            load(path)
+    path.write_bytes(whole)
+    load(path)
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "latest"
+    save(path, small_state(), META)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(path, {"weights": np.zeros(3, np.float32)}, META)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["latest"]
+    assert read_policy(path).weights.size == 8
+
+
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+import numpy as np
+from asyncrl.storage import checkpoint
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.errors import CheckpointError
+
+directory, rounds, in_place = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "in_place"
+if in_place:
+    # The negative control: the same bytes, written straight to their name.
+    def write(path, chunks):
+        with path.open("wb") as file:
+            for chunk in chunks:
+                for start in range(0, len(chunk), 4096):
+                    file.write(chunk[start : start + 4096])
+                    file.flush()
+    checkpoint.write_atomically = write
+spec = EnvSpec("e", (4,), "float32", DiscreteAction(2))
+path = directory / "latest"
+
+def write(step):
+    meta = checkpoint.CheckpointMeta(env="e", algo="a", spec=spec, env_steps=step)
+    checkpoint.save(path, {"weights": np.full(200_000, step, np.float32)}, meta)
+
+began = time.perf_counter()
+write(0)
+one_save = time.perf_counter() - began
+rng, last, unreadable, moved = random.Random(0), 0, 0, 0
+for _ in range(rounds):
+    child = os.fork()
+    if child == 0:
+        try:
+            for step in range(last + 1, last + 100):
+                write(step)
+        finally:
+            os._exit(1)
+    time.sleep(one_save * rng.uniform(0.1, 3.0))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        policy = checkpoint.read_policy(path)
+    except CheckpointError:
+        unreadable += 1
+        write(last)
+        continue
+    assert (policy.weights == policy.meta.env_steps).all() and policy.weights.size == 200_000
+    assert policy.meta.env_steps >= last, "a saved checkpoint went back"
+    moved += policy.meta.env_steps > last
+    last = policy.meta.env_steps
+print(unreadable, moved)
+"""
+
+
+def kill_during_saves(tmp_path: Path, rounds: int, how: str) -> tuple[int, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path), str(rounds), how],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    unreadable, moved = map(int, done.stdout.split())
+    return unreadable, moved
+
+
+def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    unreadable, moved = kill_during_saves(tmp_path, 100, "rename")
+    assert unreadable == 0
+    assert moved > 0, "no save ever ended, so the kills proved nothing"
+
+
+def test_a_kill_while_writing_in_place_is_seen(tmp_path: Path) -> None:
+    unreadable, _ = kill_during_saves(tmp_path, 40, "in_place")
+    assert unreadable > 0
+
+
+def test_a_folder_names_latest_and_best_and_keeps_a_few(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
+    assert folder.steps() == []
+    for step in (100, 200, 300, 1000):
+        meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=SPEC, env_steps=step)
+        assert folder.save(small_state(), meta, best=step == 100).name == str(step)
+    assert folder.steps() == [300, 1000]
+    assert load(folder.directory / "latest")[1].env_steps == 1000
+    assert load(folder.directory / "best")[1].env_steps == 100
+    assert {entry.name for entry in folder.directory.iterdir()} == {"300", "1000", "latest", "best"}
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        CheckpointFolder(tmp_path, keep=0)
+
+
+def test_a_folder_works_without_hard_links_and_clears_what_a_kill_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: Path, target: Path) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    (tmp_path / ".latest.1.tmp").write_bytes(b"half")
+    CheckpointFolder(tmp_path).save(small_state(), META)
+    digests = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("1200", "latest")}
+    assert len(digests) == 1
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1200", "latest"]

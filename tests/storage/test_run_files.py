@@ -1,0 +1,107 @@
+"""What a run directory keeps of a run that was made with a factory, and how it is found again."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import tomllib
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from asyncrl import DQN, Trainer
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource, describe
+from asyncrl.errors import ConfigurationError
+from asyncrl.storage.config_file import TRAINER, make_record, read_config
+from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_files import environment_of_run, network_of_run, write_run_files
+
+
+class Marker:
+    """Unpickling it makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self.path),)
+
+
+def keep(path: Path, env: object, algorithm: DQN | None = None) -> TrainerConfig:
+    """Write the files of a run; returns the options that its config.toml reads as."""
+    source = EnvSource.from_user(env)  # type: ignore[arg-type]
+    directory = RunDirectory(path)
+    try:
+        config = TrainerConfig(env=source.name, algo="dqn")
+        write_run_files(directory, config, algorithm or DQN(), source)
+    finally:
+        directory.close()
+    tables = read_config(path / "config.toml", ALGORITHMS)
+    return make_record(TrainerConfig, tables[TRAINER], file=path / "config.toml", path=TRAINER)
+
+
+def test_a_factory_is_kept_named_and_built_again(tmp_path: Path) -> None:
+    length = 0.25
+    config = keep(tmp_path, lambda: gymnasium.make("Pendulum-v1", g=length))
+    text = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert text["trainer"]["env_file"] == "environment.pkl"
+    assert config.env_file == str(tmp_path / "environment.pkl")
+    env = environment_of_run(tmp_path, config.env).build()
+    assert env.unwrapped.g == length  # type: ignore[union-attr]
+    trainer = Trainer.from_config(config, DQN())
+    assert describe(trainer._run._source).observation_shape == (3,)
+    trainer.close()
+
+
+def test_a_registered_spec_is_kept_too(tmp_path: Path) -> None:
+    spec = copy.copy(gymnasium.spec("CartPole-v1"))  # that of the registry stays as it is
+    spec.kwargs = {"sutton_barto_reward": True}
+    config = keep(tmp_path, spec)
+    env = environment_of_run(tmp_path, config.env).build()
+    assert env.unwrapped._sutton_barto_reward is True  # type: ignore[union-attr]
+
+
+def test_a_plain_id_needs_no_pickle(tmp_path: Path) -> None:
+    config = keep(tmp_path, "CartPole-v1")
+    assert config.env_file is None
+    assert not list(tmp_path.glob("*.pkl"))
+    assert environment_of_run(tmp_path, "CartPole-v1").kind == "id"
+    assert network_of_run(tmp_path) is None
+
+
+def test_a_network_is_kept(tmp_path: Path) -> None:
+    keep(tmp_path, "CartPole-v1", DQN(network=lambda inputs, outputs: (inputs, outputs)))
+    network = network_of_run(tmp_path)
+    assert network is not None
+    assert network(4, 2) == (4, 2)
+
+
+def test_nothing_is_unpickled_before_the_environment_is_built(tmp_path: Path) -> None:
+    keep(tmp_path, lambda: gymnasium.make("CartPole-v1"))
+    made = tmp_path / "made"
+    (tmp_path / "environment.pkl").write_bytes(pickle.dumps(Marker(made)))
+    config = read_config(tmp_path / "config.toml", ALGORITHMS)
+    source = environment_of_run(tmp_path, config[TRAINER]["env"])
+    assert not made.exists()
+    with pytest.raises(Exception, match="is not callable"):
+        source.build()
+    assert made.exists()
+
+
+def test_a_missing_or_wrong_file_is_named(tmp_path: Path) -> None:
+    config = keep(tmp_path, lambda: gymnasium.make("CartPole-v1"))
+    (tmp_path / "environment.pkl").unlink()
+    with pytest.raises(ConfigurationError, match=r"environment\.pkl"):
+        Trainer.from_config(config, DQN())
+    (tmp_path / "network.pkl").write_bytes(b"no pickle")
+    with pytest.raises(ConfigurationError, match=r"network\.pkl"):
+        network_of_run(tmp_path)
+
+
+def test_a_trainer_takes_the_environment_and_not_its_file() -> None:
+    with pytest.raises(TypeError, match="env_file"):
+        Trainer("CartPole-v1", DQN(), env_file="x")

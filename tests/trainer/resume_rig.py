@@ -1,0 +1,87 @@
+"""Short runs that are stopped and go on, and the numbers of a run that must not depend on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from asyncrl import DQN, PPO, SAC, Trainer
+from asyncrl.trainer.run_thread import TrainResult
+
+RUNS: dict[str, tuple[str, Any]] = {
+    "dqn": (
+        "CartPole-v1",
+        DQN(
+            discipline="lockstep",
+            prioritized=True,
+            n_step=3,
+            learning_starts=100,
+            batch_size=32,
+            hidden_sizes=(16, 16),
+            replay_capacity=512,
+            beta_end=0.4,
+            exploration_repeat=4,
+        ),
+    ),
+    "ppo": (
+        "CartPole-v1",
+        PPO(
+            discipline="lockstep",
+            segment_length=32,
+            hidden_sizes=(16, 16),
+            normalize_observations=True,
+            normalize_rewards=True,
+        ),
+    ),
+    "synchronous": ("CartPole-v1", PPO(discipline="synchronous", segment_length=32, hidden_sizes=(16, 16))),
+    "sac": (
+        "Pendulum-v1",
+        SAC(discipline="lockstep", learning_starts=100, batch_size=32, hidden_sizes=(16, 16)),
+    ),
+}
+"""Environment and algorithm by name. No schedule of these depends on `total_steps`; the replay wraps around."""
+
+
+def trainer_of(name: str, run_dir: Path | None, **options: Any) -> Trainer:
+    """A small run of one of `RUNS`."""
+    env, algorithm = RUNS[name]
+    common: dict[str, Any] = {
+        "seed": 3,
+        "num_actors": 2,
+        "envs_per_actor": 2,
+        "http": "off",
+        "eval_interval_steps": 500,
+        "eval_episodes": 1,
+        "target_eval_episodes": 1,
+        "save_replay_buffer": True,
+    }
+    return Trainer(env, algorithm, run_dir=run_dir, **{**common, **options})
+
+
+def numbers(trainer: Trainer, result: TrainResult) -> dict[str, Any]:
+    """Everything of a run in lockstep that must not depend on timing, nor on where it was stopped and went on."""
+    last = trainer.snapshot()
+    assert last is not None
+    return {
+        "weights": result.policy.weights.tobytes(),
+        "updates": last.updates,
+        "policy_version": last.policy_version,
+        "env_steps": last.env_steps,
+        "episodes": last.episodes,
+        "return_mean": last.return_mean,
+        "loss": last.loss,
+        "metrics": last.train_metrics,
+        "staleness": last.staleness_counts,
+        "policy_lag": last.policy_lag_counts,
+        "samples_per_insert": last.samples_per_insert_achieved,
+    }
+
+
+def stop_after(trainer: Trainer, env_steps: int, limit_seconds: float = 60.0) -> None:
+    """Stop a started run once it has made so many steps."""
+    end = time.monotonic() + limit_seconds
+    while (snapshot := trainer.snapshot()) is None or snapshot.env_steps < env_steps:
+        assert time.monotonic() < end and not trainer.done, "the run made no progress"
+        time.sleep(0.005)
+    trainer.stop()

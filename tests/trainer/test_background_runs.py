@@ -1,0 +1,98 @@
+"""Runs in the background: when `start` returns, who is told of an error, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import typing
+from typing import Any
+
+import pytest
+from fakes import Raises
+from small_records import small
+
+import asyncrl
+from asyncrl import PPO, Trainer, errors
+from asyncrl.config import TrainerConfig
+from asyncrl.trainer.arguments import RunOptions
+
+
+def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
+    given = {"num_actors": 1, "envs_per_actor": 4, **options}
+    return Trainer(env, small("dqn", learning_starts=200, samples_per_insert=4.0), **given)
+
+
+def wait_for_steps(run: Trainer) -> None:
+    deadline = time.monotonic() + 30
+    while (snapshot := run.snapshot()) is None or snapshot.updates == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_start_returns_when_the_url_is_known_and_the_run_is_found() -> None:
+    with trainer() as run:
+        run.start()
+        assert run.url is not None and run.url.startswith("http://127.0.0.1:")
+        assert asyncrl.running() == (run,)
+        wait_for_steps(run)
+        asyncrl.stop_all()
+        assert run.done and asyncrl.running() == () and run.result is not None
+        assert run.result.stop_reason == "stopped"
+
+
+def test_start_raises_what_ends_the_run_before_that() -> None:
+    with trainer() as first:
+        first.start()
+        assert first.url is not None
+        with pytest.raises(errors.PortInUse):
+            trainer(http=int(first.url.rpartition(":")[2])).start()
+
+
+def test_an_error_in_the_background_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    run = trainer(Raises, http="off")
+    run.start()
+    with pytest.raises(errors.EnvironmentRaised):
+        run._run.done.result(timeout=60)
+    run.close()
+    printed = capfd.readouterr().err
+    assert printed.count("[ASYNC002]") == 1 and printed.startswith("asyncrl: the run of dqn in ")
+    with pytest.raises(errors.EnvironmentRaised):
+        asyncio.run(run.wait())
+    assert "ASYNC002" not in capfd.readouterr().err
+
+
+def test_an_error_that_somebody_waits_for_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(errors.EnvironmentRaised):
+        trainer(Raises, http="off").learn()
+    assert "asyncrl: the run" not in capfd.readouterr().err
+
+
+def test_learn_interrupted_keeps_the_result() -> None:
+    run = trainer(http="off")
+
+    def interrupt() -> None:
+        wait_for_steps(run)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run.learn()
+    thread.join()
+    assert run.result is not None and run.result.stop_reason == "interrupted"
+    assert run.result.policy.predict([0.0] * 4)[0] in (0, 1)
+
+
+def test_a_class_in_place_of_a_record_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"must be a record or a name, got the class PPO; write PPO\(\)"):
+        Trainer("CartPole-v1", PPO)  # type: ignore[arg-type]
+
+
+def test_the_typed_options_are_those_of_the_record() -> None:
+    typed, real = typing.get_type_hints(RunOptions), typing.get_type_hints(TrainerConfig)
+    assert set(typed) == set(real) - {"env", "env_file", "algo"}
+    # These take a path, classes and functions as well.
+    assert {name for name in typed if typed[name] != real[name]} == {"run_dir", "init_from", "wrappers"}

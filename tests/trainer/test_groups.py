@@ -1,0 +1,119 @@
+"""Runs of two groups: from Python, by torchrun's two commands on two addresses, and with a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from asyncrl import Snapshot, Trainer
+from asyncrl.errors import GroupLost
+from asyncrl.groups.launch import free_port
+
+SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
+SMALL |= {"target_eval_episodes": 2, "http": "off"}
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libuv_of_torch_has_started() -> None:
+    """Torch's own libuv opens a pipe for the whole process with its first store; that is not a leak of a test."""
+    dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+
+
+def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path: Path) -> None:
+    shown: list[Snapshot] = []
+    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "run_dir": tmp_path / "run"}
+    result = Trainer("CartPole-v1", "dqn", total_steps=4000, **options).learn(on_snapshot=shown.append)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert result.summary["fusions"] == summary["fusions"]
+    assert summary["fusions"]["count"] > 5 and summary["fusions"]["sent_bytes"] > 0
+    groups = summary["groups"]
+    assert [group["rank"] for group in groups] == [0, 1]
+    assert summary["env_steps"] == sum(group["env_steps"] for group in groups) >= 4000
+    assert all(group["updates"] > 100 for group in groups)
+    assert any(len(snapshot.groups) == 2 for snapshot in shown)
+    assert result.policy.predict([0.0] * 4)[0] in (0, 1)
+    assert (tmp_path / "run" / "groups" / "1" / "summary.json").exists()
+    assert "total_steps = 4000" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    commands = [
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+            *("--node-rank", str(rank), "--master-addr", "127.0.0.2", "--master-port", str(port)),
+            *(
+                "--local-addr",
+                f"127.0.0.{2 + rank}",
+                "-m",
+                "asyncrl",
+                "train",
+                "CartPole-v1",
+                "--algo",
+                "dqn",
+            ),
+            *("--steps", "3k", "--actors", "1", "--envs-per-actor", "8", "--fusion", "gradients"),
+            *("--eval-interval-steps", "none", "--target-eval-episodes", "2", "--run-dir", str(run)),
+        ]
+        for rank in range(2)
+    ]
+    machines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [machine.communicate(timeout=200)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0]
+    assert "stopped by    total_steps" in outputs[0] and outputs[1] == ""
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["env_steps"] >= 3000
+    first, second = summary["groups"]
+    assert first["updates"] == second["updates"] == summary["updates"]
+
+
+def rank_process(rank: int) -> psutil.Process:
+    """The process of a rank that this one has started."""
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "asyncrl.trainer.rank" in child.cmdline() and child.environ().get("RANK") == str(rank):
+                return child
+        except psutil.Error:
+            continue
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def wait_until_both_learn(trainer: Trainer) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not trainer.done:
+        snapshot = trainer.snapshot()
+        if snapshot is not None and len([g for g in snapshot.groups if g.updates > 0 and g.fusions > 0]) == 2:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the groups do not learn")
+
+
+def test_a_killed_rank_ends_average_within_five_seconds_and_is_named(tmp_path: Path) -> None:
+    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 4, "run_dir": tmp_path / "run"}
+    trainer = Trainer("CartPole-v1", "dqn", **options)
+    trainer.start()
+    try:
+        wait_until_both_learn(trainer)
+        rank_process(1).send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(GroupLost, match=r"Rank 1 on .* is lost") as caught:
+            trainer._run.done.result(60)
+    finally:
+        trainer.close()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["state"] == "failed" and "ASYNC032" in summary["error"]
+    assert "cause: Connection closed by peer" in str(caught.value)
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+    written = os.path.getmtime(tmp_path / "run" / "summary.json")
+    assert written - (time.time() - (time.monotonic() - killed)) < 5.0

@@ -1,0 +1,239 @@
+"""Resuming a run: its counters, files, options, and what is said where it cannot go on as it was."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl import DQN, PPO, Trainer
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.storage.resume import changed_options, options_of_run, total_of
+from asyncrl.storage.resume_rules import FIXED, FIXED_IN_LOCKSTEP, check_changes
+
+SMALL: dict[str, Any] = {
+    "seed": 1,
+    "num_actors": 2,
+    "envs_per_actor": 2,
+    "http": "off",
+    "eval_interval_steps": 500,
+    "eval_episodes": 1,
+    "target_eval_episodes": 1,
+}
+ALGORITHM = DQN(learning_starts=200, hidden_sizes=(16,))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of 1,000 steps in the relaxed discipline."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    Trainer("CartPole-v1", ALGORITHM, run_dir=path, **SMALL).learn(total_steps=1_000)
+    return path
+
+
+@pytest.fixture
+def run(kept: Path, tmp_path: Path) -> Path:
+    """A copy of it, in another place."""
+    return Path(shutil.copytree(kept, tmp_path / "moved"))
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_counters_clocks_and_files_go_on(run: Path) -> None:
+    before = json.loads((run / "summary.json").read_text())
+    old_lines = (run / "metrics.jsonl").read_text()
+    trainer = Trainer.resume(run, "+500", eval_interval_steps=250)
+    assert trainer.resumed_from == (
+        f"goes on from {run / 'checkpoints' / 'latest'}: {before['env_steps']:,} steps, {before['updates']:,} updates",
+        "the actors begin new episodes",
+        "the replay is filled again: 200 steps before the next update (save_replay_buffer keeps it)",
+    )
+    result = trainer.learn()
+    after = json.loads((run / "summary.json").read_text())
+    total = before["env_steps"] + 500
+    assert total <= after["env_steps"] <= total + 8 and after == result.summary
+    for name in ("updates", "episodes", "policy_version", "train_seconds", "wall_seconds"):
+        assert after[name] > before[name], name
+    # 200 of the 500 steps fill the replay; the others pay for 16 samples each.
+    assert after["updates"] - before["updates"] == pytest.approx(300 * 16 / 64, abs=12)
+    text = (run / "metrics.jsonl").read_text()
+    assert text.startswith(old_lines)
+    entries = lines_of(run)
+    steps = [entry["time/total_timesteps"] for entry in entries if "time/total_timesteps" in entry]
+    assert steps == sorted(steps) and steps[-1] == after["env_steps"]
+    evaluated = [entry["eval/total_timesteps"] for entry in entries if "eval/total_timesteps" in entry]
+    assert evaluated == sorted(evaluated) and len(evaluated) >= 5
+    with (run / "progress.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(entries), "one header, one row per entry"
+    assert len(list((run / "tb").glob("events.*"))) in (0, 2)
+    meta = json.loads((run / "meta.json").read_text())
+    (resumed,) = meta["resumed"]
+    assert resumed["env_steps"] == before["env_steps"] and not resumed["exact"]
+    assert meta["started"] <= resumed["started"]
+    assert tuple(resumed["notes"]) == trainer.resumed_from[1:]
+    config, algorithm = options_of_run(run)
+    assert (config.total_steps, config.eval_interval_steps, algorithm) == (total, 250, ALGORITHM)
+
+
+def test_the_best_evaluation_is_remembered(run: Path) -> None:
+    trainer = Trainer.resume(run, "+8")
+    seen: list[Any] = []
+    trainer.learn(on_snapshot=seen.append)
+    old = max(entry["eval/mean_reward"] for entry in lines_of(run)[:-1] if "eval/mean_reward" in entry)
+    assert seen[-1].best_evaluation.return_mean >= old
+    assert len(seen[-1].evaluations) >= 3
+
+
+def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,00\d of 1,000") as raised:
+        Trainer.resume(run)
+    assert "--steps +100k" in raised.value.fix
+    with pytest.raises(ConfigurationError, match="used up its max_seconds"):
+        Trainer.resume(run, "+1", max_seconds=1e-6)
+
+
+def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path) -> None:
+    low = {**SMALL, "target_return": 1.0}
+    shutil.rmtree(run)
+    Trainer("CartPole-v1", ALGORITHM, run_dir=run, **low).learn(total_steps=100_000)
+    before = json.loads((run / "summary.json").read_text())
+    assert before["stop_reason"] == "target_return"
+    with pytest.raises(ConfigurationError, match="has reached its target_return, 1") as raised:
+        Trainer.resume(run)
+    assert "--steps +100k" in raised.value.fix
+    trainer = Trainer.resume(run, "+600")
+    assert "target_return 1 was reached and no longer ends the run" in trainer.resumed_from
+    result = trainer.learn()
+    assert result.stop_reason == "total_steps"
+    assert result.summary["env_steps"] > before["env_steps"]
+    higher = Trainer.resume(run, "+600", target_return=1e9)
+    assert higher.config.target_return == 1e9
+    higher.close()
+
+
+def test_there_must_be_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no run in"):
+        Trainer.resume(tmp_path)
+
+
+def test_total_steps_or_so_many_more() -> None:
+    assert [total_of(steps, 7) for steps in (None, 5, "200k", "+3")] == [None, 5, 200_000, 10]
+    with pytest.raises(ConfigurationError, match="total_steps must be a whole number"):
+        total_of("+many", 7)
+
+
+def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -> None:
+    with pytest.raises(ConfigurationError, match="hidden_sizes may not change") as raised:
+        Trainer.resume(run, "+1", hidden_sizes=(32,))
+    assert raised.value.facts == {"option": "hidden_sizes", "of the run": (16,), "asked for": (32,)}
+    for name, value in {
+        "seed": 5,
+        "envs_per_actor": 3,
+        "discipline": "lockstep",
+        "env": "Acrobot-v1",
+    }.items():
+        with pytest.raises(ConfigurationError, match=f"{name} may not change"):
+            Trainer.resume(run, "+1", **{name: value})
+    with pytest.raises(TypeError, match="no option 'learning_rat'; did you mean learning_rate"):
+        Trainer.resume(run, "+1", learning_rat=1)
+
+
+def test_the_number_of_actors_may_change_unless_in_lockstep() -> None:
+    config = TrainerConfig(env="CartPole-v1", algo="ppo", num_actors=2)
+    changed_options(config, PPO(), {"num_actors": 3, "learning_rate": 1e-4})
+    with pytest.raises(ConfigurationError, match="num_actors may not change"):
+        changed_options(config, PPO(discipline="lockstep"), {"num_actors": 3})
+
+
+def test_every_rule_is_of_an_option() -> None:
+    from asyncrl.algorithms import ALGORITHMS
+    from asyncrl.options import option_help
+
+    known = {name for record in (TrainerConfig, *ALGORITHMS.values()) for name in option_help(record)}
+    assert {*FIXED, *FIXED_IN_LOCKSTEP} <= known
+    check_changes(TrainerConfig(env="a", algo="dqn"), DQN(), TrainerConfig(env="a", algo="dqn"), DQN())
+
+
+def test_another_number_of_actors_goes_on_with_an_empty_replay(run: Path) -> None:
+    result = Trainer.resume(run, "+400", num_actors=1, save_replay_buffer=True).learn()
+    assert 1_400 <= result.summary["env_steps"] <= 1_410
+
+
+def test_a_kept_replay_is_trained_on_at_once(tmp_path: Path) -> None:
+    first = Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path, save_replay_buffer=True, **SMALL)
+    before = first.learn(total_steps=1_000).summary
+    trainer = Trainer.resume(tmp_path, "+160")
+    assert trainer.resumed_from[1:] == ("the actors begin new episodes",)
+    after = trainer.learn().summary
+    # Not one of the 160 steps fills a replay again: each pays for 16 samples in batches of 64.
+    assert after["updates"] - before["updates"] == pytest.approx(160 * 16 / 64, abs=12)
+    assert len(list((tmp_path / "checkpoints").glob("*.replay"))) == 1
+
+
+def test_a_damaged_checkpoint_names_the_one_before_it(run: Path) -> None:
+    latest = run / "checkpoints" / "latest"
+    data = bytearray(latest.read_bytes())
+    data[-5] ^= 1
+    shutil.copy(latest, latest.parent / "400")  # a short run may have saved only once
+    steps = sorted(int(p.name) for p in latest.parent.iterdir() if p.name.isdecimal())
+    (latest.parent / str(steps[-1])).unlink()
+    latest.unlink()
+    latest.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is damaged") as raised:
+        Trainer.resume(run, "+100")
+    assert raised.value.fix == f"use the one before it, {latest.parent / str(steps[-2])}"
+    trainer = Trainer.resume(run, "+100", checkpoint=str(steps[-2]))
+    assert trainer.learn().summary["env_steps"] >= steps[-2] + 100
+
+
+def test_a_damaged_replay_is_refused(tmp_path: Path) -> None:
+    algorithm = PPO(discipline="lockstep", hidden_sizes=(8,), segment_length=16)
+    Trainer("CartPole-v1", algorithm, run_dir=tmp_path, **SMALL).learn(total_steps=200)
+    (file,) = (tmp_path / "checkpoints").glob("*.replay")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="replay of the checkpoint is damaged"):
+        Trainer.resume(tmp_path, "+100")
+
+
+def test_a_checkpoint_without_rows_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    algorithm = PPO(discipline="lockstep", hidden_sizes=(8,), segment_length=16)
+    Trainer("CartPole-v1", algorithm, run_dir=tmp_path, **SMALL).learn(total_steps=800)
+    trainer = Trainer.resume(tmp_path, 1_200, checkpoint="best")
+    assert trainer.resumed_from[1].startswith("the actors begin new episodes")
+    assert trainer.learn().summary["env_steps"] >= 1_200
+    with pytest.raises(ConfigurationError, match="num_actors may not change"):
+        Trainer.resume(tmp_path, "+100", num_actors=3)
+
+
+def test_a_directory_of_a_run_is_refused_with_the_command_that_goes_on(run: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds a run") as raised:
+        Trainer("CartPole-v1", ALGORITHM, run_dir=run, **SMALL).learn(total_steps=10)
+    assert raised.value.fix == f"give another directory, or go on with that run: asyncrl resume {run}"
+
+
+def test_the_home_folder_may_be_written_as_in_a_shell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = TrainerConfig(env="CartPole-v1", algo="dqn", run_dir="~/x", init_from="~/y")
+    assert (config.run_dir, config.init_from) == (str(tmp_path / "x"), str(tmp_path / "y"))
+
+
+def test_a_run_made_with_a_factory_goes_on(tmp_path: Path) -> None:
+    import gymnasium
+
+    length = 20
+    made = lambda: gymnasium.make("CartPole-v1", max_episode_steps=length)  # noqa: E731
+    Trainer(made, ALGORITHM, run_dir=tmp_path, **SMALL).learn(total_steps=300)
+    after = Trainer.resume(tmp_path, "+200").learn()
+    assert after.summary["env_steps"] >= 500
+    assert after.evaluation is not None and after.evaluation.length_mean <= length

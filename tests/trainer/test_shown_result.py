@@ -1,0 +1,81 @@
+"""A result shows itself: a line, a card, an episode on demand."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from fakes import FixedLength
+from small_records import small
+
+from asyncrl import Trainer, errors
+from asyncrl.policies.film import Film
+from asyncrl.show.result_card import curve_html
+from asyncrl.trainer.run_thread import TrainResult
+
+
+@pytest.fixture(scope="module")
+def result() -> TrainResult:
+    options = {
+        "num_actors": 1,
+        "envs_per_actor": 4,
+        "http": "off",
+        "eval_interval_steps": 1_000,
+        "eval_episodes": 2,
+    }
+    dqn = small("dqn", learning_starts=200, samples_per_insert=4.0)
+    trainer = Trainer("CartPole-v1", dqn, target_eval_episodes=3, **options)
+    return trainer.learn(total_steps=4_000)
+
+
+def test_a_result_is_one_line_and_a_card(result: TrainResult) -> None:
+    text, html = repr(result), result._repr_html_()
+    assert text.startswith("TrainResult('total_steps': final return ") and "\n" not in text
+    assert result.evaluation is not None and result.best is not None
+    for part in (f"{result.evaluation.return_mean:,.1f}", f"{result.best.return_mean:,.1f}", "updates"):
+        assert part in text and part in html
+    assert (
+        html.count("<circle") == len(result.evaluations) >= 4
+        and "dqn CartPole-v1 seed 0: total_steps" in html
+    )
+    assert not re.search(r"<script|https?:|url\(", html)
+    assert result.returns and result.returns[-1][0] <= result.summary["env_steps"]
+
+
+def test_a_curve_has_both_lines_over_the_same_steps() -> None:
+    html = curve_html([(0, 0.0), (100, 10.0)], [(0, 5.0), (50, float("nan")), (100, 10.0)])
+    assert re.findall(r'points="([^"]+)"', html) == ["8.0,80.0 712.0,8.0", "8.0,152.0 712.0,8.0"]
+    assert curve_html([(0, 1.0)], []) == ""
+
+
+def test_the_best_of_a_few_episodes_is_a_film(result: TrainResult) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    film = result.episode(episodes=2, max_seconds=30)
+    assert film.video[4:8] == b"ftyp" and film.length == film.return_sum and film.length >= 8
+    assert (
+        'src="data:video/mp4;base64,' in film._repr_html_() and f"{film.length} steps" in film._repr_html_()
+    )
+
+
+def test_a_film_keeps_to_its_time(result: TrainResult) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    before = time.monotonic()
+    film = result.episode(episodes=1_000, max_seconds=0.0)
+    assert isinstance(film, Film) and film.return_sum is None and "cut" in film._repr_html_()
+    assert time.monotonic() - before < 20
+
+
+def test_an_environment_that_does_not_render_says_so() -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    options: dict[str, Any] = {
+        "num_actors": 1,
+        "envs_per_actor": 2,
+        "http": "off",
+        "eval_interval_steps": None,
+    }
+    trainer = Trainer(FixedLength, small("dqn", learning_starts=50), target_eval_episodes=1, **options)
+    result = trainer.learn(total_steps=100)
+    with pytest.raises(errors.ConfigurationError, match="cannot render as 'rgb_array'"):
+        result.episode()
