@@ -1,0 +1,137 @@
+"""`asyncrl plan ENV`: how many actors and environments are fastest on this machine. `run/pilot.py` measures."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.algorithms import ALGORITHMS, preset_options
+from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
+from asyncrl.cli.flags import Parser, add_flags, given_flags, merged
+from asyncrl.cli.text_table import text_table
+from asyncrl.cli.train_flags import answer, check_algorithm, last_value
+from asyncrl.options import option_values
+from asyncrl.run.config import TrainerConfig, usable_cores
+
+if TYPE_CHECKING:
+    from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.run.pilot import Pilot
+
+OPTIONS = (
+    "algo",
+    "seed",
+    "envs_per_actor",
+    "total_steps",
+    "device",
+    "env_kwargs",
+    "wrappers",
+    "torch_threads",
+)
+"""Options of the run that matter here."""
+
+
+def make_parser(algorithm: str | None = None) -> Parser:
+    """The flags of `asyncrl plan`, with those of `algorithm` where it is known."""
+    parser = Parser(
+        prog="asyncrl plan",
+        usage="asyncrl plan ENV --algo ALGO [options]",
+        description="Train for a few seconds with several numbers of actors and environments, and compare the speeds.",
+        answer=lambda flag: answer(flag, algorithm),
+    )
+    parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
+    add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
+    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="of training, each (3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    if algorithm is not None:
+        group = parser.add_argument_group(f"options of {algorithm}")
+        add_flags(group, ALGORITHMS[algorithm], prefix=f"{algorithm}.", brief=True)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    algo = algorithm_name(imported_algorithm(last_value(arguments, "--algo") or ""))
+    parser = make_parser(algo if algo in ALGORITHMS else None)
+    parsed = parser.parse_exactly(arguments)
+    check_algorithm(parser, algo)
+    if parsed.seconds <= 0 or (parsed.cores is not None and parsed.cores < 1):
+        parser.error("--seconds must be above 0 and --cores at least 1")
+    flags = {**given_flags(parsed, TrainerConfig), "algo": algo}
+    parsed.config = merged(
+        parser, TrainerConfig, flags, {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
+    )
+    record: Any = ALGORITHMS[algo]
+    given = given_flags(parsed, record, f"{algo}.")
+    tuned = option_values(record.preset(parsed.ENV))
+    parsed.algorithm = merged(parser, record, given, tuned, prefix=f"{algo}.")
+    return parsed
+
+
+def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+    """Measure and print; returns the exit code. Raises what a run raises."""
+    from asyncrl.run.pilot import fastest, plan
+
+    cores = options.cores or usable_cores()
+    live = sys.stderr.isatty() and not options.json
+    pilots = plan(
+        options.config, options.algorithm, cores, options.seconds, _show if live else lambda pilot: None
+    )
+    best = fastest(pilots)
+    if options.json:
+        facts = {
+            "fastest": dataclasses.asdict(best),
+            "pilots": [dataclasses.asdict(pilot) for pilot in pilots],
+        }
+        print(json.dumps(facts, allow_nan=False))
+    else:
+        print(_text(pilots, best, options.config.total_steps))
+    return 0
+
+
+def _show(pilot: Pilot) -> None:
+    settings = f"{pilot.num_actors} actors with {pilot.envs_per_actor} environments"
+    print(f"{settings}: {pilot.env_steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
+
+
+def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
+    header = ("actors", "envs each", "steps/s", "updates/s", "learner waits", "actors wait", "actors' memory")
+    rows = [
+        (
+            str(pilot.num_actors),
+            str(pilot.envs_per_actor),
+            f"{pilot.env_steps_per_second:,.0f}",
+            f"{pilot.updates_per_second:,.0f}",
+            f"{pilot.learner_wait_fraction:.0%}",
+            f"{pilot.actor_wait_fraction:.0%}",
+            f"{pilot.actor_bytes / 1e6:,.0f} MB",
+        )
+        for pilot in pilots
+    ]
+    lines = [
+        text_table(header, rows),
+        "",
+        f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
+        + _duration(best, total_steps),
+        f"limit    {_limit(best)}",
+        "note     speed alone: with fewer environments at once, data are fresher and fewer steps may be needed",
+    ]
+    return "\n".join(lines)
+
+
+def _duration(best: Pilot, total_steps: int | None) -> str:
+    if total_steps is None or best.env_steps_per_second <= 0:
+        return ""
+    minutes = total_steps / best.env_steps_per_second / 60
+    return f": {total_steps:,} steps in {minutes:,.1f} minutes"
+
+
+def _limit(best: Pilot) -> str:
+    """Which side bounds the speed, and what changes that."""
+    if best.learner_wait_fraction > best.actor_wait_fraction:
+        return "the actors; more cores for actors, or a faster environment, would help"
+    return "the learner; fewer updates per step (samples_per_insert, epochs) or a smaller network would help"

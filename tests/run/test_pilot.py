@@ -1,0 +1,72 @@
+"""Pilot runs and the choice between them."""
+
+from __future__ import annotations
+
+import pytest
+from snapshots import make_actor, make_snapshot
+
+from asyncrl import DQN
+from asyncrl.run import pilot as module
+from asyncrl.run.config import TrainerConfig
+from asyncrl.run.pilot import Pilot, _actor_counts, _measured, fastest, plan
+
+
+def make(actors: int, envs: int, speed: float) -> Pilot:
+    return Pilot(actors, envs, speed, 10.0, 0.1, 0.2, 1000)
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])]
+)
+def test_actors_are_doubled_up_to_the_cores(cores: int, counts: list[int]) -> None:
+    assert _actor_counts(cores) == counts
+
+
+def test_of_equal_speeds_the_one_with_fewest_actors_is_taken() -> None:
+    assert fastest([make(1, 16, 50.0), make(4, 16, 100.0), make(2, 64, 96.0), make(2, 16, 95.5)]) == make(
+        2, 16, 95.5
+    )
+    assert fastest([make(1, 16, 94.0), make(2, 16, 100.0)]) == make(2, 16, 100.0)
+
+
+def test_rates_are_those_between_the_first_and_the_last_snapshot() -> None:
+    actors = (make_actor(index=0, private_bytes=5), make_actor(index=1, private_bytes=7))
+    times = [(4.0, 10, 300), (6.0, 20, 500), (8.0, 50, 1100)]
+    snapshots = [
+        make_snapshot(
+            state="training",
+            train_seconds=seconds,
+            updates=updates,
+            env_steps=steps,
+            learner_wait_fraction=0.5 if seconds == 6.0 else 0.25 if seconds == 8.0 else 1.0,
+            actor_wait_fraction=0.0,
+            actors=actors,
+        )
+        for seconds, updates, steps in times
+    ]
+    assert _measured(snapshots, 16) == Pilot(2, 16, (1100 - 300) / 4.0, (50 - 10) / 4.0, 0.375, 0.0, 12)
+    assert _measured(snapshots[-1:], 16) == Pilot(2, 16, 1100 / 8.0, 50 / 8.0, 0.25, 0.0, 12)
+
+
+def test_more_and_fewer_environments_are_tried_at_the_fastest_number_of_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds = {(1, 8): 10.0, (2, 8): 30.0, (3, 8): 20.0, (2, 2): 5.0, (2, 32): 60.0}
+    monkeypatch.setattr(
+        module,
+        "run_pilot",
+        lambda config, algorithm, actors, envs, _: make(actors, envs, speeds[actors, envs]),
+    )
+    seen: list[Pilot] = []
+    config = TrainerConfig(env="CartPole-v1", algo="dqn", envs_per_actor=8)
+    found = plan(config, DQN(), 3, 1.0, seen.append)
+    assert found == seen == [make(*setting, speed) for setting, speed in speeds.items()]
+    assert fastest(found) == make(2, 32, 60.0)
+
+
+def test_a_vector_environment_sets_its_number_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        module, "run_pilot", lambda config, algorithm, actors, envs, _: make(actors, 4, 10.0 * actors)
+    )
+    found = plan(TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), 2, 1.0)
+    assert found == [make(1, 4, 10.0), make(2, 4, 20.0)]
