@@ -1,4 +1,4 @@
-"""`asyncrl plan ENV`: how many actors and environments are fastest on this machine. `run/pilot.py` measures."""
+"""`asyncrl plan ENV`: how many actors and environments are fastest on this machine. `trainer/pilot.py` measures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
 from asyncrl.cli.flags import Parser, add_flags, given_flags, merged
 from asyncrl.cli.text_table import text_table
 from asyncrl.cli.train_flags import answer, check_algorithm, last_value
+from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
-from asyncrl.run.config import TrainerConfig, usable_cores
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
-    from asyncrl.run.pilot import Pilot
+    from asyncrl.trainer.pilot import Pilot
 
 OPTIONS = (
     "algo",
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, server: ForkServer | None) -> int:
     """Measure and print; returns the exit code. Raises what a run raises."""
-    from asyncrl.run.pilot import fastest, plan
+    from asyncrl.trainer.pilot import fastest, plan
 
     cores = options.cores or usable_cores()
     live = sys.stderr.isatty() and not options.json

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.protocols import Algorithm
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.trainer import Trainer
 from asyncrl.show.metrics import Snapshot
+from asyncrl.trainer.trainer import Trainer
 
 LIMIT = 10.0
 """A pilot that does not learn ends after so many times its seconds."""

@@ -6,9 +6,9 @@ import pytest
 from snapshots import make_actor, make_snapshot
 
 from asyncrl import DQN
-from asyncrl.run import pilot as module
-from asyncrl.run.config import TrainerConfig
-from asyncrl.run.pilot import Pilot, _actor_counts, _measured, fastest, plan
+from asyncrl.config import TrainerConfig
+from asyncrl.trainer import pilot as module
+from asyncrl.trainer.pilot import Pilot, _actor_counts, _measured, fastest, plan
 
 
 def make(actors: int, envs: int, speed: float) -> Pilot:
