@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, UpdateResult
+from asyncrl.sequences import SequenceBatch
+
+UpdateLoopName = Literal["replay", "sequences", "segments"]
+"""How an algorithm is trained: from replay of transitions, from replay of sequences, or segment by segment."""
 
 
 @runtime_checkable
@@ -95,6 +99,14 @@ class ReplayUpdater(Updater, Protocol):
         ...
 
 
+class SequenceUpdater(Updater, Protocol):
+    """The core of a recurrent algorithm that learns from replay of sequences."""
+
+    def update(self, batch: SequenceBatch) -> UpdateResult:
+        """One gradient step on `batch`; `priorities` `[B]` are of its sequences. Must not keep a reference to it."""
+        ...
+
+
 class SegmentUpdater(Updater, Protocol):
     """The core of an algorithm that learns from segments: one `begin` and several `step`s are one iteration.
 
@@ -133,8 +145,8 @@ class Algorithm(Protocol):
     """A frozen, picklable record of hyper-parameters that answers what the trainer asks of every algorithm."""
 
     name: ClassVar[str]
-    update_loop: ClassVar[Literal["replay", "segments"]]
-    """Name of the loop that trains it (`asyncrl.run.update_loops`): from replay, or segment by segment."""
+    update_loop: ClassVar[UpdateLoopName]
+    """Name of the loop that trains it (`asyncrl.run.update_loops`)."""
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse an environment this algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""

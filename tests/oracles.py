@@ -89,6 +89,16 @@ def slow_n_step(rows: list[SlowRow], i: int, env: int, n_step: int, gamma: float
     return total, 0.0 if terminated else gamma ** len(rewards), bootstrap
 
 
+def slow_trained(rows: list[SlowRow], i: int, env: int) -> bool:
+    """Whether the action of row `i` was taken and its successor was seen."""
+    return rows[i].incarnation == rows[i + 1].incarnation and not rows[i].flags[env] & RESET
+
+
+def slow_begins(rows: list[SlowRow], i: int, env: int) -> bool:
+    """Whether an episode or an actor's life begins at row `i`."""
+    return i == 0 or rows[i - 1].incarnation != rows[i].incarnation or bool(rows[i - 1].flags[env] & RESET)
+
+
 def slow_stack(rows: list[SlowRow], i: int, env: int, frames: int) -> NDArray[Any]:
     """`[frames, *obs_shape]`, newest last; where the episode is younger its first frame is repeated."""
     first = i
@@ -114,7 +124,11 @@ class SlowReplay:
         eps: float,
         frame_stack: int = 1,
         window: int = 1_000,
+        burn_in: int = 0,
+        length: int = 1,
+        period: int = 1,
     ) -> None:
+        self.burn_in, self.length, self.period = burn_in, length, period
         self.rows: list[list[SlowRow]] = [[] for _ in range(num_rings)]
         self.num_envs, self.num_slots = num_envs, num_slots
         self.n_step, self.gamma, self.alpha, self.eps = n_step, gamma, alpha, eps
@@ -136,15 +150,23 @@ class SlowReplay:
             self.seen[ring] = len(rows)
         self._close_stale()
         for ring, rows in enumerate(self.rows):
-            for i in range(self.decided[ring], len(rows) - self.n_step):
+            for i in range(self.decided[ring], len(rows) - self.sequence_rows + 1):
                 self.decided[ring] = i + 1
-                if i < self.closed[ring] or rows[i].incarnation != rows[i + 1].incarnation:
+                if i < self.closed[ring] or i % self.period != 0:
                     continue
                 for env in range(self.num_envs):
-                    if not rows[i].flags[env] & RESET:
+                    if any(slow_trained(rows, row, env) for row in self.trained_rows(i)):
                         self.priority[ring, i, env] = self.largest()
         self.inserted += inserted
         return inserted
+
+    @property
+    def sequence_rows(self) -> int:
+        return self.burn_in + self.length + self.n_step
+
+    def trained_rows(self, i: int) -> range:
+        """Rows of the sequence that begins at row `i` which are trained on, if at all."""
+        return range(i + self.burn_in, i + self.burn_in + self.length)
 
     def _close(self, ring: int, position: int) -> int:
         gone = [key for key in self.priority if key[0] == ring and key[1] < position]
@@ -219,6 +241,30 @@ class SlowReplay:
         return SlowTransition(
             obs, row.action[env], reward, discount, next_obs, row.version, row.policy_updates, extras
         )
+
+
+def slow_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
+    """What a `SequenceBatch` must hold for the sequence that begins at `key`, by field."""
+    ring, position, env = key
+    rows, first, trained = twin.rows[ring], twin.rows[ring][position], twin.trained_rows(position)
+    seen = range(position, position + twin.sequence_rows)
+    obs = [slow_stack(rows, i, env, twin.frame_stack) for i in seen]
+    wanted: dict[str, Any] = {
+        "obs": np.stack([stack if twin.frame_stack > 1 else stack[0] for stack in obs]),
+        "begins": [i > position and slow_begins(rows, i, env) for i in seen],
+        "action": np.stack([rows[i].action[env] for i in trained]),
+        "trained": [slow_trained(rows, i, env) for i in trained],
+        "version": first.version,
+        "policy_updates": first.policy_updates,
+        **{name: values[env] for name, values in first.extras.items()},
+    }
+    cuts = [
+        slow_n_step(rows, i, env, twin.n_step, twin.gamma) if slow_trained(rows, i, env) else (0.0, 0.0, i)
+        for i in trained
+    ]
+    wanted["reward"], wanted["discount"] = ([np.float32(c[k]) for c in cuts] for k in (0, 1))
+    wanted["bootstrap"] = [c[2] - position for c in cuts]
+    return wanted
 
 
 def layers_of(sizes: tuple[int, ...], flat: NDArray[np.float32]) -> list[tuple[NDArray[Any], NDArray[Any]]]:

@@ -14,17 +14,8 @@ PACKAGE = Path(asyncrl.__file__).parent
 
 # From the top down, as in docs: a room imports from the rooms before it. A file outside of them is a room of its own.
 ROOMS = (
-    *(
-        "version",
-        "errors",
-        "docstrings",
-        "options",
-        "option_docs",
-        "other_names",
-        "interfaces",
-        "protocols",
-        "config",
-    ),
+    *("version", "errors", "docstrings", "options", "option_docs", "other_names", "interfaces"),
+    *("sequences", "protocols", "config"),
     *("shm", "envs", "acting", "replay", "networks", "actors", "algorithms"),
     *("learning", "groups", "storage", "show", "server", "policies", "run", "trainer", "cli", "__main__"),
 )

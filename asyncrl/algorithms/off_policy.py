@@ -16,6 +16,7 @@ from asyncrl.options import (
     require_positive,
     require_widths,
 )
+from asyncrl.protocols import UpdateLoopName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class OffPolicy(Observing):
     """
 
     name: ClassVar[str]
-    update_loop: ClassVar[Literal["replay", "segments"]] = "replay"
+    update_loop: ClassVar[UpdateLoopName] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
     entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards

@@ -22,6 +22,7 @@ from asyncrl.options import (
     require_positive,
     require_widths,
 )
+from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
@@ -41,7 +42,7 @@ class OnPolicy(Observing):
     """
 
     name: ClassVar[str]
-    update_loop: ClassVar[Literal["replay", "segments"]] = "segments"
+    update_loop: ClassVar[UpdateLoopName] = "segments"
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()

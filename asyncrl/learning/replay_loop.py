@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
-from asyncrl.protocols import ReplayUpdater
-from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.protocols import ReplayUpdater, SequenceUpdater
+from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -53,7 +54,7 @@ class ReplayParts:
 
     Attributes:
         core: network, optimiser and loss.
-        replay: rows and priorities.
+        replay: rows and priorities, of transitions or sequences, as core and batch are.
         mailbox: where weights are published.
         staleness: meter and correction.
         batch: the arrays that batches are gathered into.
@@ -62,11 +63,11 @@ class ReplayParts:
         snapshots: weights to evaluate.
     """
 
-    core: ReplayUpdater
-    replay: PrioritizedReplay
+    core: ReplayUpdater | SequenceUpdater
+    replay: RingReplay[Any]
     mailbox: WeightMailbox
     staleness: StalenessMeter
-    batch: Batch
+    batch: Batch | SequenceBatch
     wake: Callable[[int], None]
     options: ReplayOptions
     snapshots: WeightSnapshots
@@ -107,7 +108,7 @@ class ReplayLoop:
         self._replay = parts.replay
         self._pace = pace
         self._staleness = parts.staleness
-        self._batch = parts.batch
+        self._batch: Any = parts.batch  # of the kind that the replay fills and the core takes
         self._wake = parts.wake
         self._options = options
         self._copies = SnapshotWriter(parts.snapshots, self.publisher)
@@ -191,7 +192,7 @@ class ReplayLoop:
             result = self.core.update(batch)
         except DeviceFull as error:
             raise out_of_gpu_memory(batch_size=batch.size) from error
-        self._pace.sampled(batch.size)
+        self._pace.sampled(batch.reward.size)
         if result.priorities is not None:
             try:
                 self._replay.update_priorities(batch.ids, result.priorities)
@@ -200,5 +201,5 @@ class ReplayLoop:
         self.publisher.updated(time.perf_counter() - started)
 
     def _batch_arrays(self) -> dict[str, NDArray[np.generic]]:
-        names = ("obs", "action", "reward", "discount", "next_obs", "weight")
-        return {name: getattr(self._batch, name) for name in names}
+        arrays = {name: value for name, value in vars(self._batch).items() if isinstance(value, np.ndarray)}
+        return arrays | dict(self._batch.extras)

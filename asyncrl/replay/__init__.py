@@ -2,6 +2,14 @@
 
 from asyncrl.replay.replay import PrioritizedReplay, ReplayStatistics
 from asyncrl.replay.segments import SegmentQueue, SegmentStatistics
+from asyncrl.replay.sequence_replay import SequenceReplay
 from asyncrl.replay.sum_tree import SumTree
 
-__all__ = ["PrioritizedReplay", "ReplayStatistics", "SegmentQueue", "SegmentStatistics", "SumTree"]
+__all__ = [
+    "PrioritizedReplay",
+    "ReplayStatistics",
+    "SegmentQueue",
+    "SegmentStatistics",
+    "SequenceReplay",
+    "SumTree",
+]

@@ -75,6 +75,26 @@ def locate(
 
 
 @inlined
+def is_trained(flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int) -> bool:
+    """Whether a row may be trained on: its action was taken, and its successor was seen."""
+    mask = incarnation.shape[0] - 1
+    slot = position & mask
+    goes_on = incarnation[np.uintp(slot)] == incarnation[np.uintp((position + 1) & mask)]
+    return goes_on and not flags[np.uintp(stream + slot)] & RESET
+
+
+@inlined
+def begins_episode(
+    flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int
+) -> bool:
+    """Whether an episode begins at a row: behind a RESET row, or where an actor's life begins."""
+    mask = incarnation.shape[0] - 1
+    before = (position - 1) & mask
+    lives_on = incarnation[np.uintp(before)] == incarnation[np.uintp(position & mask)]
+    return not lives_on or flags[np.uintp(stream + before)] & RESET != 0
+
+
+@inlined
 def cut(
     reward: NDArray[np.float32],
     flags: NDArray[np.uint8],
@@ -106,19 +126,23 @@ def cut(
 def first_of_stack(
     flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int, frames: int
 ) -> int:
-    """The oldest row of the stack that ends at `position`: at most `frames - 1` back, within one episode.
-
-    An episode begins after a RESET row, or where an actor's life begins.
-    """
-    mask = incarnation.shape[0] - 1
-    life = incarnation[np.uintp(position & mask)]
+    """The oldest row of the stack that ends at `position`: at most `frames - 1` back, within one episode."""
     oldest = position
     while oldest > 0 and position - oldest < frames - 1:
-        before = (oldest - 1) & mask
-        if flags[np.uintp(stream + before)] & RESET or incarnation[np.uintp(before)] != life:
+        if begins_episode(flags, incarnation, stream, oldest):
             break
         oldest -= 1
     return oldest
+
+
+@inlined
+def copy_rows(to: int, of: int, stream: int, first: int, count: int, row_bytes: int, slots: int) -> None:
+    """Copy the rows `first .. first + count - 1` of a stream, at most S, to consecutive places at `to`."""
+    start = first & (slots - 1)
+    head = min(count, slots - start)
+    copy_bytes(to, of + (stream + start) * row_bytes, head * row_bytes)
+    if count > head:  # the stream goes on at slot 0
+        copy_bytes(to + head * row_bytes, of + stream * row_bytes, (count - head) * row_bytes)
 
 
 @inlined
@@ -131,11 +155,7 @@ def copy_stack(
     for frame in range(missing):
         copy_bytes(to + frame * frame_bytes, obs + (stream + start) * frame_bytes, frame_bytes)
     to += missing * frame_bytes
-    rows = position - oldest + 1
-    head = min(rows, slots - start)
-    copy_bytes(to, obs + (stream + start) * frame_bytes, head * frame_bytes)
-    if rows > head:  # the stream goes on at slot 0
-        copy_bytes(to + head * frame_bytes, obs + stream * frame_bytes, (rows - head) * frame_bytes)
+    copy_rows(to, obs, stream, oldest, position - oldest + 1, frame_bytes, slots)
 
 
 @inlined

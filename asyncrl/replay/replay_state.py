@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import Segment
-from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.tables import CALLS, CLOSED, ENV_BITS, FIRST, MIN_UPDATES, SAMPLEABLE, SEEN
 from asyncrl.replay.tree_kernels import sum_leaf_range
@@ -25,7 +25,7 @@ _NUMBERS = slice(FIRST, None)
 _QUEUE_COUNTERS = ("_taken_segments", "_taken_steps", "_inserted_steps", "_copied_segments")
 
 
-def replay_state(replay: PrioritizedReplay) -> dict[str, Any]:
+def replay_state(replay: RingReplay[Any]) -> dict[str, Any]:
     """Cursors, counters and recent priorities, as copies. Learner thread."""
     return {
         "cursors": replay._table[:, _CURSORS].copy(),
@@ -34,7 +34,7 @@ def replay_state(replay: PrioritizedReplay) -> dict[str, Any]:
     }
 
 
-def priorities_of(replay: PrioritizedReplay) -> NDArray[np.float32]:
+def priorities_of(replay: RingReplay[Any]) -> NDArray[np.float32]:
     """The priorities `[rings, slots, leaves of a row]`, a view."""
     slots = replay.rings[0].num_slots
     width = 1 << int(replay._state[ENV_BITS])
@@ -43,7 +43,7 @@ def priorities_of(replay: PrioritizedReplay) -> NDArray[np.float32]:
 
 
 def restore_replay(
-    replay: PrioritizedReplay, state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
+    replay: RingReplay[Any], state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
 ) -> None:
     """Go on with the rows that stand in the rings.
 
@@ -70,14 +70,14 @@ def restore_replay(
     _restore_counters(replay, state)
 
 
-def restore_empty_replay(replay: PrioritizedReplay, state: Mapping[str, Any]) -> None:
+def restore_empty_replay(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:
     """Go on without rows, from where the rings stand; counters and the recent priorities are kept."""
     for index, ring in enumerate(replay.rings):
         replay._table[index, _CURSORS] = ring.published()
     _restore_counters(replay, {**state, "counters": _without_rows(state["counters"])})
 
 
-def _restore_counters(replay: PrioritizedReplay, state: Mapping[str, Any]) -> None:
+def _restore_counters(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:
     replay._state[_COUNTERS] = _like(replay._state[_COUNTERS], state["counters"], "counters")
     replay._numbers[_NUMBERS] = _like(replay._numbers[_NUMBERS], state["numbers"], "numbers")
 

@@ -1,12 +1,14 @@
 """The life of a row on the learner side, as kernels over `tables.py` and the tree.
 
     published     the actor has shown it                                   position < SEEN
-    decided       it has its priority: n further rows are known            position < DECIDED
+    decided       it has its priority: AHEAD further rows are known        position < DECIDED
     closed        its priority is zero for ever                            position < CLOSED
 
-A row is *decided* as soon as `row + n_step < published`, so whatever the gather reads was published. New rows
-get the largest of the recent priorities, so that each is likely to be seen once (see `sampling.note_largest`). RESET
-rows, whose action was not taken, and the last row of an actor's life, whose successor nobody saw, get zero.
+What is sampled is a sequence of rows, named by its first row (a transition is a sequence of one row and its n_step
+successors, see `SequenceShape`). A row is *decided* as soon as `row + AHEAD < published`, so whatever the gather reads
+was published. A new sequence gets the largest of the recent priorities, so that each is likely to be seen once (see
+`sampling.note_largest`). Zero is what rows get that begin no sequence, or one with no row to train on: RESET rows,
+whose action was not taken, and the last row of an actor's life, whose successor nobody saw, are not trained on.
 
 A row is *closed* before it is granted away (lazy writing: priority first, then memory), and when the policy that
 acted is older than the staleness bound. For frame stacks the `STACK - 1` rows after the granted ones are
@@ -19,9 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET
-from asyncrl.replay.gather import write_card
+from asyncrl.replay.gather import is_trained, write_card
 from asyncrl.replay.handles import int32s, int64s, uint8s
 from asyncrl.replay.tables import (
+    AHEAD,
+    BURN_IN,
+    CARDS,
     CLOSED,
     DECIDED,
     DISCARDED,
@@ -33,10 +38,11 @@ from asyncrl.replay.tables import (
     HEADER,
     INCARNATION,
     INSERTED,
+    LENGTH,
     MIN_UPDATES,
-    N_STEP,
     NUM_ENVS,
     NUM_SLOTS,
+    PERIOD,
     RETIRED,
     SAMPLEABLE,
     SEEN,
@@ -147,31 +153,34 @@ def close_stale(
 def decide_rows(
     leaves: Leaves,
     nodes: Nodes,
-    first: NDArray[np.int64],
+    first_group: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
     numbers: NDArray[np.float64],
     ring: int,
 ) -> None:
-    """Give the rows that have n published successors their first priority."""
+    """Give the rows that have enough published successors their first priority."""
     slots, envs, env_bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS]
-    start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[N_STEP]
+    start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[AHEAD]
     if stop <= start:
         return
     rings[ring, DECIDED] = stop
     flags = uint8s(rings[ring, FLAGS], slots * envs)
     incarnation = int32s(rings[ring, INCARNATION], slots)
     for row in range(start, stop):
-        slot = row & (slots - 1)
-        goes_on = incarnation[np.uintp(slot)] == incarnation[np.uintp((row + 1) & (slots - 1))]
+        first, last = row + state[BURN_IN], row + state[BURN_IN] + state[LENGTH]
+        if row % state[PERIOD] != 0:
+            last = first  # no sequence begins here
         for env in range(envs):
-            taken = goes_on and not flags[np.uintp(env * slots + slot)] & RESET
-            leaf = ((ring * slots + slot) << env_bits) + env
-            leaves[np.uintp(leaf)] = numbers[FIRST] if taken else 0.0
-            state[SAMPLEABLE] += int(taken)
-            if taken:
+            trained = False
+            for at in range(first, last):
+                trained |= is_trained(flags, incarnation, env * slots, at)
+            leaf = ((ring * slots + (row & (slots - 1))) << env_bits) + env
+            leaves[np.uintp(leaf)] = numbers[FIRST] if trained else 0.0
+            state[SAMPLEABLE] += int(trained)
+            if trained and state[CARDS] != 0:
                 write_card(rings, state, numbers[GAMMA], ring, row, env, leaf)
-    _sum_rows(leaves, nodes, first, state, ring, start, stop)
+    _sum_rows(leaves, nodes, first_group, state, ring, start, stop)
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")

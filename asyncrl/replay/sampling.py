@@ -65,8 +65,8 @@ def importance_weights(
     power(priorities, 0.0, -beta, out)
 
 
-@kernel(f"void({_TREE}, {_TABLES}, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
-def sample(
+@inlined
+def draw(
     leaves: Leaves,
     nodes: Nodes,
     first: NDArray[np.int64],
@@ -78,7 +78,7 @@ def sample(
     rest: NDArray[np.float64],
     work: NDArray[np.int64],
 ) -> None:
-    """Draw leaves, gather their transitions, weigh them; `beta = 0` means weights of one."""
+    """Draw leaves; fill the batch's `ids` and `weight` (ones where `beta` is 0) and `work` but for AFTER."""
     size, bits, groups = uniforms.shape[0], state[TREE_BITS], work[LEAF]
     ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
     descend(leaves, nodes, first, bits, uniforms, rest, groups)
@@ -92,8 +92,25 @@ def sample(
         largest = max(largest, weight[i])
     for i in range(size):
         weight[i] /= largest
-    gather(rings, state, ids, batch, work)
     state[SAMPLED] += size
+
+
+@kernel(f"void({_TREE}, {_TABLES}, float64, int64[::1], float64[::1], float64[::1], int64[:,::1])")
+def sample(
+    leaves: Leaves,
+    nodes: Nodes,
+    first: NDArray[np.int64],
+    rings: NDArray[np.int64],
+    state: NDArray[np.int64],
+    beta: float,
+    batch: NDArray[np.int64],
+    uniforms: NDArray[np.float64],
+    rest: NDArray[np.float64],
+    work: NDArray[np.int64],
+) -> None:
+    """Draw transitions and gather them."""
+    draw(leaves, nodes, first, rings, state, beta, batch, uniforms, rest, work)
+    gather(rings, state, int64s(batch[TO_IDS], work.shape[1]), batch, work)
 
 
 @inlined

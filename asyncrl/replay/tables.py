@@ -16,6 +16,7 @@ to a power of two, so that taking a leaf apart needs no division; the leaves in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch
 from asyncrl.replay.handles import address_of
+from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
 
@@ -46,10 +48,11 @@ from asyncrl.shm.kernel import inlined
 # Words of `numbers`, float64.
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
-# Words of `state`: constants, then counters, then the bytes of each extra field.
+# Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`.
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-CARDS, MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(9, 17)
-WINDOW, CALLS, EXTRA_BYTES = range(17, 20)
+BURN_IN, LENGTH, PERIOD, AHEAD, CARDS = range(9, 14)
+MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(14, 21)
+WINDOW, CALLS, EXTRA_BYTES = range(21, 24)
 
 # Words of `batch`.
 (
@@ -64,6 +67,8 @@ WINDOW, CALLS, EXTRA_BYTES = range(17, 20)
     TO_UPDATES,
     TO_EXTRA,
 ) = range(10)
+# Of a `SequenceBatch`: the place of `next_obs` is that of `bootstrap`, and extras come later.
+TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
 
 # Rows of `work[WORK_ROWS, B]`: the item's leaf, ring, place of its row and of its bootstrap row in `[E * S]`.
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
@@ -121,6 +126,26 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
     )
 
 
+def checked_addresses(
+    named: Sequence[tuple[str, NDArray[Any]]], expected: Sequence[tuple[tuple[int, ...], Any]]
+) -> NDArray[np.int64]:
+    """Addresses of a batch's arrays. Raises ValueError for one of another shape or dtype, or that is read-only."""
+    for (name, array), (shape, dtype) in zip(named, expected, strict=True):
+        if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
+            raise ValueError(
+                f"batch.{name} must be a writeable {list(shape)} {np.dtype(dtype)}, "
+                f"got {list(array.shape)} {array.dtype}"
+            )
+    return np.array([address_of(array) for _, array in named], np.int64)
+
+
+def extras_of(batch: Batch | SequenceBatch, ring: RingReader) -> list[tuple[str, NDArray[Any]]]:
+    """The batch's extra fields in the ring's order, by name. Raises ValueError where one is missing."""
+    if missing := sorted(set(ring.extras) - set(batch.extras)):
+        raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
+    return [(name, batch.extras[name]) for name in ring.extras]
+
+
 class BatchTable:
     """Addresses of one `Batch`'s arrays, checked once, with references that keep the memory alive.
 
@@ -129,8 +154,11 @@ class BatchTable:
         work, uniforms, rest: scratch of the draw and the gather.
     """
 
+    _NAMES = ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", "policy_updates")
+
     def __init__(self, batch: Batch, ring: RingReader, frame_stack: int) -> None:
-        self.arrays = self._arrays(batch, ring)
+        named = [(name, getattr(batch, name)) for name in self._NAMES] + extras_of(batch, ring)
+        self.arrays = [array for _, array in named]
         self._extras = tuple(ring.extras)
         stack = (frame_stack,) if frame_stack > 1 else ()
         size, spec = batch.size, ring.layout.spec
@@ -140,36 +168,10 @@ class BatchTable:
         expected += [((size,), np.float32), ((size,), np.float32), obs, ((size,), np.float32)]
         expected += [((size,), np.int64), ((size,), np.int64), ((size,), np.int64)]
         expected += [((size, *f.shape), f.dtype) for f in ring.layout.extra_fields]
-        names = [
-            "obs",
-            "action",
-            "reward",
-            "discount",
-            "next_obs",
-            "weight",
-            "ids",
-            "version",
-            "policy_updates",
-        ]
-        names += ring.extras
-        for name, array, (shape, dtype) in zip(names, self.arrays, expected, strict=True):
-            if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
-                raise ValueError(
-                    f"batch.{name} must be a writeable {list(shape)} {np.dtype(dtype)}, "
-                    f"got {list(array.shape)} {array.dtype}"
-                )
-        self.addresses = np.array([address_of(a) for a in self.arrays], np.int64)
+        self.addresses = checked_addresses(named, expected)
         self.work = np.zeros((WORK_ROWS, size), np.int64)
         self.uniforms = np.zeros(size)
         self.rest = np.zeros(size)
-
-    @staticmethod
-    def _arrays(batch: Batch, ring: RingReader) -> list[NDArray[Any]]:
-        if missing := sorted(set(ring.extras) - set(batch.extras)):
-            raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
-        fixed: list[NDArray[Any]] = [batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs]
-        fixed += [batch.weight, batch.ids, batch.version, batch.policy_updates]
-        return [*fixed, *(batch.extras[name] for name in ring.extras)]
 
     def is_of(self, batch: Batch) -> bool:
         """Whether `batch` still holds the arrays whose addresses these are."""
@@ -190,15 +192,47 @@ class BatchTable:
         )
 
 
+class SequenceTable:
+    """Addresses of one `SequenceBatch`'s arrays; see `BatchTable`."""
+
+    _NAMES = (
+        *("obs", "action", "reward", "discount", "bootstrap", "weight", "ids", "version", "policy_updates"),
+        *("begins", "trained"),
+    )
+
+    def __init__(
+        self, batch: SequenceBatch, ring: RingReader, shape: SequenceShape, frame_stack: int
+    ) -> None:
+        self._ring = ring
+        self._named = self._arrays(batch)
+        like = SequenceBatch.allocate(
+            batch.size, shape, ring.layout.spec.stacked(frame_stack), ring.layout.extra_fields
+        )
+        expected = [(array.shape, array.dtype) for _, array in self._arrays(like)]
+        self.addresses = checked_addresses(self._named, expected)
+        self.work = np.zeros((WORK_ROWS, batch.size), np.int64)
+        self.uniforms = np.zeros(batch.size)
+        self.rest = np.zeros(batch.size)
+
+    def _arrays(self, batch: SequenceBatch) -> list[tuple[str, NDArray[Any]]]:
+        return [(name, getattr(batch, name)) for name in self._NAMES] + extras_of(batch, self._ring)
+
+    def is_of(self, batch: SequenceBatch) -> bool:
+        """Whether `batch` still holds the arrays whose addresses these are."""
+        return all(own is now for (_, own), (_, now) in zip(self._named, self._arrays(batch), strict=True))
+
+
 def state_table(
-    ring: RingReader, bits: int, env_bits: int, n_step: int, stack: int, window: int
+    ring: RingReader, bits: int, env_bits: int, shape: SequenceShape, stack: int, window: int
 ) -> NDArray[np.int64]:
     """The `state` table, all counters at zero."""
     steps = ring.num_envs * ring.num_slots
     state = np.zeros(EXTRA_BYTES + len(ring.extras), np.int64)
     state[TREE_BITS], state[ENV_BITS] = bits, env_bits
     state[NUM_ENVS], state[NUM_SLOTS] = ring.num_envs, ring.num_slots
-    state[N_STEP], state[STACK], state[WINDOW] = n_step, stack, window
+    state[N_STEP], state[STACK], state[WINDOW] = shape.n_step, stack, window
+    state[BURN_IN], state[LENGTH] = shape.burn_in, shape.length
+    state[PERIOD], state[AHEAD] = shape.period, shape.ahead
     state[OBS_BYTES], state[ACTION_BYTES] = ring.obs.nbytes // steps, ring.action.nbytes // steps
     state[NUM_EXTRAS] = len(ring.extras)
     state[EXTRA_BYTES:] = [a.nbytes // steps for a in ring.extras.values()]

@@ -108,10 +108,10 @@ class RunParts:
 
 async def prepare_kernels(algorithm: Algorithm) -> None:
     """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
-    without = () if algorithm.update_loop == "replay" else ("asyncrl.replay",)
+    without = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
     cancelled = threading.Event()
     try:
-        await asyncio.to_thread(prepare_run, without, cancelled)
+        await asyncio.to_thread(prepare_run, without.get(algorithm.update_loop, ()), cancelled)
     finally:
         cancelled.set()
 

@@ -44,7 +44,7 @@ ACTORS_SECONDS = 10.0
 
 def keeps_rows(algorithm: Any, save_replay_buffer: bool) -> bool:
     """Whether checkpoints hold the rows of the rings."""
-    return save_replay_buffer if algorithm.update_loop == "replay" else is_exact(algorithm)
+    return is_exact(algorithm) if algorithm.update_loop == "segments" else save_replay_buffer
 
 
 @dataclass

@@ -244,7 +244,7 @@ def _notes(algorithm: Any, rows: bool, states: bool, why: str) -> tuple[str, ...
     notes = []
     if not states:
         notes.append(f"the actors begin new episodes{because}")
-    if not rows and algorithm.update_loop == "replay":
+    if not rows and algorithm.update_loop != "segments":
         notes.append(
             f"the replay is filled again: {algorithm.learning_starts:,} steps before the next update "
             "(save_replay_buffer keeps it)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import SlowReplay, SlowRow
+from oracles import SlowReplay, SlowRow, slow_sequence
 
 from asyncrl.interfaces import (
     RESET,
@@ -22,8 +22,9 @@ from asyncrl.interfaces import (
     EnvSpec,
     FieldSpec,
 )
-from asyncrl.replay import PrioritizedReplay
+from asyncrl.replay import PrioritizedReplay, SequenceReplay
 from asyncrl.replay.tables import ID_BITS
+from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 from asyncrl.shm.segment import POISON
 
@@ -123,7 +124,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
 class Rig:
     """A replay, its slow twin, and the actors that feed both."""
 
-    replay: PrioritizedReplay
+    replay: Any
     twin: SlowReplay
     actors: list[RandomActor]
     rng: np.random.Generator
@@ -173,6 +174,24 @@ class Rig:
                 np.testing.assert_array_equal(batch.extras[name][i], value)
 
 
+class SequenceRig(Rig):
+    """A rig whose replay holds sequences."""
+
+    def batch(self, size: int) -> Any:
+        """A sequence batch that fits."""
+        layout = self.replay.rings[0].layout
+        spec = layout.spec.stacked(self.twin.frame_stack)
+        return SequenceBatch.allocate(size, self.replay.shape, spec, layout.extra_fields)
+
+    def check_batch(self, batch: Any) -> None:
+        """Every item is sampleable, and equals what its actor wrote."""
+        for i, key in enumerate(self.keys(batch.ids)):
+            assert key in self.twin.priority, f"{key} must not be sampled"
+            for name, wanted in slow_sequence(self.twin, key).items():
+                found = batch.extras[name] if name in batch.extras else getattr(batch, name)
+                np.testing.assert_array_equal(found[i], wanted, err_msg=f"{name} of {key}")
+
+
 DEFAULT_SPEC = EnvSpec("random", (3,), "float32", DiscreteAction(5))
 FRAMES_SPEC = EnvSpec("frames", (5, 3), "uint8", BoxAction((-1.0,) * 3, (1.0,) * 3, (3,)))
 EXTRAS = (FieldSpec("log_probability", (), "float32"), FieldSpec("hidden", (2, 3), "float64"))
@@ -193,24 +212,31 @@ def rig(
     spec: EnvSpec = DEFAULT_SPEC,
     extras: tuple[FieldSpec, ...] = (),
     window: int = 1_000,
+    sequences: tuple[int, int, int] | None = None,
 ) -> Iterator[Rig]:
-    """A rig whose rings are granted in full once; gamma and alpha keep all sums exact."""
+    """A rig whose rings are granted in full once; gamma and alpha keep all sums exact.
+
+    With `sequences` (burn-in, length, period) it holds sequences, else transitions.
+    """
     rng = np.random.default_rng(seed)
     layout = RingLayout(envs, slots, spec, extras)
     segments = [Segment.create(f"ring {r}", layout.arrays(), poison=True) for r in range(rings)]
     try:
         readers = [RingReader(segment, layout) for segment in segments]
-        replay = PrioritizedReplay(
-            readers,
-            n_step=n_step,
-            gamma=gamma,
-            alpha=alpha,
-            uniform=uniform,
-            frame_stack=frame_stack,
-            priority_eps=EPS,
-            priority_window_updates=window,
-            rng=np.random.default_rng(seed),
-        )
+        options: dict[str, Any] = {
+            "alpha": alpha,
+            "uniform": uniform,
+            "frame_stack": frame_stack,
+            "priority_eps": EPS,
+            "priority_window_updates": window,
+            "rng": np.random.default_rng(seed),
+        }
+        replay: PrioritizedReplay | SequenceReplay
+        if sequences is None:
+            replay = PrioritizedReplay(readers, n_step=n_step, gamma=gamma, **options)
+        else:
+            replay = SequenceReplay(readers, shape=SequenceShape(*sequences, n_step, gamma), **options)
+        burn_in, length, period = sequences or (0, 1, 1)
         twin = SlowReplay(
             rings,
             envs,
@@ -221,14 +247,102 @@ def rig(
             eps=EPS,
             frame_stack=frame_stack,
             window=window,
+            burn_in=burn_in,
+            length=length,
+            period=period,
         )
         actors = [
             RandomActor(RingWriter(segment, layout), twin.rows[r], rng) for r, segment in enumerate(segments)
         ]
-        made = Rig(replay, twin, actors, rng)
+        made = (Rig if sequences is None else SequenceRig)(replay, twin, actors, rng)
         for ring in range(rings):
             made.grant(ring, slots)
         yield made
     finally:
         for segment in segments:
             segment.close()
+
+
+def dyadic_errors(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
+    """Absolute errors whose priorities (alpha 1) sum exactly."""
+    return (rng.integers(0, 4096, size) / 64).astype(np.float32)
+
+
+def random_operation(r: Rig, batch: Any, old: list[np.ndarray[Any, Any]]) -> None:
+    """One of everything that can happen, to the replay and its twin, with what must hold afterwards."""
+    kind = r.rng.integers(8)
+    ring = int(r.rng.integers(len(r.actors)))
+    actor = r.actors[ring]
+    if kind <= 1:
+        actor.version += int(r.rng.integers(0, 2))
+        actor.policy_updates += int(r.rng.integers(0, 4))
+        actor.write(int(r.rng.integers(1, 12)))
+    elif kind == 2:
+        r.ingest()
+    elif kind == 3:
+        granted, seen = actor.writer.granted, r.twin.seen[ring]
+        most = min(seen + r.twin.num_slots, granted + 8)
+        if most >= granted:
+            r.grant(ring, int(r.rng.integers(granted, most + 1)))
+    elif kind == 4 and r.rng.random() < 0.3:
+        actor.restart()
+        actor.poison()
+    elif kind == 5 and r.rng.random() < 0.3:
+        bound = max(a.policy_updates for a in r.actors) - 18
+        assert r.replay.retire_older_than(bound) == r.twin.retire_older_than(bound)
+        assert r.replay.retire_older_than(bound) == 0
+    elif kind == 6 and old:
+        ids = old[int(r.rng.integers(len(old)))].copy()
+        ids[: len(ids) // 3] = ids[0]  # repetitions: the last holds
+        errors = dyadic_errors(r.rng, len(ids))
+        ignored = r.replay.update_priorities(ids, errors)
+        assert ignored == r.twin.update_priorities(r.keys(ids), errors)
+    elif kind == 7 and r.replay.sampleable:
+        sample_and_check(r, batch)
+        old.append(batch.ids.copy())
+        del old[:-4]
+
+
+def sample_and_check(r: Rig, batch: Any) -> None:
+    """Same draws, same rows, same weights, and no row but those its actor wrote and nobody retired."""
+    uniforms = copy_of(r.replay._rng).random(batch.size)
+    r.replay.sample(batch, 0.5)
+    keys = r.keys(batch.ids)
+    assert keys == r.twin.sample(uniforms)
+    r.check_batch(batch)
+    np.testing.assert_allclose(batch.weight, r.twin.weights(keys, 0.5), rtol=1e-5)
+
+
+def copy_of(rng: np.random.Generator) -> np.random.Generator:
+    twin = np.random.default_rng()
+    twin.bit_generator.state = rng.bit_generator.state
+    return twin
+
+
+def check_against_twin(r: Rig) -> None:
+    r.replay.tree.check()
+    statistics = r.replay.statistics()
+    assert r.replay.sampleable == len(r.twin.priority)
+    assert statistics.sampleable == len(r.twin.priority) * r.twin.period
+    assert r.replay.tree.total == sum(r.twin.priority.values())
+    assert r.replay.inserted == statistics.inserted == r.twin.inserted
+    assert statistics.stale_updates_ignored == r.twin.ignored
+    assert statistics.discarded_stale == r.twin.discarded
+    assert statistics.retired == r.twin.retired * r.twin.period
+    assert statistics.largest_priority == r.twin.largest()
+    assert r.replay.published_rows().tolist() == r.twin.seen
+    assert r.replay.published() == sum(r.twin.seen) * r.twin.num_envs
+
+
+def churn(r: Rig, rounds: int) -> None:
+    """Actors at full speed: all that is granted is overwritten at once, and samples are checked."""
+    batch = r.batch(32)
+    for _ in range(rounds):
+        for ring, actor in enumerate(r.actors):
+            actor.write(6)
+            r.ingest()
+            r.grant(ring, max(actor.writer.granted, actor.writer.published + 8))
+            r.ingest()
+        if r.replay.sampleable:
+            r.replay.sample(batch, 0.5)
+            r.check_batch(batch)

@@ -7,85 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit
-from replay_rig import EPS, EXTRAS, FRAMES_SPEC, Rig, interpret, rig
+from replay_rig import (
+    EPS,
+    EXTRAS,
+    FRAMES_SPEC,
+    Rig,
+    check_against_twin,
+    churn,
+    interpret,
+    random_operation,
+    rig,
+)
 from scipy import stats
 
 from asyncrl.errors import RingCorrupt
-from asyncrl.interfaces import RESET, Batch
+from asyncrl.interfaces import RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
-
-
-def dyadic_errors(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
-    """Absolute errors whose priorities (alpha 1) sum exactly."""
-    return (rng.integers(0, 4096, size) / 64).astype(np.float32)
-
-
-def random_operation(r: Rig, batch: Batch, old: list[np.ndarray[Any, Any]]) -> None:
-    """One of everything that can happen, to the replay and its twin, with what must hold afterwards."""
-    kind = r.rng.integers(8)
-    ring = int(r.rng.integers(len(r.actors)))
-    actor = r.actors[ring]
-    if kind <= 1:
-        actor.version += int(r.rng.integers(0, 2))
-        actor.policy_updates += int(r.rng.integers(0, 4))
-        actor.write(int(r.rng.integers(1, 12)))
-    elif kind == 2:
-        r.ingest()
-    elif kind == 3:
-        granted, seen = actor.writer.granted, r.twin.seen[ring]
-        most = min(seen + r.twin.num_slots, granted + 8)
-        if most >= granted:
-            r.grant(ring, int(r.rng.integers(granted, most + 1)))
-    elif kind == 4 and r.rng.random() < 0.3:
-        actor.restart()
-        actor.poison()
-    elif kind == 5 and r.rng.random() < 0.3:
-        bound = max(a.policy_updates for a in r.actors) - 18
-        assert r.replay.retire_older_than(bound) == r.twin.retire_older_than(bound)
-        assert r.replay.retire_older_than(bound) == 0
-    elif kind == 6 and old:
-        ids = old[int(r.rng.integers(len(old)))].copy()
-        ids[: len(ids) // 3] = ids[0]  # repetitions: the last holds
-        errors = dyadic_errors(r.rng, len(ids))
-        ignored = r.replay.update_priorities(ids, errors)
-        assert ignored == r.twin.update_priorities(r.keys(ids), errors)
-    elif kind == 7 and r.replay.sampleable:
-        sample_and_check(r, batch)
-        old.append(batch.ids.copy())
-        del old[:-4]
-
-
-def sample_and_check(r: Rig, batch: Batch) -> None:
-    """Same draws, same rows, same weights, and no row but those its actor wrote and nobody retired."""
-    uniforms = copy_of(r.replay._rng).random(batch.size)
-    r.replay.sample(batch, 0.5)
-    keys = r.keys(batch.ids)
-    assert keys == r.twin.sample(uniforms)
-    r.check_batch(batch)
-    np.testing.assert_allclose(batch.weight, r.twin.weights(keys, 0.5), rtol=1e-5)
-
-
-def copy_of(rng: np.random.Generator) -> np.random.Generator:
-    twin = np.random.default_rng()
-    twin.bit_generator.state = rng.bit_generator.state
-    return twin
-
-
-def check_against_twin(r: Rig) -> None:
-    r.replay.tree.check()
-    statistics = r.replay.statistics()
-    assert r.replay.sampleable == statistics.sampleable == len(r.twin.priority)
-    assert r.replay.tree.total == sum(r.twin.priority.values())
-    assert r.replay.inserted == statistics.inserted == r.twin.inserted
-    assert statistics.stale_updates_ignored == r.twin.ignored
-    assert statistics.discarded_stale == r.twin.discarded
-    assert statistics.retired == r.twin.retired
-    assert statistics.largest_priority == r.twin.largest()
-    assert r.replay.published_rows().tolist() == r.twin.seen
-    assert r.replay.published() == sum(r.twin.seen) * r.twin.num_envs
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -144,20 +84,6 @@ def test_frequencies_follow_the_priorities() -> None:
                 counts[key] += 1
         expected = priorities / priorities.sum() * 32 * 3000
         assert stats.chisquare([counts[key] for key in keys], expected).pvalue > 0.01
-
-
-def churn(r: Rig, rounds: int) -> None:
-    """Actors at full speed: all that is granted is overwritten at once, and samples are checked."""
-    batch = r.batch(32)
-    for _ in range(rounds):
-        for ring, actor in enumerate(r.actors):
-            actor.write(6)
-            r.ingest()
-            r.grant(ring, max(16, actor.writer.published + 8))
-            r.ingest()
-        if r.replay.sampleable:
-            r.replay.sample(batch, 0.5)
-            r.check_batch(batch)
 
 
 @pytest.mark.parametrize("frames", [1, 3])
@@ -415,7 +341,7 @@ def test_wrong_calls_are_named() -> None:
         ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
         ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
         ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
-        ({"n_step": 16}, r"num_slots must be at least n_step \+ frame_stack, got 16"),
+        ({"n_step": 16}, r"num_slots must be at least 17 for .* n_step 16 and frame_stack 1, got 16"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
