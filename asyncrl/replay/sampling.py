@@ -66,24 +66,24 @@ def importance_weights(
 
 
 @inlined
-def draw(
+def take_leaves(
     leaves: Leaves,
     nodes: Nodes,
-    first: NDArray[np.int64],
     rings: NDArray[np.int64],
     state: NDArray[np.int64],
     beta: float,
     batch: NDArray[np.int64],
-    uniforms: NDArray[np.float64],
     rest: NDArray[np.float64],
     work: NDArray[np.int64],
 ) -> None:
-    """Draw leaves; fill the batch's `ids` and `weight` (ones where `beta` is 0) and `work` but for AFTER."""
-    size, bits, groups = uniforms.shape[0], state[TREE_BITS], work[LEAF]
+    """Find leaves in the groups `work[LEAF]`; fill the batch's `ids` and `weight` (ones where `beta` is 0).
+
+    LEAF, RING and AT of `work` are filled too.
+    """
+    size = rest.shape[0]
     ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
-    descend(leaves, nodes, first, bits, uniforms, rest, groups)
     for i in range(size):
-        leaf = find_leaf(leaves, bits, groups[i], rest[i])
+        leaf = find_leaf(leaves, state[TREE_BITS], work[LEAF, i], rest[i])
         ids[i] = locate(rings, state, leaf, work, i)
         rest[i] = leaves[np.uintp(leaf)]
     importance_weights(rest, total_of(nodes), state[SAMPLEABLE], beta, weight)
@@ -109,7 +109,8 @@ def sample(
     work: NDArray[np.int64],
 ) -> None:
     """Draw transitions and gather them."""
-    draw(leaves, nodes, first, rings, state, beta, batch, uniforms, rest, work)
+    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     gather(rings, state, int64s(batch[TO_IDS], work.shape[1]), batch, work)
 
 

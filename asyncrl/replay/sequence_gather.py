@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.gather import begins_episode, copy_rows, copy_stack, cut, first_of_stack, is_trained
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, uint8s
-from asyncrl.replay.sampling import draw
+from asyncrl.replay.sampling import take_leaves
 from asyncrl.replay.tables import (
     ACTION,
     ACTION_BYTES,
@@ -22,6 +22,7 @@ from asyncrl.replay.tables import (
     FLAGS,
     GAMMA,
     INCARNATION,
+    LEAF,
     LENGTH,
     N_STEP,
     NUM_ENVS,
@@ -42,11 +43,12 @@ from asyncrl.replay.tables import (
     TO_TRAINED,
     TO_UPDATES,
     TO_VERSION,
+    TREE_BITS,
     UPDATES,
     VERSION,
     take_apart,
 )
-from asyncrl.replay.tree_kernels import Leaves, Nodes
+from asyncrl.replay.tree_kernels import Leaves, Nodes, descend
 from asyncrl.shm.kernel import inlined, kernel
 
 
@@ -136,7 +138,8 @@ def sample_sequences(
     work: NDArray[np.int64],
 ) -> None:
     """Draw sequences and gather them."""
-    draw(leaves, nodes, first, rings, state, beta, batch, uniforms, rest, work)
+    descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
+    take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     size = work.shape[1]
     ids = int64s(batch[TO_IDS], size)
     for i in range(size):
