@@ -110,7 +110,7 @@ def run_pilot(
         run_dir=None,
         http="off",
     )
-    if algorithm.update_loop == "replay":
+    if algorithm.update_loop != "segments":
         starts = min(algorithm.learning_starts, LEARNING_STARTS)
         algorithm = dataclasses.replace(algorithm, learning_starts=starts)
     learned: list[Snapshot] = []
