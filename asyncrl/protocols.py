@@ -15,6 +15,24 @@ UpdateLoopName = Literal["replay", "sequences", "segments"]
 """How an algorithm is trained: from replay of transitions, from replay of sequences, or segment by segment."""
 
 
+class Memory(Protocol):
+    """Recurrent state of a policy, one row per stream: its attribute `memory`, where it has one.
+
+    `act` and `greedy` take one observation of every stream, in their order, and advance the state.
+    """
+
+    state: NDArray[np.float32]
+    """`[E, state_size]` before the next observation; it may be set, to an array of any number of streams."""
+
+    def begin(self, streams: Any) -> None:
+        """Begin episodes in `streams` (an index, or a list or array of them): their next observation is the first."""
+        ...
+
+    def forget(self, rows: int) -> None:
+        """Begin episodes in `rows` streams, which are all there are."""
+        ...
+
+
 @runtime_checkable
 class Policy(Protocol):
     """How an algorithm acts: NumPy (or numba) only, picklable, one per actor process.

@@ -7,6 +7,7 @@ The module's parameters and floating-point buffers live in one flat float32 bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.network import ActingLayout, ActingNetwork
+from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -80,8 +82,77 @@ class ModuleActingNetwork(ActingNetwork):
         return super().__getstate__() | {"_module": None}
 
 
-def network_size(sizes: tuple[int, ...], network: NetworkFactory | None) -> int:
-    """Numbers of a network in its flat block: a perceptron of these widths, or the module that `network` makes."""
+class RecurrentModuleActingNetwork(RecurrentActingNetwork):
+    """A recurrent network whose encoder is a module: all of it acts by torch.
+
+    Args:
+        spec, layout, cell, relu, statistics: see `RecurrentActingNetwork`.
+        network: makes the encoder.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        layout: ActingLayout,
+        cell: Cell,
+        network: NetworkFactory,
+        relu: bool = True,
+        statistics: tuple[slice, slice] | None = None,
+    ) -> None:
+        super().__init__(spec, layout, cell, relu, statistics)
+        self._made = RecurrentFactory(cell, layout.sizes, relu, network)
+        self._module: nn.Module | None = None
+
+    def _advance(
+        self, before: NDArray[np.float32], after: NDArray[np.float32], out: NDArray[np.float32]
+    ) -> None:
+        import torch
+
+        if self._module is None:
+            torch.set_num_threads(1)
+            self._module = self._made(self._inputs, self._outputs).eval().requires_grad_(False)
+            bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
+        with torch.no_grad():
+            values, state = self._module(torch.from_numpy(self._x), torch.from_numpy(before))
+        out[:], after[:] = values.numpy(), state.numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_module": None}
+
+
+@dataclass(frozen=True)
+class RecurrentFactory:
+    """Makes recurrent modules, which take a state beside their rows.
+
+    Attributes:
+        cell: kind and size.
+        sizes: widths `(inputs, *hidden, outputs)`.
+        relu: ReLU in the encoder, else tanh.
+        network: makes the encoder, or None for a perceptron of the hidden widths.
+    """
+
+    cell: Cell
+    sizes: tuple[int, ...]
+    relu: bool = True
+    network: NetworkFactory | None = None
+
+    def __call__(self, inputs: int, outputs: int) -> nn.Module:
+        """A `RecurrentModule`, which has `inputs` and `outputs`. Imports torch."""
+        from asyncrl.acting.recurrent_module import RecurrentModule
+
+        assert (inputs, outputs) == (self.sizes[0], self.sizes[-1])
+        return RecurrentModule(self.cell, self.sizes, "relu" if self.relu else "tanh", self.network)
+
+
+def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: Cell | None = None) -> int:
+    """Numbers of a network in its flat block: a perceptron of these widths, or the module that `network` makes.
+
+    With a `cell`, of the recurrent network whose encoder that is.
+    """
+    if cell is not None and network is not None:
+        network = RecurrentFactory(cell, sizes, network=network)
+    elif cell is not None:
+        return recurrent_count(sizes, cell)
     return parameter_count(sizes) if network is None else flat_size([network(sizes[0], sizes[-1])])
 
 
@@ -91,8 +162,13 @@ def make_acting_network(
     network: NetworkFactory | None,
     relu: bool = True,
     statistics: tuple[slice, slice] | None = None,
+    cell: Cell | None = None,
 ) -> ActingNetwork:
-    """The perceptron of `layout`, or the module that `network` makes."""
+    """The perceptron of `layout`, or the module that `network` makes; with a `cell`, recurrent."""
+    if cell is not None and network is not None:
+        return RecurrentModuleActingNetwork(spec, layout, cell, network, relu, statistics)
+    if cell is not None:
+        return RecurrentActingNetwork(spec, layout, cell, relu, statistics)
     if network is not None:
         return ModuleActingNetwork(spec, layout, network, statistics)
     return ActingNetwork(spec, layout, relu, statistics)

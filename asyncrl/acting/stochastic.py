@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
-from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
+from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox
+from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
 from asyncrl.envs.observations import FORBIDDEN, mask_reader
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 
@@ -38,6 +39,7 @@ class ActorLayout:
         squashed: a Gaussian's draw goes through tanh and is scaled to the box; needs finite bounds.
         normalized: observations are normalised by the statistics in the block.
         network: makes a module in place of the perceptron, or None.
+        cell: of a recurrent network, between the hidden layers (its encoder) and the head; None without memory.
     """
 
     inputs: int
@@ -47,6 +49,7 @@ class ActorLayout:
     squashed: bool = False
     normalized: bool = False
     network: NetworkFactory | None = None
+    cell: Cell | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ("tanh", "relu"):
@@ -90,7 +93,13 @@ class ActorLayout:
     @cached_property
     def network_count(self) -> int:
         """Numbers of the network, which stand first."""
-        return network_size(self.sizes, self.network)
+        return network_size(self.sizes, self.network, self.cell)
+
+    @property
+    def recurrent_factory(self) -> RecurrentFactory:
+        """Makes the recurrent network that the layout is of."""
+        assert self.cell is not None
+        return RecurrentFactory(self.cell, self.sizes, self.activation == "relu", self.network)
 
     @property
     def log_std(self) -> slice:
@@ -116,20 +125,25 @@ class ActorLayout:
 
 
 def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
-    """What a row carries: `log_prob` (behaviour log probability), and a squashed Gaussian's `latent` `[d]` draw."""
-    log_prob = FieldSpec("log_prob", (), "float32")
-    return (
-        (log_prob, FieldSpec("latent", (layout.action_values,), "float32"))
-        if layout.squashed
-        else (log_prob,)
-    )
+    """What a row carries.
+
+    `log_prob` (behaviour log probability), a squashed Gaussian's `latent` `[d]` draw, and the `state` of a recurrent
+    policy before it saw the row's observation.
+    """
+    fields = [FieldSpec("log_prob", (), "float32")]
+    if layout.squashed:
+        fields.append(FieldSpec("latent", (layout.action_values,), "float32"))
+    if layout.cell is not None:
+        fields.append(layout.cell.field)
+    return tuple(fields)
 
 
 class StochasticPolicy:
-    """Draws actions from the distribution a multilayer perceptron gives. Implements `Policy`.
+    """Draws actions from the distribution that a network gives. Implements `Policy`.
 
-    All streams act alike, so any number of rows may be asked for. One copy is used from one thread. It pickles with
-    its weights; buffers that depend on the number of rows are made anew on the other side.
+    All streams act alike, so any number of rows may be asked for, unless the policy is recurrent. One copy is used
+    from one thread. It pickles with its weights; buffers that depend on the number of rows are made anew on the other
+    side.
 
     Choices are drawn from the softmax of the logits, each component for itself. A Gaussian's draw is returned as it
     fell, outside of the box too: `log_prob` is that of the draw, and whoever steps the environment clips.
@@ -145,7 +159,7 @@ class StochasticPolicy:
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
         statistics = (layout.obs_mean, layout.obs_scale) if layout.normalized else None
         relu = layout.activation == "relu"
-        self._network = make_acting_network(spec, layout, layout.network, relu, statistics)
+        self._network = make_acting_network(spec, layout, layout.network, relu, statistics, layout.cell)
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout, self.frame_stack = layout, spec.frame_stack
@@ -163,8 +177,15 @@ class StochasticPolicy:
         """At the last `act`: mean probability of not taking the likeliest choice; for a Gaussian the mean std."""
         return self._exploration
 
+    @property
+    def memory(self) -> RecurrentActingNetwork | None:
+        """The recurrent state; None where the policy has none."""
+        return self._network if isinstance(self._network, RecurrentActingNetwork) else None
+
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Nothing to do: all streams act alike."""
+        """All streams act alike; a recurrent policy begins episodes in `count` streams."""
+        if self.memory is not None:
+            self.memory.forget(count)
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -209,23 +230,25 @@ class StochasticPolicy:
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
     ) -> tuple[NDArray[Any], Mapping[str, NDArray[Any]]]:
-        """Draw actions `[E, *act_shape]`, and `log_prob` `[E]` (and `latent` `[E, d]`); see `Policy.act`.
+        """Draw actions `[E, *act_shape]`, and the fields of `extra_fields_of`; see `Policy.act`.
 
         The arrays are fresh. The log probability of a squashed Gaussian is that of `tanh(latent)`, without the
         constant of the box's size.
         """
+        memory = self.memory
+        extras = {} if memory is None else {"state": memory.state}
         out, rows = self.outputs(obs), obs.shape[0]
-        log_prob = np.empty(rows, np.float32)
+        extras["log_prob"] = log_prob = np.empty(rows, np.float32)
         if not self._gaussian:
             choices = len(self._choices)
             action = np.empty((rows, choices), np.int64)
             self._exploration = draw_choices(
                 out, self._choices, rng.random((rows, choices)), action, log_prob
             )
-            return action.reshape(rows, *self._shape), {"log_prob": log_prob}
+            return action.reshape(rows, *self._shape), extras
         draw = rng.standard_normal(out.shape, np.float32)
         draw_gaussian(out, self._network.weights[self._log_std], self._std, draw, log_prob)
         if self._box is None:
-            return draw.reshape(rows, *self._shape), {"log_prob": log_prob}
+            return draw.reshape(rows, *self._shape), extras
         add_squashing(draw, log_prob)
-        return self._box.squash(draw), {"log_prob": log_prob, "latent": draw}
+        return self._box.squash(draw), {**extras, "latent": draw}

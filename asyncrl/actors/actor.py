@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.frames import FrameStacks
+from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import Events, Streams
 from asyncrl.errors import EnvironmentFailed, EnvironmentRaised, NonFiniteStep, error_text
 from asyncrl.interfaces import RESET
@@ -82,6 +83,7 @@ class Actor:
         self._env_seeds, self._rng = actor_seeds(seed, index, incarnation, streams.num_envs)
         layout, num_envs = writer.layout, streams.num_envs
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
+        self._memory = memory_of(policy)
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
         self._stacks: FrameStacks | None = None
         if policy.frame_stack > 1:
@@ -141,8 +143,8 @@ class Actor:
         writer.action[:, slot] = actions
         for name, values in extras.items():
             writer.extras[name][:, slot] = values
-        if self._stacks is not None:
-            self._stack_newest(self._stacks, events)
+        if self._stacks is not None or self._memory is not None:
+            self._begin_episodes(events)
         self._stamp(slot)
         self._row += 1
         taken = count_row(
@@ -167,13 +169,16 @@ class Actor:
         self._stamp(slot)
         writer.publish(1, 0)
 
-    def _stack_newest(self, stacks: FrameStacks, events: Events) -> None:
-        """Push what the row observed; where it was a reset, an episode begins with it."""
+    def _begin_episodes(self, events: Events) -> None:
+        """Stack what the row observed; where it was a reset, an episode begins with it: no older frame, no memory."""
         newest = self.streams.newest
-        stacks.push(slice(None), newest)
         began = events[(events[:, 1] & RESET) != 0, 0]
-        if began.size:
-            stacks.begin(began, newest[began])
+        if self._stacks is not None:
+            self._stacks.push(slice(None), newest)
+            if began.size:
+                self._stacks.begin(began, newest[began])
+        if self._memory is not None and began.size:
+            self._memory.begin(began)
 
     def _stamp(self, slot: int) -> None:
         self.writer.version[slot] = self.weights_version

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
@@ -63,6 +64,7 @@ def restore_actor(actor: Actor, data: bytes) -> None:
             fix="install the versions that meta.json names, or resume with restore_episodes=False",
         ) from error
     actor.policy = state["policy"]
+    actor._memory = memory_of(actor.policy)
     actor._rng = state["generator"]
     for name in _NUMBERS:
         setattr(actor, name, state[name])

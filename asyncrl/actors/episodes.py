@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.frames import FrameStacks
+from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.packing import packed
@@ -87,7 +88,7 @@ class EpisodePlayer:
         max_envs: int = MAX_ENVS,
         alive: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._memory = policy, memory_of(policy)
         self._alive = alive
         self._source = source if isinstance(source, EnvSource) else None
         self._max_envs = max_envs if self._source is not None else 0
@@ -154,12 +155,13 @@ class EpisodePlayer:
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         obs = self._stacks(episodes)
+        self._states = self._no_memory(episodes)
         form = ActionForm(self._envs[0].action_space)
         live = list(range(min(episodes, len(self._envs))))
         for episode in live:
             obs.begin(episode, self._reset(episode, seeds))
         while live:
-            actions = form.rows(self._policy.greedy(obs.array[live]))
+            actions = form.rows(self._greedy(obs, live))
             live = self._step(live, actions, obs, seeds, returns, lengths)
             if live and time.monotonic() >= self._deadline:
                 self.cut_episodes += sum(bool(lengths[episode]) for episode in live)
@@ -197,6 +199,22 @@ class EpisodePlayer:
                 still.append(following)
         return still
 
+    def _greedy(self, obs: FrameStacks, live: list[int]) -> NDArray[Any]:
+        """Greedy actions of the episodes in `live`, whose recurrent states advance."""
+        if self._memory is None:
+            return self._policy.greedy(obs.array[live])
+        self._memory.state = self._states[live]
+        actions = self._policy.greedy(obs.array[live])
+        self._states[live] = self._memory.state
+        return actions
+
+    def _no_memory(self, episodes: int) -> NDArray[np.float32]:
+        """Recurrent states at the beginning of `episodes` episodes; without columns where the policy has no memory."""
+        if self._memory is None:
+            return np.zeros((episodes, 0), np.float32)
+        self._memory.forget(episodes)
+        return self._memory.state.copy()
+
     def _stacks(self, rows: int) -> FrameStacks:
         spec = self._spec
         return FrameStacks(rows, self._policy.frame_stack, spec.observation_shape, spec.observation_dtype)
@@ -218,12 +236,15 @@ class EpisodePlayer:
         streams.reset([seed], obs)
         stacks = self._stacks(n)
         stacks.begin(slice(None), obs)
+        self._no_memory(n)
         while min(next_episode) < episodes:
             events = streams.step(self._policy.greedy(stacks.array), obs, rewards)
             stacks.push(slice(None), obs)
             for i, flag in events.tolist():
                 if flag == RESET:
                     stacks.begin(i, obs[i])
+                    if self._memory is not None:
+                        self._memory.begin(i)
             self._alive(self._finished)
             row_returns += rewards
             row_lengths += 1

@@ -9,7 +9,7 @@ a network acts in a few microseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -78,10 +78,7 @@ class ActorCritic:
         as_bytes = spec is not None and spec.observation_dtype == "uint8" and not spec.leaves
         self.keeps_bytes = as_bytes and not layout.normalized
         self.layout, self.device, self.weight_count = layout, torch.device(device), layout.weight_count
-        hidden = layout.hidden if value_hidden is None else value_hidden
-        shared = None, layout.activation, layout.network
-        policy = Architecture(layout.sizes, *shared, seed)
-        value = Architecture((layout.inputs, *hidden, 1), *shared, seed + 1)
+        policy, value = self._architectures(layout, value_hidden, seed)
         generator = torch.Generator().manual_seed(seed)
         parts = (
             policy.initial(generator, head_gain=_POLICY_HEAD_GAIN),
@@ -101,12 +98,21 @@ class ActorCritic:
         self._mean = np.zeros(layout.inputs, np.float32)
         self._scale = np.ones(layout.inputs, np.float32)
 
+    def _architectures(
+        self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
+    ) -> tuple[Architecture, Architecture]:
+        """Shapes of policy and value network."""
+        hidden = layout.hidden if value_hidden is None else value_hidden
+        shared = None, layout.activation, layout.network
+        policy = Architecture(layout.sizes, *shared, seed)
+        return policy, Architecture((layout.inputs, *hidden, 1), *shared, seed + 1)
+
     @property
     def grad_norm(self) -> Tensor | None:
         """Scalar tensor, norm of the last applied gradient before it was clipped; None before."""
         return self._adam.grad_norm
 
-    def make_pass(self, rows: int, gradient: bool) -> ActorCriticPass:
+    def make_pass(self, rows: int, gradient: bool) -> NetworksPass:
         """Buffers for a pass of both networks over `rows` rows, with or without a backward pass."""
         parts = self.gradient.split(self._sizes) if gradient else None
         return ActorCriticPass(self._policy, self._value, rows, self.layout.inputs, parts)
@@ -211,6 +217,24 @@ class ActorCritic:
         self._noted.load_state_dict(state["observations"]["noted"])
         if self._seen.count:
             self._set_statistics()
+
+
+class NetworksPass(Protocol):
+    """A pass of policy and value network over R rows; see `ActorCriticPass`."""
+
+    x: Tensor
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""
+        ...
+
+    def values(self) -> Tensor:
+        """The values `[R]` alone."""
+        ...
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
+        """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
+        ...
 
 
 class ActorCriticPass:

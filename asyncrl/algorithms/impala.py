@@ -27,8 +27,9 @@ from asyncrl.protocols import SegmentUpdater
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+    from asyncrl.algorithms.rollout import Rollout
 
 
 class ImpalaLoss(NamedTuple):
@@ -157,18 +158,13 @@ class IMPALA(OnPolicy):
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
         """Divide the streams into minibatches: rows of G whole streams, then the observations behind their ends."""
-        from asyncrl.algorithms.rollout import Part
+        from asyncrl.algorithms.minibatch import parts_of_streams
 
-        (streams, length), trained = rollout.shape, rollout.trained
+        streams = rollout.shape[0]
         if self.minibatches == 1 or streams == 1:
-            own = np.flatnonzero(trained)
-            return [Part(np.arange(streams * (length + 1)), own, own.size)]
-        found, order = [], np.random.default_rng(seed).permutation(streams)
-        for chosen in np.array_split(order, min(self.minibatches, streams)):
-            rows = (chosen[:, None] * length + np.arange(length)).reshape(-1)
-            own = np.flatnonzero(trained[chosen])
-            found.append(Part(np.concatenate((rows, streams * length + chosen)), own, own.size))
-        return found
+            return parts_of_streams(rollout, [np.arange(streams)])
+        order = np.random.default_rng(seed).permutation(streams)
+        return parts_of_streams(rollout, np.array_split(order, min(self.minibatches, streams)))
 
     def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs:
         """Gradients of `impala_loss`, whose targets are of the weights as they stand.

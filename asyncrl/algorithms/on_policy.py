@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.schedules import linear, require_rate, value_at
-from asyncrl.algorithms.observing import Observing
+from asyncrl.algorithms.recurrent import Recurrent
 from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
@@ -26,15 +26,16 @@ from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
+    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+    from asyncrl.algorithms.rollout import Rollout
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Staleness that a segment has at least, once training goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicy(Observing):
+class OnPolicy(Recurrent):
     """Options that mean the same to every algorithm on segments; a record of one extends this one.
 
     Raises:
@@ -133,6 +134,11 @@ class OnPolicy(Observing):
             raise ValueError(f"initial_log_std must be finite, got {self.initial_log_std}")
         for name in ("hidden_sizes", "value_hidden_sizes"):
             require_widths(name, getattr(self, name))
+        if self.cell is not None and self.value_hidden_sizes is not None:
+            raise ValueError(
+                "value_hidden_sizes must be none where the policy is recurrent, for policy and value share encoder and "
+                f"cell, got {self.value_hidden_sizes}"
+            )
         lag = _LAG[self.discipline]
         if self.max_staleness is not None and self.max_staleness < lag:
             raise ValueError(
@@ -190,6 +196,7 @@ class OnPolicy(Observing):
             squashed=self.squashed and isinstance(spec.action, BoxAction),
             normalized=self.normalize_observations,
             network=self.network_for(spec),
+            cell=self.cell,
         )
 
     # --- what an algorithm says; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` -----

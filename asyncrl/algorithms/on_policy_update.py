@@ -16,9 +16,12 @@ from torch import Tensor
 
 import asyncrl.algorithms.returns  # noqa: F401  (so that its kernel is made ready before a run)
 from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+from asyncrl.algorithms.recurrent_actor_critic import RecurrentActorCritic
+from asyncrl.algorithms.recurrent_rollout import RecurrentMinibatch, RecurrentRollout
+from asyncrl.algorithms.rollout import Rollout
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.interfaces import EnvSpec, Segment
 
@@ -49,7 +52,12 @@ class OnPolicyUpdate:
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        self.nets = ActorCritic(
+        networks, self._make_rollout, self._make_minibatch = (
+            (ActorCritic, Rollout, Minibatch)
+            if config.cell is None
+            else (RecurrentActorCritic, RecurrentRollout, RecurrentMinibatch)
+        )
+        self.nets = networks(
             config.layout(spec),
             value_hidden=config.value_hidden_sizes,
             device=device,
@@ -93,7 +101,7 @@ class OnPolicyUpdate:
 
     def _rollout_of(self, streams: int, length: int) -> Rollout:
         if self._rollout is None or self._rollout.shape != (streams, length):
-            self._rollout = Rollout(self.nets, streams, length, self.config.rollout_columns)
+            self._rollout = self._make_rollout(self.nets, streams, length, self.config.rollout_columns)
             self._batches = {}
         return self._rollout
 
@@ -131,7 +139,7 @@ class OnPolicyUpdate:
 
     def _batch_of(self, rollout: Rollout, size: int) -> Minibatch:
         if size not in self._batches:
-            self._batches[size] = Minibatch(self.nets, rollout, size)
+            self._batches[size] = self._make_minibatch(self.nets, rollout, size)
         self._batch = self._batches[size]
         return self._batch
 

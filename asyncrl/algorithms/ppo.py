@@ -27,8 +27,9 @@ from asyncrl.protocols import SegmentUpdater
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
-    from asyncrl.algorithms.rollout import Minibatch, Part, Rollout
+    from asyncrl.algorithms.rollout import Rollout
 
 _KL_MARGIN = 1.5
 
@@ -102,7 +103,8 @@ class PPO(OnPolicy):
     """Hyper-parameters of proximal policy optimisation.
 
     Minibatches come from a permutation. Rows are divided evenly into as few minibatches as `minibatch_size` allows,
-    which are padded to one size with rows of weight zero.
+    which are padded to one size with rows of weight zero. Those of a recurrent policy are of whole streams: as many
+    segments of one environment as `minibatch_size` has room for, at least one.
 
     Staleness: with `importance`, ratios are clipped against the policy as it stands when the iteration begins (the
     proximal policy of Hilton et al. 2021), and the policy's loss of a row is weighted by what it gives the action over
@@ -131,7 +133,7 @@ class PPO(OnPolicy):
     """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
     minibatch_size: int = 256
-    """Maximum steps of a minibatch, at least 1; an epoch is divided evenly."""
+    """Maximum steps of a minibatch, at least 1; an epoch is divided evenly. Recurrent: at least one whole segment."""
 
     target_kl: float | None = None
     """Stop the epochs of a batch at 1.5 times this KL divergence from the old policy, above 0; none never stops."""
@@ -178,7 +180,7 @@ class PPO(OnPolicy):
             advantage = standardised(advantage, rollout.trained)
         # Every row has the same share in its minibatch's mean, however the rows were divided.
         rows = int(np.count_nonzero(rollout.trained))
-        share = np.float32(self._minibatches(rows) / max(rows, 1))
+        share = np.float32(self._minibatches(rollout, rows) / max(rows, 1))
         rollout.fill(
             old_log_prob=old_log_prob,
             importance=np.minimum(np.exp(old_log_prob - behaviour), np.float32(self.rho_bar)),
@@ -188,17 +190,23 @@ class PPO(OnPolicy):
             weight=rollout.weight * share,
         )
 
-    def _minibatches(self, rows: int) -> int:
-        """How many gradient steps a pass over so many rows has."""
-        return max(1, -(-rows // self.minibatch_size))
+    def _minibatches(self, rollout: Rollout, rows: int) -> int:
+        """How many gradient steps a pass over so many trained rows has."""
+        if self.cell is None:
+            return max(1, -(-rows // self.minibatch_size))
+        streams, length = rollout.shape
+        return -(-streams // max(1, self.minibatch_size // length))
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the rows into minibatches, padded with row N."""
-        from asyncrl.algorithms.rollout import Part
+        """Divide the rows into minibatches, padded with row N; of a recurrent policy the streams."""
+        from asyncrl.algorithms.minibatch import Part, parts_of_streams
 
         trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
-        order = np.random.default_rng(seed).permutation(trained)
-        chosen = np.array_split(order, self._minibatches(trained.size))
+        order = trained if self.cell is None else np.arange(rollout.shape[0])
+        order = np.random.default_rng(seed).permutation(order)
+        chosen = np.array_split(order, self._minibatches(rollout, trained.size))
+        if self.cell is not None:
+            return parts_of_streams(rollout, chosen)
         rows = np.full((len(chosen), min(self.minibatch_size, count)), count, np.int64)
         for own, part in zip(rows, chosen, strict=True):
             own[: part.size] = part

@@ -1,4 +1,4 @@
-"""The steps of one on-policy iteration in flat arrays, and the part of them that one gradient step trains on.
+"""The steps of one on-policy iteration in flat arrays.
 
 S = K E streams (K segments of E environments) of T rows each lie stream-major, N = S T rows in all. After them stand
 the S observations behind the segments' last rows, used to bootstrap; the first of those places, row N, serves as
@@ -7,7 +7,7 @@ padding too: its columns are zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
-from asyncrl.algorithms.actor_critic import ActorCritic
-from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
+from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
 from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import log_tanh_slope
 
 _ROWS = ("reward", "flags", "behaviour", "weight")
-_CHUNK = 2048
+CHUNK = 2048
+"""Rows that are evaluated at once."""
 
 
 class Evaluation(NamedTuple):
@@ -83,7 +83,7 @@ class Rollout:
         self.flags = np.zeros(self.shape, np.uint8)
         self._statistics = nets.statistics
         self._value, self._log_prob = torch.zeros(rows), torch.zeros(rows)
-        self._pass = nets.make_pass(min(rows, _CHUNK), gradient=False)
+        self._pass = nets.make_pass(min(rows, CHUNK), gradient=False)
 
     @property
     def trained(self) -> NDArray[np.bool_]:
@@ -134,23 +134,32 @@ class Rollout:
 
     def evaluate(self, log_prob: bool) -> Evaluation:
         """Run the networks over all rows; log-probabilities are filled only if wanted. Waits for the device."""
-        work, rows = self._pass, self.x.shape[0]
-        for start in range(0, rows, work.x.shape[0]):
-            own = slice(start, min(start + work.x.shape[0], rows))
-            size = own.stop - start
-            fill_inputs(work.x[:size], self.x[own])
+        for own in self._chunks():
+            work, action = self._prepared(own), self.action[own]
+            size = action.shape[0]
             if log_prob:
                 out, value = work.forward()
                 forbid(out[:size], self.mask, own)
-                found = self._nets.distribution(out[:size], self.action[own], self._nets.log_std)[0]
-                self._log_prob[own].copy_(found)
+                found = self._nets.distribution(out[:size], action, self._nets.log_std)[0]
+                self._log_prob[own] = found.cpu()
             else:
                 value = work.values()
-            self._value[own].copy_(value[:size])
-        values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), rows - self.shape[0]
+            self._value[own] = value[:size].cpu()
+        values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), self.flags.size
         return Evaluation(
             values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
         )
+
+    def _chunks(self) -> Iterator[slice] | Iterator[NDArray[np.int64]]:
+        """Rows that are evaluated together."""
+        rows, size = self.x.shape[0], self._pass.x.shape[0]
+        return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+    def _prepared(self, rows: slice | NDArray[np.int64]) -> NetworksPass:
+        """The pass with these rows as input; further rows may follow them."""
+        assert isinstance(rows, slice)
+        fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows])
+        return self._pass
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, each given as `[S, T]`, and upload them."""
@@ -212,87 +221,12 @@ def fill_inputs(x: Tensor, rows: Tensor) -> None:
         x.mul_(1 / 255)
 
 
-def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice) -> None:
+def inputs_of(rows: Tensor) -> Tensor:
+    """A rollout's `rows` as float32 inputs: bytes scaled to 0..1."""
+    return rows * (1 / 255) if rows.dtype == torch.uint8 else rows
+
+
+def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> None:
     """Set the logits of choices that `mask` forbids so low that their probability and gradient are exactly 0."""
     if mask is not None:
         out.masked_fill_(~mask[rows].to(out.device), float(FORBIDDEN))
-
-
-class Part(NamedTuple):
-    """Rows of one gradient step.
-
-    Attributes:
-        rows: `[R]` int64 into a rollout's rows.
-        trained: which of these R are trained on.
-        samples: how many those are.
-    """
-
-    rows: NDArray[np.int64]
-    trained: slice | NDArray[np.int64]
-    samples: int
-
-
-class Minibatch:
-    """Buffers of a gradient step over R rows of a rollout.
-
-    Attributes:
-        part: the rows of the last `forward`.
-        choices: how many logits each choice of an action has; empty for a Gaussian.
-        action: `[R, ...]` of these rows.
-        columns: `[C, R]` float32, numbers of each row that the loss takes; gathered from the rollout's columns, or set
-            by an algorithm that has none there.
-        out, value, log_std: outputs of the networks at the last `forward` and what `apply` has not changed of them:
-            `[R, outputs]`, `[R]` and `[d]`.
-    """
-
-    part: Part
-    out: Tensor
-    value: Tensor
-
-    def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
-        self._nets, self.choices = nets, nets.layout.choices
-        self._pass = nets.make_pass(size, gradient=True)
-        self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
-        self.columns = rollout.columns.new_zeros((len(rollout.names), size))
-        self.log_std = nets.log_std.clone()
-        self._kernel: LossKernel | None = None
-        if nets.device.type == "cpu":
-            self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
-
-    def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
-        """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
-        self.part = part
-        if rollout.x.dtype == torch.uint8:
-            fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
-        else:
-            torch.index_select(rollout.x, 0, rows, out=self._pass.x)
-        torch.index_select(rollout.action, 0, rows, out=self.action)
-        if rollout.names:
-            torch.index_select(rollout.columns, 1, rows, out=self.columns)
-        self.out, self.value = self._pass.forward()
-        forbid(self.out, rollout.mask, rows)
-        if not self.choices:
-            self.log_std.copy_(self._nets.log_std)
-
-    @property
-    def outputs(self) -> Outputs:
-        """`out`, `value` and `log_std`."""
-        return self.out, self.value, self.log_std
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether `kernel_gradients` can be used: on the CPU."""
-        return self._kernel is not None
-
-    def kernel_gradients(self, loss: tuple[float, float, float, float]) -> tuple[float, Outputs]:
-        """The divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
-        assert self._kernel is not None
-        return self._kernel(self.outputs, self.columns, self.part.samples, loss)
-
-    def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the actions, `[R]` each, under these outputs of the policy."""
-        return self._nets.distribution(out, self.action, log_std)
-
-    def backward(self, gradients: Outputs) -> None:
-        """Fill the networks' gradient from the loss's gradients at `outputs`."""
-        self._pass.backward(*gradients)

@@ -37,9 +37,10 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     if env_id not in gymnasium.registry and _EXTRAS[0][1].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
-        from asyncrl.envs.catch import register
+        from asyncrl.envs import catch, recall
 
-        register()
+        catch.register()
+        recall.register()
     if env_id not in gymnasium.registry and callable(made):
         maker: Callable[..., Any] = made
         return maker

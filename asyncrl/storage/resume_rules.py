@@ -32,6 +32,8 @@ FIXED = {
     "discipline": ROWS,
     "network": NETWORK,
     "frame_stack": NETWORK,
+    "recurrent": NETWORK,
+    "recurrent_size": NETWORK,
     "hidden_sizes": NETWORK,
     "value_hidden_sizes": NETWORK,
     "critic_hidden_sizes": NETWORK,

@@ -1,0 +1,88 @@
+"""Recurrent networks as torch modules, for the learner and for actors with convolutions. Imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.acting.layouts import NetworkFactory
+from asyncrl.acting.recurrent import Cell
+
+
+class RecurrentModule(nn.Module):
+    """An encoder of single observations, a GRU or LSTM, and a linear head.
+
+    The order of `parameters()` is that of `acting.recurrent`.
+
+    Args:
+        cell: kind and size.
+        sizes: widths `(inputs, *hidden, outputs)`; the hidden layers are the encoder.
+        activation: after every layer of the encoder.
+        network: makes a module in place of the encoder's layers, from its inputs and outputs, which are H; the
+            activation stands behind it.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        sizes: tuple[int, ...],
+        activation: Literal["tanh", "relu"] = "relu",
+        network: NetworkFactory | None = None,
+    ) -> None:
+        super().__init__()
+        act, features = (nn.Tanh if activation == "tanh" else nn.ReLU), sizes[-2]
+        layers: list[nn.Module] = []
+        if network is not None:
+            features = cell.size
+            layers = [network(sizes[0], features), act()]
+        else:
+            for inputs, outputs in itertools.pairwise(sizes[:-1]):
+                layers += [nn.Linear(inputs, outputs), act()]
+        self.encoder = nn.Sequential(*layers)
+        self.cell = (nn.GRU if cell.kind == "gru" else nn.LSTM)(features, cell.size)
+        self.head = nn.Linear(cell.size, sizes[-1])
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One row of every stream: `[R, inputs]` and states `[R, state_size]` to `[R, outputs]` and the next states."""
+        features, state = self.run(self.encoder(x)[None], state)
+        return self.head(features[0]), state
+
+    def run(self, encoded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The cell over sequences of n streams.
+
+        Args:
+            encoded: `[L, n, features]`, the encoder's outputs.
+            state: `[n, state_size]` before the first row.
+
+        Returns:
+            Its outputs `[L, n, H]` and the states `[n, state_size]` behind the last row.
+        """
+        # cuDNN wants a cell's weights in a block of their own, and these are part of a flat vector.
+        with torch.backends.cudnn.flags(enabled=False) if encoded.is_cuda else nullcontext():
+            if isinstance(self.cell, nn.GRU):
+                out, last = self.cell(encoded, state[None].contiguous())
+                return out, last[0]
+            h, c = (part[None].contiguous() for part in state.chunk(2, dim=1))
+            out, (h, c) = self.cell(encoded, (h, c))
+            return out, torch.cat((h[0], c[0]), dim=1)
+
+    @torch.no_grad()
+    def initialise_orthogonally(self, head_gain: float) -> None:
+        """Orthogonal weights: gain sqrt(2) in the encoder, 1 in the cell, `head_gain` in the head; zero biases."""
+        for layer in self.encoder.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+                assert layer.bias is not None
+                layer.bias.zero_()
+        for name, tensor in self.cell.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(tensor)
+            else:
+                tensor.zero_()
+        nn.init.orthogonal_(self.head.weight, head_gain)
+        self.head.bias.zero_()

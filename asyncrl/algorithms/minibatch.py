@@ -1,0 +1,113 @@
+"""The part of a rollout that one gradient step trains on: its rows, and the networks' outputs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
+from asyncrl.algorithms.rollout import Rollout, fill_inputs, forbid
+
+
+class Part(NamedTuple):
+    """Rows of one gradient step.
+
+    Attributes:
+        rows: `[R]` int64 into a rollout's rows.
+        trained: which of these R are trained on.
+        samples: how many those are.
+    """
+
+    rows: NDArray[np.int64]
+    trained: slice | NDArray[np.int64]
+    samples: int
+
+
+def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.int64]:
+    """Rows of whole `streams` `[G]` of a rollout of `shape`: their T rows each, then the observations behind them."""
+    count, length = shape
+    own = (streams[:, None] * length + np.arange(length)).reshape(-1)
+    return np.concatenate((own, count * length + streams))
+
+
+def parts_of_streams(rollout: Rollout, groups: Iterable[NDArray[np.int64]]) -> list[Part]:
+    """Gradient steps of whole streams, one for each of the groups."""
+    trained = rollout.trained
+    found = []
+    for streams in groups:
+        own = np.flatnonzero(trained[streams])
+        found.append(Part(rows_of_streams(streams, rollout.shape), own, own.size))
+    return found
+
+
+class Minibatch:
+    """Buffers of a gradient step over R rows of a rollout.
+
+    Attributes:
+        part: the rows of the last `forward`.
+        choices: how many logits each choice of an action has; empty for a Gaussian.
+        action: `[R, ...]` of these rows.
+        columns: `[C, R]` float32, numbers of each row that the loss takes; gathered from the rollout's columns, or set
+            by an algorithm that has none there.
+        out, value, log_std: outputs of the networks at the last `forward` and what `apply` has not changed of them:
+            `[R, outputs]`, `[R]` and `[d]`.
+    """
+
+    part: Part
+    out: Tensor
+    value: Tensor
+
+    def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
+        self._nets, self.choices = nets, nets.layout.choices
+        self._pass = nets.make_pass(size, gradient=True)
+        self.action = rollout.action.new_zeros((size, *rollout.action.shape[1:]))
+        self.columns = rollout.columns.new_zeros((len(rollout.names), size))
+        self.log_std = nets.log_std.clone()
+        self._kernel: LossKernel | None = None
+        if nets.device.type == "cpu":
+            self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
+
+    def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
+        """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
+        self.part = part
+        if rollout.x.dtype == torch.uint8:
+            fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
+        else:
+            torch.index_select(rollout.x, 0, rows, out=self._pass.x)
+        torch.index_select(rollout.action, 0, rows, out=self.action)
+        if rollout.names:
+            own = rows.clamp(max=rollout.flags.size)  # behind the streams all columns are zero, as in row N
+            torch.index_select(rollout.columns, 1, own, out=self.columns)
+        self.out, self.value = self._pass.forward()
+        forbid(self.out, rollout.mask, rows)
+        if not self.choices:
+            self.log_std.copy_(self._nets.log_std)
+
+    @property
+    def outputs(self) -> Outputs:
+        """`out`, `value` and `log_std`."""
+        return self.out, self.value, self.log_std
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether `kernel_gradients` can be used: on the CPU."""
+        return self._kernel is not None
+
+    def kernel_gradients(self, loss: tuple[float, float, float, float]) -> tuple[float, Outputs]:
+        """The divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
+        assert self._kernel is not None
+        return self._kernel(self.outputs, self.columns, self.part.samples, loss)
+
+    def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of the actions, `[R]` each, under these outputs of the policy."""
+        return self._nets.distribution(out, self.action, log_std)
+
+    def backward(self, gradients: Outputs) -> None:
+        """Fill the networks' gradient from the loss's gradients at `outputs`."""
+        self._pass.backward(*gradients)

@@ -1,0 +1,110 @@
+"""The networks of a recurrent on-policy learner: policy and value share encoder and cell.
+
+Each has a linear head on the cell's outputs, as in Espeholt et al. 2018 and CleanRL's `ppo_atari_lstm`. A value network
+with a cell of its own (sb3-contrib's default) was rejected: actors stamp the state that they act with, and would have
+to run a second cell only to stamp its state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.acting.modules import tensors_of
+from asyncrl.acting.recurrent_module import RecurrentModule
+from asyncrl.acting.stochastic import ActorLayout
+from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.networks.architecture import Architecture
+from asyncrl.networks.module import ModuleNetwork
+from asyncrl.networks.recurrent import Pieces, unroll
+
+
+class ValueHead(nn.Linear):
+    """The value as a linear function of the cell's outputs."""
+
+    @torch.no_grad()
+    def initialise_orthogonally(self, head_gain: float) -> None:
+        """Orthogonal weights with this gain, no bias."""
+        nn.init.orthogonal_(self.weight, head_gain)
+        self.bias.zero_()
+
+
+class RecurrentActorCritic(ActorCritic):
+    """Policy and value with one recurrent trunk. Arguments and attributes are those of `ActorCritic`.
+
+    The value's part of the parameters is its head alone.
+    """
+
+    def _architectures(
+        self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
+    ) -> tuple[Architecture, Architecture]:
+        assert layout.cell is not None and value_hidden is None
+        policy = Architecture(layout.sizes, network=layout.recurrent_factory, seed=seed)
+        return policy, Architecture((layout.cell.size, 1), network=ValueHead, seed=seed + 1)
+
+    def make_pass(self, rows: int, gradient: bool) -> RecurrentPass:
+        """A pass over `rows` rows of whole streams, with or without a backward pass."""
+        policy, value = self._policy, self._value
+        assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
+        (trunk,), (head,) = policy.modules, value.modules
+        assert isinstance(trunk, RecurrentModule)
+        x = torch.zeros(rows, self.layout.inputs, device=self.device)
+        return RecurrentPass(trunk, head, x, self.gradient.split(self._sizes) if gradient else None)
+
+
+class RecurrentPass:
+    """Both heads over R rows of whole streams, by autograd.
+
+    Args:
+        trunk: encoder, cell and the policy's head.
+        head: of the value.
+        x: `[R, inputs]`.
+        gradient: the flat gradient's parts of policy, log standard deviations and value; None without backward pass.
+
+    Attributes:
+        x: written or replaced by whoever uses the pass.
+        state: `[B, state_size]` before the first row of each stream; set before `forward`.
+        pieces: of the rows; set before `forward`.
+    """
+
+    state: Tensor
+    pieces: Pieces
+
+    def __init__(
+        self, trunk: RecurrentModule, head: nn.Module, x: Tensor, gradient: tuple[Tensor, ...] | None
+    ) -> None:
+        self.x, self._trunk, self._head, self._tracked = x, trunk, head, gradient is not None
+        self._parameters: list[nn.Parameter] = []
+        self._gradients: list[Tensor] = []
+        self._graph: tuple[Tensor, Tensor] = (x, x)
+        if gradient is not None:
+            into_policy, self._log_std_gradient, into_value = gradient
+            for module, flat in ((trunk, into_policy), (head, into_value)):
+                own = list(module.parameters())
+                self._parameters += own
+                sizes = [tensor.numel() for tensor in tensors_of([module])]
+                parts = flat.split(sizes)  # buffers stand behind the parameters and have no gradient
+                self._gradients += [part.view(p.shape) for part, p in zip(parts, own, strict=False)]
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self._tracked):
+            features = unroll(self._trunk, self.x, self.state, self.pieces)
+            self._graph = self._trunk.head(features), self._head(features).squeeze(1)
+        out, value = self._graph
+        return out.detach(), value.detach()
+
+    def values(self) -> Tensor:
+        """The values `[R]` alone."""
+        return self.forward()[1]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
+        """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
+        with torch.inference_mode(False), torch.enable_grad():
+            grads = torch.autograd.grad(
+                self._graph, self._parameters, (grad_out, grad_value), allow_unused=True
+            )
+        for own, grad in zip(self._gradients, grads, strict=True):
+            own.zero_() if grad is None else own.copy_(grad)
+        if grad_log_std.numel():
+            self._log_std_gradient.copy_(grad_log_std)

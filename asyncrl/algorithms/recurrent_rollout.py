@@ -1,0 +1,94 @@
+"""Rollouts of recurrent policies: gradient steps over whole streams, each from the state that its actor had stored.
+
+The state before a segment's first row is the one that the actor stamped there, in every epoch and for every gradient
+step: it is of the weights that acted, and no gradient goes into it (truncated backpropagation through time, as in
+sb3-contrib's RecurrentPPO and CleanRL). Within the segment it is reset where the actor reset it: behind a RESET row,
+which is where an episode, or a new life of the actor, begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.algorithms.minibatch import Minibatch, rows_of_streams
+from asyncrl.algorithms.recurrent_actor_critic import RecurrentPass
+from asyncrl.algorithms.rollout import CHUNK, Rollout, inputs_of
+from asyncrl.interfaces import RESET, Segment
+from asyncrl.networks.recurrent import cut_pieces
+
+
+class RecurrentRollout(Rollout):
+    """A rollout whose rows are evaluated stream by stream.
+
+    Args:
+        nets, streams, length, columns: see `Rollout`, whose attributes it has.
+
+    Attributes:
+        state: `[S, state_size]` on the device, before the first row of each stream.
+    """
+
+    def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
+        super().__init__(nets, streams, length, columns)
+        assert nets.layout.cell is not None
+        self.state = torch.zeros(streams, nets.layout.cell.state_size, device=nets.device)
+
+    def stage(self, segments: Sequence[Segment]) -> None:
+        """See `Rollout.stage`."""
+        super().stage(segments)
+        states = np.concatenate([segment.extras["state"][:, 0] for segment in segments])
+        self.state.copy_(torch.from_numpy(states))
+
+    def place(self, work: RecurrentPass, rows: NDArray[np.int64]) -> None:
+        """Set states and pieces of a pass over `rows`, as `rows_of_streams` returns them."""
+        length = self.shape[1]
+        count = rows.size // (length + 1)
+        streams = rows[count * length :] - self.flags.size
+        begins = np.zeros((count, length + 1), np.bool_)
+        begins[:, 1:] = (self.flags[streams] & RESET) != 0
+        order = np.arange(rows.size)
+        table = np.concatenate((order[: count * length].reshape(count, length), order[-count:, None]), axis=1)
+        work.pieces = cut_pieces(begins, table, self.state.device)
+        work.state = self.state[torch.from_numpy(streams).to(self.state.device)]
+
+    def _chunks(self) -> Iterator[NDArray[np.int64]]:
+        streams, length = self.shape
+        chunks = -(-streams * (length + 1) // CHUNK)
+        for own in np.array_split(np.arange(streams), min(streams, chunks)):
+            yield rows_of_streams(own, self.shape)
+
+    def _prepared(self, rows: slice | NDArray[np.int64]) -> RecurrentPass:
+        work = self._pass
+        assert isinstance(work, RecurrentPass) and not isinstance(rows, slice)
+        work.x = inputs_of(self.x[torch.from_numpy(rows).to(self.x.device)])
+        self.place(work, rows)
+        return work
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rollout.state_dict`."""
+        return {**super().state_dict(), "state": self.state.cpu().clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rollout.load_state_dict`."""
+        super().load_state_dict(state)
+        self.state.copy_(state["state"])
+
+
+class RecurrentMinibatch(Minibatch):
+    """A gradient step over whole streams. Arguments and attributes are those of `Minibatch`."""
+
+    def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
+        super().__init__(nets, rollout, size)
+        self._kernel = None  # it counts the trained rows from the first on
+
+    def forward(self, rollout: Rollout, part: Any, rows: Tensor) -> None:
+        """See `Minibatch.forward`; `part` is of `rows_of_streams`."""
+        assert isinstance(rollout, RecurrentRollout) and isinstance(self._pass, RecurrentPass)
+        rollout.place(self._pass, part.rows)
+        super().forward(rollout, part, rows)
