@@ -1,0 +1,185 @@
+"""Recurrent state through actors: stamped in every row, begun anew with episodes and lives, kept by a saved actor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from asyncrl import PPO
+from asyncrl.acting.recurrent import memory_of
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.actor_state import restore_actor, state_frame
+from asyncrl.actors.episodes import run_episodes
+from asyncrl.actors.streams import PlainStreams
+from asyncrl.envs.checks import spec_of
+from asyncrl.interfaces import RESET
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
+
+ENVS, SLOTS, LENGTH = 3, 64, 8
+ALGORITHM = PPO(recurrent="lstm", recurrent_size=4, hidden_sizes=(5,), segment_length=LENGTH)
+
+
+class Noise(gymnasium.Env[Any, Any]):
+    """Random values; episodes end terminated or truncated at random, some after one step; pays the action's number."""
+
+    def __init__(self) -> None:
+        self.observation_space = Box(-4, 4, (2,), np.float32)
+        self.action_space = Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._values(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ends = self.np_random.random(2) < 0.1
+        return self._values(), float(action), bool(ends[0]), bool(ends[1]), {}
+
+    def _values(self) -> Any:
+        return self.np_random.uniform(-4, 4, 2).astype(np.float32)
+
+
+SPEC = spec_of("noise", Noise())
+
+
+def policy_of(seed: int = 0) -> Any:
+    policy = ALGORITHM.make_policy(SPEC)
+    weights = np.random.default_rng(seed).normal(size=policy.weight_count).astype(np.float32)
+    policy.load_weights(weights)
+    return policy
+
+
+class World:
+    """A ring, and one life after the other of an actor that writes it."""
+
+    def __init__(self) -> None:
+        self.layout = RingLayout(ENVS, SLOTS, SPEC, ALGORITHM.extra_fields(SPEC))
+        self.segment = Segment.create("ring", self.layout.arrays(), poison=True)
+        self.reader = RingReader(self.segment, self.layout)
+        self.mailbox = WeightMailbox.create(policy_of().weight_count)
+        self.mailbox.publish(policy_of().weights)
+        self.lives = 0
+
+    def begin(self) -> Actor:
+        actor = Actor(
+            PlainStreams([Noise() for _ in range(ENVS)], SPEC),
+            policy_of(),
+            RingWriter(self.segment, self.layout),
+            self.mailbox,
+            index=0,
+            num_actors=1,
+            seed=3,
+            incarnation=self.lives,
+        )
+        actor.begin()
+        self.lives += 1
+        return actor
+
+    def write(self, actor: Actor, rows: int) -> None:
+        self.reader.grant(max(self.reader.granted, self.reader.published() + rows + 1))
+        for _ in range(rows):
+            assert actor.step()
+
+    def close(self) -> None:
+        self.segment.close()
+        self.mailbox.close()
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[World]]:
+    """One world, in a list that is emptied: views of its memory must not outlive the test."""
+    made = [World()]
+    yield made
+    made.pop().close()
+
+
+def expected_states(world: World) -> tuple[np.ndarray, np.ndarray]:
+    """The state before each row, `[E, rows, state_size]`, by a policy that is told of every episode by hand; and which
+    rows acted.
+    """
+    rows = world.reader.published()
+    obs, flags, lives = world.reader.obs, world.reader.flags, world.reader.incarnation
+    policy = policy_of()
+    memory = memory_of(policy)
+    assert memory is not None
+    states, acted = np.zeros((ENVS, rows, 8), np.float32), np.ones(rows, np.bool_)
+    memory.forget(ENVS)
+    for t in range(rows):
+        if t and lives[t] != lives[t - 1]:
+            memory.forget(ENVS)
+            acted[t] = False
+            continue
+        states[:, t] = memory.state
+        policy.greedy(obs[:, t])
+        for e in np.flatnonzero(flags[:, t] & RESET):
+            memory.begin(e)
+    return states, acted
+
+
+def test_rows_carry_the_state_that_was_acted_with(worlds: list[World]) -> None:
+    world = worlds[0]
+    for rows in (25, 20):
+        actor = world.begin()
+        world.write(actor, rows)
+        actor.close()
+    states, acted = expected_states(world)
+    found = world.reader.extras["state"][:, : states.shape[1]]
+    flags, t = world.reader.flags[:, : acted.size], np.flatnonzero(~acted)
+    assert t.tolist() == [25] and (flags[:, 25] == RESET).all() and (found[:, 25] == 0).all()
+    assert (found[:, 26] == 0).all(), "a new life has no memory"
+    resets = np.argwhere((flags[:, :-1] & RESET) != 0)
+    assert len(resets) > 5 and all((found[e, t + 1] == 0).all() for e, t in resets)
+    assert (found[:, acted] == states[:, acted]).all()
+    assert (found[:, 1] != 0).any()
+    del found, flags
+
+
+def test_segments_begin_with_the_stored_state(worlds: list[World]) -> None:
+    world = worlds[0]
+    queue = SegmentQueue([world.reader], length=LENGTH)
+    actor = world.begin()
+    world.write(actor, 5 * LENGTH)
+    actor.close()
+    queue.poll()
+    states, _ = expected_states(world)
+    for j, segment in enumerate(queue.take(5)):
+        assert (segment.extras["state"][:, 0] == states[:, j * LENGTH]).all()
+
+
+def test_a_saved_actor_goes_on_with_its_state(worlds: list[World]) -> None:
+    world = worlds[0]
+    actor = world.begin()
+    world.write(actor, 7)
+    saved = state_frame(actor)["state"]
+    before = actor.policy.memory.state.copy()
+    world.write(actor, 6)
+    wanted = world.reader.extras["state"][:, 7:13].copy()
+    actor.close()
+    assert before.any()
+    other = World()
+    try:
+        twin = other.begin()
+        other.write(twin, 7)
+        restore_actor(twin, saved)
+        other.write(twin, 6)
+        assert (other.reader.extras["state"][:, 7:13] == wanted).all()
+        assert (other.reader.extras["state"][:, 7] == before).all()
+        twin.close()
+    finally:
+        del twin
+        other.close()
+
+
+def test_evaluated_episodes_have_states_of_their_own() -> None:
+    """Side by side, in turns or one after the other: the same seeds give the same returns."""
+    alone, lengths = run_episodes([Noise()], policy_of(), 12, seed=5)
+    for envs in (3, 12):
+        found = run_episodes([Noise() for _ in range(envs)], policy_of(), 12, seed=5)
+        assert (found[0] == alone).all() and (found[1] == lengths).all()
+    assert len(set(alone)) > 3
+    assert (run_episodes([Noise()], policy_of(1), 12, seed=5)[0] != alone).any(), "the policy matters"
