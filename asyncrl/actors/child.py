@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +15,10 @@ from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.descriptors import descriptors_or_error
 from asyncrl.actors.forkserver import ChildExit, ForkServer
 from asyncrl.actors.frames import FrameReader, send_frame
+from asyncrl.actors.stack_file import StackFile
 
 _DEAF_SECONDS = 1.0
 """How long a process that has closed its socket may take to end; then it is killed."""
-_CRASH_MARK = "Fatal Python error: "
 _LOOK_SECONDS = 0.1
 
 
@@ -73,11 +71,11 @@ class Child:
             self._channel, self._theirs = socket.socketpair()
             half_way.callback(self._channel.close)
             half_way.callback(self._theirs.close)
-            self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the sockets
+            self._stack = StackFile()
             half_way.pop_all()
         self._reader = FrameReader(self._channel)
         self._frames: deque[dict[str, Any]] = deque()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._news = asyncio.Event()  # set and cleared at once: whoever waits then goes on
         self._deaf: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -117,8 +115,8 @@ class Child:
         """
         while not self._frames:
             if self.exited is not None:
-                raise ChildDied(self.exited, self._crash_report())
-            await self._something()
+                raise ChildDied(self.exited, self._stack.crash_report())
+            await self._news.wait()
         frame = self._frames.popleft()
         if frame["kind"] == "error":
             raise frame["error"]
@@ -136,7 +134,7 @@ class Child:
         while not self._frames and self.exited is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_LOOK_SECONDS, limit_seconds)):
-                    await self._something()
+                    await self._news.wait()
             waited += clock.advance()
             if waited > limit_seconds and not self._frames and self.exited is None:
                 raise ChildSilent(waited, await self.python_stack())
@@ -161,7 +159,7 @@ class Child:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while self.exited is None:
-                    await self._something()
+                    await self._news.wait()
         return self.exited is not None
 
     async def end(self, *, patience_seconds: float = 0.5) -> None:
@@ -183,31 +181,7 @@ class Child:
 
     async def python_stack(self) -> str:
         """Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""
-        file = self._stack.fileno()
-        before = size = os.fstat(file).st_size
-        self._server.signal(self.pid, signal.SIGUSR1, group=False)
-        for _ in range(50):
-            await asyncio.sleep(0.01)
-            if self._stack.closed:  # it died meanwhile
-                return ""
-            last, size = size, os.fstat(file).st_size
-            if size > before and size == last:
-                break
-        return os.pread(file, size - before, before).decode(errors="replace")
-
-    def _crash_report(self) -> str:
-        if self._stack.closed:
-            return ""
-        file = self._stack.fileno()
-        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
-        _, mark, report = text.rpartition(_CRASH_MARK)
-        return mark + report if mark else ""
-
-    async def _something(self) -> None:
-        """Wait for a frame or the end."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        return await self._stack.asked(lambda: self._server.signal(self.pid, signal.SIGUSR1, group=False))
 
     def _on_readable(self) -> None:
         self._frames.extend(self._reader.frames())
@@ -227,10 +201,9 @@ class Child:
         self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Let whoever waits for a frame or the end look again."""
+        self._news.set()
+        self._news.clear()
 
     def _stop_listening(self) -> None:
         if self._deaf is not None:

@@ -16,8 +16,8 @@ from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, EpisodePlayer, Episodes, run_episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import EvaluatorPlan
-from asyncrl.actors.probe import READY_SECONDS
 from asyncrl.actors.restarts import RestartBudget
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EvaluationIncomplete
@@ -42,9 +42,8 @@ class RemoteEvaluator:
         policy_bytes: pickled `Policy`.
         seed: with the key of an evaluation it decides which episodes are played.
         max_envs: most environments to build; more episodes than that take turns.
-        max_restarts: how often a process that was killed is replaced within a minute.
-        ready_timeout_seconds: how long its first environment may take to be built.
-        step_timeout_seconds: how long one step, reset or construction of an environment may take in an evaluation.
+        limits: how long its first environment, and a step, reset or construction in an evaluation, may take, and how
+            often a process that was killed is replaced.
         max_episode_steps: steps after which an episode is ended as it stands; None is the environment's own limit, or
             `EPISODE_STEPS` where it has none.
 
@@ -63,15 +62,12 @@ class RemoteEvaluator:
         seed: int,
         *,
         max_envs: int = MAX_ENVS,
-        max_restarts: int = 3,
-        ready_timeout_seconds: float = READY_SECONDS,
-        step_timeout_seconds: float = 60.0,
+        limits: ProcessLimits | None = None,
         max_episode_steps: int | None = None,
     ) -> None:
         self._server = server
-        self._budget = RestartBudget(max_restarts)
-        self._ready_timeout = ready_timeout_seconds
-        self._step_timeout = step_timeout_seconds
+        self._limits = limits or ProcessLimits()
+        self._budget = RestartBudget(self._limits.max_restarts)
         self._restarts = 0
         self._plan = pickle.dumps(EvaluatorPlan(source, policy_bytes, max_envs))
         self._name = spec.name
@@ -153,7 +149,7 @@ class RemoteEvaluator:
     async def _returns_of(self, child: Child) -> dict[str, Any]:
         """The answer to a request, between the signs of life that come at least once a second."""
         try:
-            while (frame := await child.receive_within(self._step_timeout))["kind"] == "alive":
+            while (frame := await child.receive_within(self._limits.step_timeout_seconds))["kind"] == "alive":
                 self.finished_episodes = frame["episodes"]
         except ChildSilent as silent:
             raise evaluation_hung(self._name, silent.seconds, silent.stack) from None
@@ -195,7 +191,7 @@ class RemoteEvaluator:
         child = Child(self._server, "evaluator")
         await child.start(self._plan, {"weights": self._mailbox.fd})
         self._child = child
-        await self._answer(child.receive_within(self._ready_timeout))
+        await self._answer(child.receive_within(self._limits.ready_timeout_seconds))
         return child
 
     async def _answer(self, frame: Awaitable[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from pathlib import Path
 
 from asyncrl.actors.child import ChildDied
 from asyncrl.actors.exit_errors import actor_killed
@@ -12,14 +11,14 @@ from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.errors import AsyncRLError, RingQuarantined
 
 
-def why_it_died(actor: SupervisedActor, died: ChildDied, log: Path | None) -> AsyncRLError:
+def why_it_died(actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
     """What ended a life that shipped no error; a crash is written to the actor's log too."""
-    if log is not None and died.crash:
-        with contextlib.suppress(OSError), log.open("a") as lines:
+    if actor.log is not None and died.crash:
+        with contextlib.suppress(OSError), actor.log.open("a") as lines:
             lines.write(died.crash)
     if actor.hung is not None:
         return actor.hung
-    return actor_killed(f"Actor {actor.index}", died.exit, actor.restarts, crash=died.crash, log=log)
+    return actor_killed(f"Actor {actor.index}", died.exit, actor.restarts, crash=died.crash, log=actor.log)
 
 
 def pause_after_death(actor: SupervisedActor, died: ChildDied) -> float | None:

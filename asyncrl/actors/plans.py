@@ -12,25 +12,41 @@ SPACE, QUIT, SAVE = b"S", b"Q", b"C"
 
 
 @dataclass(frozen=True)
-class ActorPlan:
-    """What one life of an actor needs to know; travels pickled.
+class PoolPlan:
+    """What all actors of a run have in common.
 
     Attributes:
         source: the environment.
         policy: pickled `Policy`.
-        layout: of its ring.
-        index, num_actors: which actor, of how many.
-        seed: the run's seed.
-        incarnation: which life, from 0.
-        state: what the actor of an earlier run had sent, with which this life goes on; None begins new episodes.
+        layout: of every ring.
+        num_actors: how many.
+        seed: the run's seed; seeds of actors, lives and environments are spread from it.
     """
 
     source: EnvSource
     policy: bytes
     layout: RingLayout
-    index: int
     num_actors: int
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.num_actors < 1:
+            raise ValueError(f"num_actors must be at least 1, got {self.num_actors}")
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """What one life of an actor needs to know; travels pickled.
+
+    Attributes:
+        pool: what all actors have in common.
+        index: which actor.
+        incarnation: which life, from 0.
+        state: what the actor of an earlier run had sent, with which this life goes on; None begins new episodes.
+    """
+
+    pool: PoolPlan
+    index: int
     incarnation: int
     state: bytes | None = None
 

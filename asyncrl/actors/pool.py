@@ -19,16 +19,16 @@ from pathlib import Path
 from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.child import Child, ChildDied
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.lives import pause_after_death, quarantine, why_it_died
-from asyncrl.actors.plans import QUIT, SPACE, ActorPlan
-from asyncrl.actors.probe import READY_SECONDS, probe
+from asyncrl.actors.plans import QUIT, SPACE, ActorPlan, PoolPlan
+from asyncrl.actors.probe import probe
 from asyncrl.actors.restarts import RestartBudget
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.actors.supervised import SupervisedActor
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, RingCorrupt
 from asyncrl.shm.doorbell import Doorbell
-from asyncrl.shm.ring import RingLayout, RingReader
+from asyncrl.shm.ring import RingReader
 from asyncrl.shm.ring_health import ring_corrupt
 from asyncrl.shm.ring_layout import WAIT_NS
 from asyncrl.shm.segment import Segment
@@ -45,24 +45,15 @@ class ActorPool:
 
     Args:
         server: forks them.
-        source: the environment.
-        layout: of every ring.
-        policy_bytes: pickled `Policy`.
-        num_actors: how many.
-        seed: the run's seed; seeds of actors, lives and environments are spread from it.
+        plan: what they do, and how many there are.
         mailbox: where actors find weights; they wait for the first.
         doorbell: what they ring.
-        step_timeout_seconds: how long one step (or reset) may take before its actor counts as hung and is
-            killed.
-        ready_timeout_seconds: the same for building and resetting all environments of an actor.
-        max_restarts: how often one actor may be started again within a minute, after it was killed or hung. 0: never.
-            Actors that die with the fork server are started again as often as that is.
+        limits: how long each may take, and how often each may be started again.
         log_dir: directory for `<index>.log`, the output of each actor; None sends it to standard error.
         on_failure: told the error that ends an actor for good, at most once per actor, after `start` has
             returned; what fails before is raised by `start`.
         on_death: told an actor's index whenever a life of it ended, so that the consumer looks at the rings:
             a bell may have died with it.
-        poison: fill the rings so that unwritten bytes show (tests).
 
     Attributes:
         rings: the reading end of every actor's ring, there before any process is.
@@ -74,49 +65,35 @@ class ActorPool:
     def __init__(
         self,
         server: ForkServer,
-        source: EnvSource,
-        layout: RingLayout,
-        policy_bytes: bytes,
-        *,
-        num_actors: int,
-        seed: int,
+        plan: PoolPlan,
         mailbox: WeightMailbox,
         doorbell: Doorbell,
-        step_timeout_seconds: float = 60.0,
-        ready_timeout_seconds: float = READY_SECONDS,
-        max_restarts: int = 3,
+        *,
+        limits: ProcessLimits | None = None,
         log_dir: Path | None = None,
         on_failure: Callable[[AsyncRLError], None],
         on_death: Callable[[int], None] | None = None,
-        poison: bool = False,
     ) -> None:
-        if num_actors < 1:
-            raise ValueError(f"num_actors must be at least 1, got {num_actors}")
         self._server = server
-        self._source = source
-        self._layout = layout
-        self._policy_bytes = policy_bytes
-        self._seed = seed
+        self._plan = plan
         self._mailbox = mailbox
         self._doorbell = doorbell
-        self._step_timeout = step_timeout_seconds
-        self._ready_timeout = ready_timeout_seconds
-        self._log_dir = log_dir
+        self._limits = limits or ProcessLimits()
         self._on_failure = on_failure
         self._on_death = on_death
-        self._segments: list[Segment] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Future[None] | None = None
         self._closing = False
-        try:
-            for i in range(num_actors):
-                self._segments.append(Segment.create(f"ring of actor {i}", layout.arrays(), poison=poison))
-        except BaseException:
-            self._close_segments()
-            raise
-        self.rings = tuple(RingReader(segment, layout) for segment in self._segments)
+        self._segments = _ring_segments(plan)
+        self.rings = tuple(RingReader(segment, plan.layout) for segment in self._segments)
         self._actors = [
-            SupervisedActor(i, ring, RestartBudget(max_restarts)) for i, ring in enumerate(self.rings)
+            SupervisedActor(
+                i,
+                ring,
+                RestartBudget(self._limits.max_restarts),
+                None if log_dir is None else log_dir / f"{i}.log",
+            )
+            for i, ring in enumerate(self.rings)
         ]
 
     @property
@@ -170,7 +147,7 @@ class ActorPool:
         # Looked up again: an actor may have been in the middle of a restart.
         children = [a.child for a in self._actors if a.child is not None]
         await asyncio.gather(*(child.end(patience_seconds=0.0) for child in children))
-        self._close_segments()
+        _close(self._segments)
 
     def statistics(self) -> tuple[ActorStatistics, ...]:
         """One record per actor; rates and fractions are over the last second or so."""
@@ -207,7 +184,7 @@ class ActorPool:
             try:
                 await self._live(actor)
             except ChildDied as died:
-                error = why_it_died(actor, died, self._log_of(actor))
+                error = why_it_died(actor, died)
                 pause = pause_after_death(actor, died)
             except AsyncRLError as raised:
                 error = raised
@@ -232,16 +209,11 @@ class ActorPool:
                 await asyncio.sleep(QUARANTINE_SECONDS)
             actor.restarts += 1
 
-    def _log_of(self, actor: SupervisedActor) -> Path | None:
-        return None if self._log_dir is None else self._log_dir / f"{actor.index}.log"
-
     async def _live(self, actor: SupervisedActor) -> None:
         """One life; ends with `ChildDied` or with the error that the actor shipped."""
         child = Child(self._server, "actor")
         actor.begin_life(child)
-        common = (self._source, self._policy_bytes, self._layout)
-        which = (actor.index, len(self._actors), self._seed, actor.incarnation)
-        plan = ActorPlan(*common, *which, actor.state_to_begin_with)
+        plan = ActorPlan(self._plan, actor.index, actor.incarnation, actor.state_to_begin_with)
         bell, bell_pipe = self._doorbell.writer_fds()
         fds = {
             "ring": actor.ring.segment.fd,
@@ -250,7 +222,7 @@ class ActorPool:
             "bell_pipe": bell_pipe,
         }
         try:
-            await child.start(pickle.dumps(plan), fds, log=self._log_of(actor))
+            await child.start(pickle.dumps(plan), fds, log=actor.log)
             await child.receive()
             actor.set_ready()
             self._say_started()
@@ -277,21 +249,7 @@ class ActorPool:
             await asyncio.sleep(WATCH_SECONDS)
             awake_seconds = clock.advance()
             for actor in self._actors:
-                if not actor.ring.look_over() and actor.alive and actor.child is not None:
-                    actor.child.kill()
-                    continue
-                silent = actor.heartbeat.look(awake_seconds)
-                limit = self._step_timeout if actor.ready else self._ready_timeout
-                if silent > limit and actor.alive and actor.hung is None:
-                    await self._end_hung(actor, silent)
-
-    async def _end_hung(self, actor: SupervisedActor, silent: float) -> None:
-        child = actor.child
-        assert child is not None
-        stack = await child.python_stack()
-        if actor.child is child and actor.alive:  # it may have died while it was asked
-            actor.hung = actor.heartbeat.hung(silent, actor.ready, stack)
-            child.kill()
+                await actor.take_pulse(awake_seconds, self._limits)
 
     def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(story, name=name)
@@ -306,7 +264,20 @@ class ActorPool:
         report.__cause__ = error
         self._fail(report)
 
-    def _close_segments(self) -> None:
-        for segment in self._segments:
-            with contextlib.suppress(BufferError):
-                segment.close()
+
+def _ring_segments(plan: PoolPlan) -> list[Segment]:
+    """Memory of every ring; where one does not fit, none is left."""
+    segments: list[Segment] = []
+    try:
+        for i in range(plan.num_actors):
+            segments.append(Segment.create(f"ring of actor {i}", plan.layout.arrays()))
+    except BaseException:
+        _close(segments)
+        raise
+    return segments
+
+
+def _close(segments: list[Segment]) -> None:
+    for segment in segments:
+        with contextlib.suppress(BufferError):
+            segment.close()

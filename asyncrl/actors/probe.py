@@ -8,11 +8,10 @@ from typing import Any
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
 from asyncrl.actors.exit_errors import actor_killed, build_hung
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import READY_SECONDS
 from asyncrl.envs.source import EnvSource
 from asyncrl.envs.trial import Trial
 from asyncrl.interfaces import EnvSpec
-
-READY_SECONDS = 60.0
 
 
 async def probe(

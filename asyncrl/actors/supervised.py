@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.child import Child
 from asyncrl.actors.heartbeat import Heartbeat
+from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import SAVE
 from asyncrl.actors.restarts import RestartBudget
 from asyncrl.errors import EnvironmentHung
@@ -20,6 +22,7 @@ class SupervisedActor:
         index: which actor.
         ring: its ring, the same in every life.
         budget: how often it may be started again.
+        log: where its output goes; None is standard error.
 
     Attributes:
         child: the process of its present or last life, None before the first.
@@ -35,10 +38,11 @@ class SupervisedActor:
         first_state: the actor's state that its first life goes on with, or None.
     """
 
-    def __init__(self, index: int, ring: RingReader, budget: RestartBudget) -> None:
+    def __init__(self, index: int, ring: RingReader, budget: RestartBudget, log: Path | None = None) -> None:
         self.index = index
         self.ring = ring
         self.budget = budget
+        self.log = log
         self.child: Child | None = None
         self.ready = False
         self.ever_ready = False
@@ -95,6 +99,26 @@ class SupervisedActor:
         self.ready, self.hung = False, None
         self._began_at = int(self.ring.header[PUBLISHED])
         self.heartbeat.begin_life()
+
+    async def take_pulse(self, awake_seconds: float, limits: ProcessLimits) -> None:
+        """End it where its ring is spoilt, or where it has shown no life for too long: then its Python stack is kept.
+
+        Args:
+            awake_seconds: since the last call, time in which this process was stopped excluded.
+            limits: how long a step, or becoming ready, may take.
+        """
+        child = self.child
+        if not self.ring.look_over() and self.alive and child is not None:
+            child.kill()
+            return
+        silent = self.heartbeat.look(awake_seconds)
+        limit = limits.step_timeout_seconds if self.ready else limits.ready_timeout_seconds
+        if silent <= limit or not self.alive or child is None or self.hung is not None:
+            return
+        stack = await child.python_stack()
+        if self.child is child and self.alive:  # it may have died while it was asked
+            self.hung = self.heartbeat.hung(silent, self.ready, stack)
+            child.kill()
 
     def set_ready(self) -> None:
         """Its environments are built and reset."""

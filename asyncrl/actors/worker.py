@@ -112,21 +112,22 @@ class _Commands:
 
 
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
-    segment = Segment.attach(fds["ring"], plan.layout.arrays())
+    pool, layout = plan.pool, plan.pool.layout
+    segment = Segment.attach(fds["ring"], layout.arrays())
     bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
-    writer = RingWriter(segment, plan.layout, bell)
+    writer = RingWriter(segment, layout, bell)
     writer.set_state(STARTING)
     writer.heartbeat()
-    policy: Policy = pickle.loads(plan.policy)
+    policy: Policy = pickle.loads(pool.policy)
     mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
     actor = Actor(
-        make_streams(plan.source, plan.layout.spec, plan.layout.num_envs),
+        make_streams(pool.source, layout.spec, layout.num_envs),
         policy,
         writer,
         mailbox,
         index=plan.index,
-        num_actors=plan.num_actors,
-        seed=plan.seed,
+        num_actors=pool.num_actors,
+        seed=pool.seed,
         incarnation=plan.incarnation,
     )
     if plan.state is None:

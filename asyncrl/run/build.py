@@ -25,6 +25,8 @@ from asyncrl.acting.images import network_text
 from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
+from asyncrl.actors.plans import PoolPlan
 from asyncrl.actors.pool import ActorPool
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
@@ -154,16 +156,10 @@ async def build(
     looks: list[Callable[[], None]] = []  # at the rings, when an actor has died: its bell may be lost
     pool = ActorPool(
         setup.server,
-        setup.source,
-        layout,
-        policy_bytes,
-        num_actors=config.actors,
-        seed=actor_seed,
-        mailbox=mailbox,
-        doorbell=doorbell,
-        step_timeout_seconds=config.step_timeout_seconds,
-        ready_timeout_seconds=config.ready_timeout_seconds,
-        max_restarts=config.max_restarts,
+        PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed),
+        mailbox,
+        doorbell,
+        limits=_limits(config),
         log_dir=setup.directory.actor_logs,
         on_failure=on_failure,
         on_death=lambda _: _call_each(looks),
@@ -236,11 +232,13 @@ def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
         setup.spec,
         policy_bytes,
         seed=seed,
-        max_restarts=config.max_restarts,
-        ready_timeout_seconds=config.ready_timeout_seconds,
-        step_timeout_seconds=config.step_timeout_seconds,
+        limits=_limits(config),
         max_episode_steps=config.eval_max_episode_steps,
     )
+
+
+def _limits(config: TrainerConfig) -> ProcessLimits:
+    return ProcessLimits(config.step_timeout_seconds, config.ready_timeout_seconds, config.max_restarts)
 
 
 def _schedule(

@@ -12,11 +12,14 @@ import numpy as np
 from fakes import RandomPolicy
 
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
+from asyncrl.actors.plans import PoolPlan
 from asyncrl.actors.pool import ActorPool, probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
 from asyncrl.interfaces import FieldSpec
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
+from asyncrl.shm.segment import POISON
 
 PATIENCE_SECONDS = 30.0
 
@@ -27,6 +30,14 @@ async def until(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
         await asyncio.sleep(0.005)
+
+
+def poison(pool: ActorPool) -> None:
+    """Fill the rings so that unwritten bytes show."""
+    for ring in pool.rings:
+        for array in ring.segment.arrays:
+            if not array.control:
+                ring.segment[array.name].reshape(-1).view(np.uint8)[:] = POISON
 
 
 class Rig:
@@ -59,20 +70,20 @@ class Rig:
         self.doorbell = Doorbell.create()
         try:
             spec = await probe(self.server, self.source)
+            layout = RingLayout(num_envs, num_slots, spec, self.extra_fields)
+            plan = PoolPlan(self.source, pickle.dumps(self.policy), layout, num_actors, seed=7)
+            limits = ProcessLimits(**{k: v for k, v in self.options.items() if k != "log_dir"})
             self.pool = ActorPool(
                 self.server,
-                self.source,
-                RingLayout(num_envs, num_slots, spec, self.extra_fields),
-                pickle.dumps(self.policy),
-                num_actors=num_actors,
-                seed=7,
-                mailbox=self.mailbox,
-                doorbell=self.doorbell,
+                plan,
+                self.mailbox,
+                self.doorbell,
+                limits=limits,
+                log_dir=self.options.get("log_dir"),
                 on_failure=self.failures.append,
                 on_death=self.deaths.append,
-                poison=True,
-                **self.options,
             )
+            poison(self.pool)
         except BaseException:
             self._close_memory()
             raise

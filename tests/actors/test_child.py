@@ -36,13 +36,13 @@ def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> Non
         child = Child(server, "evaluator")  # type: ignore[arg-type]
         await child.start(b"", {})
         ending = asyncio.create_task(child.end(patience_seconds=60))
-        while not child._waiters:
+        while not child._news._waiters:
             await asyncio.sleep(0)
         ending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await ending
         assert server.signals == [(2**22 + 1, signal.SIGKILL)]
-        assert child._channel.fileno() == -1 and child._theirs.fileno() == -1 and child._stack.closed
+        assert child._channel.fileno() == -1 and child._theirs.fileno() == -1 and child._stack._file.closed
 
     asyncio.run(story())
 

@@ -19,6 +19,7 @@ from asyncrl.actors.child import Child
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.limits import ProcessLimits
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised, EvaluationIncomplete
 
@@ -112,7 +113,9 @@ def remotely(
     async def run() -> None:
         source = EnvSource.from_user(env)
         policy = pickle.dumps(fakes.RandomPolicy())
-        evaluator = RemoteEvaluator(server, source, describe(source), policy, seed=5, **options)
+        evaluator = RemoteEvaluator(
+            server, source, describe(source), policy, seed=5, limits=ProcessLimits(**options)
+        )
         try:
             await story(evaluator)
         finally:
@@ -271,7 +274,8 @@ def test_evaluator_whose_environment_is_not_built_in_time_is_shown_and_killed(se
         spec = describe(EnvSource.from_user(fakes.SimpleEnv))
         source = EnvSource.from_user(fakes.HangsWhenBuilt)
         policy = pickle.dumps(fakes.RandomPolicy())
-        evaluator = RemoteEvaluator(server, source, spec, policy, seed=5, ready_timeout_seconds=0.3)
+        limits = ProcessLimits(ready_timeout_seconds=0.3)
+        evaluator = RemoteEvaluator(server, source, spec, policy, seed=5, limits=limits)
         with pytest.raises(EnvironmentHung, match=r"(?s)was not built and reset within 0\..*in __init__"):
             await evaluator.evaluate(weights(0), 1)
         assert evaluator.pid == 0

@@ -1,0 +1,48 @@
+"""A file into which a forked process writes its Python stacks: on demand, and when a fatal signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+
+_CRASH_MARK = "Fatal Python error: "
+
+
+class StackFile:
+    """An unnamed file; the process has its descriptor for `faulthandler`."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        self._file.close()
+
+    async def asked(self, ask: Callable[[], None]) -> str:
+        """What is written after `ask`, within half a second; "" where nothing is, or where it is closed meanwhile."""
+        file = self._file.fileno()
+        before = size = os.fstat(file).st_size
+        ask()
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            if self._file.closed:  # the process died meanwhile
+                return ""
+            last, size = size, os.fstat(file).st_size
+            if size > before and size == last:
+                break
+        return os.pread(file, size - before, before).decode(errors="replace")
+
+    def crash_report(self) -> str:
+        """What the interpreter wrote when a fatal signal ended the process; "" where nothing."""
+        if self._file.closed:
+            return ""
+        file = self._file.fileno()
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        _, mark, report = text.rpartition(_CRASH_MARK)
+        return mark + report if mark else ""
