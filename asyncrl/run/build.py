@@ -19,21 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from asyncrl.acting.images import network_text
 from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.evaluator import RemoteEvaluator
-from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import PoolPlan
 from asyncrl.actors.pool import ActorPool
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
-from asyncrl.envs.source import EnvSource
-from asyncrl.errors import DeviceNotAvailable
 from asyncrl.interfaces import EnvSpec
-from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.segment_balance import is_exact
@@ -43,69 +38,17 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
+from asyncrl.run.machine import choose_device, warn_of_too_many_threads
+from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.restore import restore_learner, restore_records, restore_rings
 from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
-from asyncrl.run.threads import warn_of_too_many_threads
-from asyncrl.run.update_loops import Channels, loop_builder
+from asyncrl.run.update_loops import Channels, ReplayBuilder, SegmentBuilder, loop_builder
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.prepare import prepare_quietly, prepare_run
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.disk_space import warn_of_little_space
-from asyncrl.storage.resume import Resumption
-from asyncrl.storage.run_directory import RunDirectory
-
-GPU_WEIGHTS = 500_000
-"""`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Everything a run is built from.
-
-    Attributes:
-        config, algorithm: every option.
-        source, spec: the environment, and its spaces.
-        directory: where logs, checkpoints and diverged batches go.
-        server: forks the actors.
-        clock: the training clock.
-        resumed: the checkpoint that the run goes on from, or None.
-        step_limit: most environment steps, where that is not `config.total_steps` (a group's).
-    """
-
-    config: TrainerConfig
-    algorithm: Algorithm
-    source: EnvSource
-    spec: EnvSpec
-    directory: RunDirectory
-    server: ForkServer
-    clock: TrainClock
-    resumed: Resumption | None = None
-    step_limit: int | None = None
-
-
-@dataclass(frozen=True)
-class RunParts:
-    """Parts of a run that is ready to train.
-
-    Attributes:
-        spec: the environment's spaces.
-        policy: the acting half, with weights of zero.
-        pool: the actors, ready and waiting for the first weights.
-        learner: not started.
-        evaluator: plays greedy episodes in a process of its own; not started.
-        saver: writes checkpoints.
-        schedule: evaluates copies of the weights during training.
-    """
-
-    spec: EnvSpec
-    policy: Policy
-    pool: ActorPool
-    learner: Learner
-    evaluator: RemoteEvaluator
-    saver: CheckpointSaver
-    schedule: EvaluationSchedule
 
 
 async def prepare_kernels(algorithm: Algorithm) -> None:
@@ -137,75 +80,146 @@ async def build(
         AsyncRLError: something does not fit or is not available.
         ValueError: a pace that would deadlock.
     """
-    config, algorithm, spec = setup.config, setup.algorithm, setup.spec
+    config, algorithm, resumed = setup.config, setup.algorithm, setup.resumed
     thread = LearnerThread(config.torch_threads)
     stack.callback(thread.close)
-    policy = algorithm.make_policy(spec)
-    first = None
-    if config.init_from is not None and setup.resumed is None:
-        first = await asyncio.to_thread(policy_to_begin_with, Path(config.init_from), algorithm, spec)
+    policy = algorithm.make_policy(setup.spec)
+    first = await _first_policy(setup)
     device = choose_device(config.device, policy.weight_count)
     warn_of_too_many_threads(config)
-    loop = loop_builder(algorithm, config, spec, setup.step_limit)
-    layout = loop.ring_layout()
-    doorbell, mailbox = Doorbell.create(), WeightMailbox.create(policy.weight_count)
-    stack.callback(doorbell.close)
-    stack.callback(mailbox.close)
-    policy_bytes = pack_policy(policy)
+    loop = loop_builder(algorithm, config, setup.spec, setup.step_limit)
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
-    looks: list[Callable[[], None]] = []  # at the rings, when an actor has died: its bell may be lost
-    pool = ActorPool(
-        setup.server,
-        PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed),
-        mailbox,
-        doorbell,
-        limits=_limits(config),
-        log_dir=setup.directory.actor_logs,
-        on_failure=on_failure,
-        on_death=lambda _: _call_each(looks),
-    )
-    stack.push_async_callback(pool.close)
-    keeps = keeps_rows(algorithm, config.save_replay_buffer)
-    resumed = setup.resumed
+    policy_bytes = pack_policy(policy)
+    plan = PoolPlan(setup.source, policy_bytes, loop.ring_layout(), config.actors, actor_seed)
+    shared = _shared(setup, plan, policy.weight_count, stack, on_failure)
+    pool = shared.pool
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
-    reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
-    held = layout.num_slots * layout.num_envs * config.actors
-    reporting.set_parts(held, network_text(policy), is_exact(algorithm))
+    _show(reporting, pool, plan, policy, algorithm)
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pool.start(), name="start-actors")
         core = tasks.create_task(
-            thread.call(lambda: _make_updater(algorithm, spec, device, core_seed, first)), name="make-network"
+            thread.call(lambda: _make_updater(algorithm, setup.spec, device, core_seed, first)),
+            name="make-network",
         )
-    if setup.directory.path is not None:
-        state = await thread.call(core.result().state_dict)
-        rows_bytes = layout.nbytes() * config.actors if keeps else 0
-        kept = config.checkpoints_kept
-        warn_of_little_space(setup.directory.path, kept, state, policy.weight_count, rows_bytes)
+    await _look_at_disk(setup, plan, thread, core.result(), policy.weight_count)
+    learner = _learner(setup, loop, core.result(), shared, thread)
+    saver, schedule = _records(setup, pool, learner, evaluator, reporting)
+    if resumed is not None:
+        await restore_learner(learner, resumed)
+        await restore_records(learner, schedule, reporting, setup.clock, resumed)
+    return RunParts(setup.spec, policy, pool, learner, evaluator, saver, schedule)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the learner's side and the actors share.
+
+    Attributes:
+        pool: the actors with their rings, not started.
+        mailbox: weights for them.
+        doorbell: what they ring.
+        looks: called when an actor has died, to look at the rings: its bell may be lost.
+    """
+
+    pool: ActorPool
+    mailbox: WeightMailbox
+    doorbell: Doorbell
+    looks: list[Callable[[], None]]
+
+
+def _shared(
+    setup: Setup,
+    plan: PoolPlan,
+    weight_count: int,
+    stack: contextlib.AsyncExitStack,
+    on_failure: Callable[[BaseException], None],
+) -> _Shared:
+    doorbell, mailbox = Doorbell.create(), WeightMailbox.create(weight_count)
+    stack.callback(doorbell.close)
+    stack.callback(mailbox.close)
+    looks: list[Callable[[], None]] = []
+    pool = ActorPool(
+        setup.server,
+        plan,
+        mailbox,
+        doorbell,
+        limits=_limits(setup.config),
+        log_dir=setup.directory.actor_logs,
+        on_failure=on_failure,
+        on_death=lambda _: _call_each(looks),
+    )
+    stack.push_async_callback(pool.close)
+    return _Shared(pool, mailbox, doorbell, looks)
+
+
+async def _first_policy(setup: Setup) -> PortablePolicy | None:
+    """The policy whose weights a new run begins with."""
+    path = setup.config.init_from
+    if path is None or setup.resumed is not None:
+        return None
+    return await asyncio.to_thread(policy_to_begin_with, Path(path), setup.algorithm, setup.spec)
+
+
+def _show(
+    reporting: Reporting, pool: ActorPool, plan: PoolPlan, policy: Policy, algorithm: Algorithm
+) -> None:
+    """Let reports show the actors, and what the run is made of."""
+    reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
+    held = plan.layout.num_slots * plan.layout.num_envs * plan.num_actors
+    reporting.set_parts(held, network_text(policy), is_exact(algorithm))
+
+
+async def _look_at_disk(
+    setup: Setup, plan: PoolPlan, thread: LearnerThread, core: Any, weight_count: int
+) -> None:
+    """Warn where the disk will not hold the checkpoints."""
+    config = setup.config
+    if setup.directory.path is None:
+        return
+    state = await thread.call(core.state_dict)
+    keeps = keeps_rows(setup.algorithm, config.save_replay_buffer)
+    rows_bytes = plan.layout.nbytes() * config.actors if keeps else 0
+    warn_of_little_space(setup.directory.path, config.checkpoints_kept, state, weight_count, rows_bytes)
+
+
+def _learner(
+    setup: Setup, loop: ReplayBuilder | SegmentBuilder, core: Any, shared: _Shared, thread: LearnerThread
+) -> Learner:
+    """The learner over the rings; it looks at them whenever an actor has died."""
+    config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
-    channels = Channels(pool.rings, mailbox, pool.wake, snapshots, setup.directory.path)
-    learner = Learner(loop.build(core.result(), channels), doorbell, thread, config.burst_seconds, snapshots)
-    looks.append(learner.data_arrived)
+    pool = shared.pool
+    channels = Channels(pool.rings, shared.mailbox, pool.wake, snapshots, setup.directory.path)
+    built = loop.build(core, channels)
+    learner = Learner(built, shared.doorbell, thread, config.burst_seconds, snapshots)
+    shared.looks.append(learner.data_arrived)
+    return learner
+
+
+def _records(
+    setup: Setup, pool: ActorPool, learner: Learner, evaluator: RemoteEvaluator, reporting: Reporting
+) -> tuple[CheckpointSaver, EvaluationSchedule]:
+    """What writes checkpoints, and what evaluates."""
+    config, algorithm, clock = setup.config, setup.algorithm, setup.clock
     saver = CheckpointSaver(
         config,
         algorithm,
-        spec,
+        setup.spec,
         setup.source,
         setup.directory,
         learner,
-        setup.clock,
+        clock,
         lambda: reporting.episodes.count,
     )
     saver.on_saved = reporting.callbacks.checkpoint
     schedule = _schedule(setup, evaluator, learner, saver, reporting)
-    saver.capture = RunCapture(learner, pool, reporting, schedule, setup.clock, algorithm, keeps)
+    keeps = keeps_rows(algorithm, config.save_replay_buffer)
+    saver.capture = RunCapture(learner, pool, reporting, schedule, clock, algorithm, keeps)
     reporting.schedule = schedule
-    if resumed is not None:
-        await restore_learner(learner, resumed)
-        await restore_records(learner, schedule, reporting, setup.clock, resumed)
-    return RunParts(spec, policy, pool, learner, evaluator, saver, schedule)
+    return saver, schedule
 
 
 def _call_each(functions: list[Callable[[], None]]) -> None:
@@ -263,24 +277,6 @@ def _schedule(
         groups=config.groups,
     )
     return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
-
-
-def choose_device(asked: str, weight_count: int) -> str:
-    """`"cpu"` or `"cuda"`.
-
-    Raises:
-        DeviceNotAvailable: a GPU was asked for and torch has none; it never falls back silently (ASYNC016).
-    """
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise DeviceNotAvailable(
-            "device cuda was asked for and torch sees no GPU",
-            facts={"asked": "cuda", "torch": torch.__version__, "built for CUDA": torch.version.cuda or "no"},
-            fix="use device cpu or auto, or install a torch built for your GPU's CUDA",
-        )
-    if asked == "auto":
-        return "cuda" if available and weight_count >= GPU_WEIGHTS else "cpu"
-    return asked
 
 
 @contextlib.contextmanager

@@ -1,0 +1,45 @@
+"""What the machine gives a run: its device, and a warning where its cores are too few."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from asyncrl.config import TrainerConfig, usable_cores
+from asyncrl.errors import DeviceNotAvailable, TooManyThreads
+
+GPU_WEIGHTS = 500_000
+"""`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""
+
+
+def warn_of_too_many_threads(config: TrainerConfig) -> None:
+    """Warn with ASYNC021 where actors alone, or torch's threads beside them, outnumber the cores."""
+    cores = usable_cores()
+    torch_threads = config.torch_threads
+    if config.actors > cores or (torch_threads > 1 and config.actors + torch_threads > cores):
+        warnings.warn(
+            TooManyThreads(
+                f"[ASYNC021] {config.actors} actors and {torch_threads} torch threads share {cores} cores; "
+                f"set num_actors to {max(1, cores - torch_threads)} and torch_threads to 1"
+            ),
+            stacklevel=2,
+        )
+
+
+def choose_device(asked: str, weight_count: int) -> str:
+    """`"cpu"` or `"cuda"`.
+
+    Raises:
+        DeviceNotAvailable: a GPU was asked for and torch has none; it never falls back silently (ASYNC016).
+    """
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise DeviceNotAvailable(
+            "device cuda was asked for and torch sees no GPU",
+            facts={"asked": "cuda", "torch": torch.__version__, "built for CUDA": torch.version.cuda or "no"},
+            fix="use device cpu or auto, or install a torch built for your GPU's CUDA",
+        )
+    if asked == "auto":
+        return "cuda" if available and weight_count >= GPU_WEIGHTS else "cpu"
+    return asked

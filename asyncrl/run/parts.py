@@ -1,0 +1,67 @@
+"""What a run is built from, and what it consists of: two records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import ActorPool
+from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import EnvSpec
+from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
+from asyncrl.protocols import Algorithm, Policy
+from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.saving import CheckpointSaver
+from asyncrl.storage.resume import Resumption
+from asyncrl.storage.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a run is built from.
+
+    Attributes:
+        config, algorithm: every option.
+        source, spec: the environment, and its spaces.
+        directory: where logs, checkpoints and diverged batches go.
+        server: forks the actors.
+        clock: the training clock.
+        resumed: the checkpoint that the run goes on from, or None.
+        step_limit: most environment steps, where that is not `config.total_steps` (a group's).
+    """
+
+    config: TrainerConfig
+    algorithm: Algorithm
+    source: EnvSource
+    spec: EnvSpec
+    directory: RunDirectory
+    server: ForkServer
+    clock: TrainClock
+    resumed: Resumption | None = None
+    step_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """Parts of a run that is ready to train.
+
+    Attributes:
+        spec: the environment's spaces.
+        policy: the acting half, with weights of zero.
+        pool: the actors, ready and waiting for the first weights.
+        learner: not started.
+        evaluator: plays greedy episodes in a process of its own; not started.
+        saver: writes checkpoints.
+        schedule: evaluates copies of the weights during training.
+    """
+
+    spec: EnvSpec
+    policy: Policy
+    pool: ActorPool
+    learner: Learner
+    evaluator: RemoteEvaluator
+    saver: CheckpointSaver
+    schedule: EvaluationSchedule
