@@ -3,10 +3,16 @@
     Mnih et al. 2015        skip of 4 frames, maximum of the last 2, 84 x 84 grey, up to 30 no-ops, clipped rewards
     Machado et al. 2018     sticky actions: with probability 0.25 the last action is repeated; full episodes evaluated
 
-Frames are single; `frame_stack=4` of the algorithm makes the stacks. In training a lost life ends the episode, and
-rewards are cut to their sign; evaluations play whole games for their score. Keyword arguments go to the game:
-`frameskip` is the skip, `repeat_action_probability` 0 switches sticky actions off, `obs_type="ram"` leaves the protocol
-out.
+Frames are single; `frame_stack=4` of the algorithm makes the stacks. In training rewards are cut to their sign and a
+lost life ends the episode; evaluations play whole games for their score. Keyword arguments of the protocol:
+
+    frameskip, noop_max, screen_size    4, 30 and 84 where not given
+    terminal_on_life_loss               not given: a lost life ends an episode of training, and the game goes on;
+                                        True: it ends the game too, as by gymnasium's `AtariPreprocessing` and ale-py's
+                                        `AtariVectorEnv(episodic_life=True)`; False: only games end
+
+All others go to the game: `repeat_action_probability` 0 switches sticky actions off, `obs_type="ram"` leaves the
+protocol out. Equality with gymnasium's wrappers, row by row: `benchmarks/atari_boundaries.py`.
 """
 
 from __future__ import annotations
@@ -34,14 +40,40 @@ def make_atari(spec: GymnasiumSpec, training: bool, **kwargs: Any) -> gymnasium.
     Args:
         spec: gymnasium's, of an id `ALE/*-v5`.
         training: whether lives are episodes and rewards are clipped.
-        kwargs: of the game.
+        kwargs: of the protocol and of the game; see the module.
+
+    Raises:
+        TypeError: `terminal_on_life_loss` is no bool.
     """
     if kwargs.get("obs_type", "rgb") != "rgb":
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    skip = int(kwargs.pop("frameskip", SKIP))
+    restarts = kwargs.pop("terminal_on_life_loss", None)
+    if restarts not in (None, False, True):
+        raise TypeError(f"terminal_on_life_loss must be True or False, got {restarts!r}")
+    protocol: dict[str, Any] = {
+        "frame_skip": int(kwargs.pop("frameskip", SKIP)),
+        "noop_max": int(kwargs.pop("noop_max", NO_OPS)),
+        "screen_size": int(kwargs.pop("screen_size", SIDE)),
+    }
     env = gymnasium.make(spec, disable_env_checker=True, frameskip=1, **kwargs)
-    env = AtariPreprocessing(env, noop_max=NO_OPS, frame_skip=skip, screen_size=SIDE)
-    return TransformReward(EpisodicLife(env), sign) if training else env
+    leave_out_colours(env.unwrapped)
+    env = AtariPreprocessing(env, terminal_on_life_loss=training and bool(restarts), **protocol)
+    if not training:
+        return env
+    return TransformReward(EpisodicLife(env) if restarts is None else env, sign)
+
+
+def leave_out_colours(game: Any) -> None:
+    """Let `game` return None in place of the colours of each frame, which `AtariPreprocessing` does not read.
+
+    It takes grey screens from the emulator itself. Copying 100 KB of colours a frame is a quarter of a step's time
+    (`benchmarks/atari_rate.py`). An ale-py that has no `_get_obs` loses only that.
+    """
+    game._get_obs = _no_colours
+
+
+def _no_colours() -> None:
+    return None
 
 
 def sign(reward: Any) -> float:
@@ -52,7 +84,7 @@ def sign(reward: Any) -> float:
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Ends an episode where a life is lost; only a lost game is begun again, so that every life is played.
 
-    (`AtariPreprocessing(terminal_on_life_loss=True)` begins the game again at every life.)
+    As Stable-Baselines3's `EpisodicLifeEnv`, row by row.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -64,7 +96,8 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._over = terminated or truncated
         lives = info.get("lives", 0)
-        lost, self._lives = lives < self._lives, lives
+        # In some games (Qbert) 0 lives stand for a few frames before the game is over, which then ends the episode.
+        lost, self._lives = 0 < lives < self._lives, lives
         return obs, reward, terminated or lost, truncated, info
 
     def reset(

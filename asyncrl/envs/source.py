@@ -148,7 +148,8 @@ class EnvSource:
 
         Args:
             render_mode: what to make it with, where it can be made with one (see `asyncrl.envs.rendering`).
-            training: whether it is an actor's; Atari games differ (see `asyncrl.envs.atari`).
+            training: whether it is an actor's; Atari games differ (see `asyncrl.envs.atari`), and so may a factory's
+                environments, which has an argument of that name.
 
         Raises:
             UnknownEnvironment: no such id, or a package it needs is not installed (ASYNC006).
@@ -160,7 +161,7 @@ class EnvSource:
         from gymnasium.vector import VectorEnv
 
         try:
-            env = _made(self._maker(training), render_mode)
+            env = _made(self._maker(training), render_mode, {})
         except AsyncRLError:
             raise
         except DependencyNotInstalled as error:
@@ -203,7 +204,7 @@ class EnvSource:
         named = find(self.payload.decode(), self.main_only) if by_id else pickle.loads(self.payload)
         if not isinstance(named, gymnasium.envs.registration.EnvSpec):
             factory: Callable[..., Any] = named
-            return partial(factory, training=training) if isinstance(named, ChangedFactory) else factory
+            return partial(factory, training=training) if "training" in _arguments(factory) else factory
         spec = copy.copy(named)
         spec.order_enforce = False
         if spec.id.startswith("ALE/"):
@@ -254,19 +255,24 @@ def describe(source: EnvSource) -> EnvSpec:
         env.close()
 
 
-def _made(maker: Callable[..., Any], render_mode: str | None, **kwargs: Any) -> Any:
+def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
     """What `maker` makes, with the render mode where it takes one."""
     if render_mode is not None and _takes_render_mode(maker):
-        kwargs["render_mode"] = render_mode
+        kwargs = {**kwargs, "render_mode": render_mode}
     return maker(**kwargs)
 
 
 def _takes_render_mode(factory: Callable[..., Any]) -> bool:
+    parameters = _arguments(factory)
+    return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _arguments(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Arguments of a factory by name; none where it has no signature."""
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        return inspect.signature(factory).parameters
     except (TypeError, ValueError):
-        return False
-    return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+        return {}
 
 
 def _entry_module(spec: GymnasiumSpec) -> str:
@@ -286,4 +292,4 @@ class ChangedFactory:
 
     def __call__(self, render_mode: str | None = None, training: bool = False) -> Any:
         """Build it."""
-        return wrapped(_made(self.source._maker(training), render_mode, **self.kwargs), self.wrappers)
+        return wrapped(_made(self.source._maker(training), render_mode, self.kwargs), self.wrappers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,16 +15,10 @@ from asyncrl import DQN, PPO
 from asyncrl.acting.images import network_text
 from asyncrl.envs.atari import EpisodicLife
 from asyncrl.envs.source import EnvSource, describe
+from asyncrl.errors import EnvironmentNotBuilt
 from asyncrl.interfaces import EnvSpec
 
-
-@pytest.fixture(scope="module", autouse=True)
-def registry() -> Iterator[None]:
-    """Leave gymnasium's registry as it was: importing ale-py fills it."""
-    before = dict(gymnasium.registry)
-    yield
-    for name in set(gymnasium.registry) - set(before):
-        del gymnasium.registry[name]
+pytestmark = pytest.mark.usefixtures("atari_games")
 
 
 class Lives(gymnasium.Env[Any, Any]):
@@ -57,9 +52,26 @@ def test_every_life_is_an_episode_and_only_a_lost_game_begins_again() -> None:
     assert env.reset(seed=2)[0][0] == 0, "a seed begins the game again"
 
 
+class LateEnd(Lives):
+    """One life less, but the game is over only two steps after the last is lost."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, self.steps == 14, truncated, {"lives": max(info["lives"], 0)}
+
+
+def test_the_last_life_ends_with_the_game() -> None:
+    env, ends = EpisodicLife(LateEnd()), []
+    env.reset(seed=1)
+    while len(ends) < 3:
+        obs, _, terminated, _, _ = env.step(1)
+        if terminated:
+            ends.append(int(obs[0]))
+            env.reset()
+    assert ends == [4, 8, 14], "lives fall to 0 at 12, and no episode of two steps follows"
+
+
 def built(training: bool = False, **kwargs: Any) -> Any:
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
     source = EnvSource.from_user("ALE/Breakout-v5").changed(kwargs, ())
     return source.build(training=training)
 
@@ -123,3 +135,57 @@ def test_sticky_actions_are_the_default_and_an_option() -> None:
     ram = built(obs_type="ram")
     assert ram.observation_space.shape == (128,)
     ram.close()
+
+
+def test_frames_and_no_ops_are_options_and_what_is_no_truth_value_is_refused() -> None:
+    env = built(screen_size=42, noop_max=0, repeat_action_probability=0.0)
+    first = env.reset(seed=0)[0]
+    assert first.shape == env.observation_space.shape == (42, 42)
+    np.testing.assert_array_equal(first, env.reset(seed=1)[0], "without no-ops every game begins alike")
+    env.close()
+    with pytest.raises(EnvironmentNotBuilt, match="terminal_on_life_loss must be True or False, got 'false'"):
+        built(True, terminal_on_life_loss="false")
+
+
+def test_a_life_may_end_the_game_or_no_episode() -> None:
+    ends = {}
+    for wanted in (True, False):
+        env = built(True, terminal_on_life_loss=wanted, repeat_action_probability=0.0)
+        env.reset(seed=0)
+        lives = []
+        for _ in range(300):
+            _, _, terminated, _, info = env.step(1)
+            if terminated:
+                lives.append(info["lives"])
+                env.reset()
+        ends[wanted] = set(lives)
+        env.close()
+    assert ends == {True: {4}, False: {0}}
+
+
+def test_colours_are_for_pictures_only() -> None:
+    env = built(render_mode="rgb_array")
+    env.reset(seed=0)
+    assert env.unwrapped.step(0)[0] is None and env.render().shape == (210, 160, 3)
+    env.close()
+
+
+def test_ale_pys_vector_learns_for_lives_and_is_evaluated_for_games() -> None:
+    from asyncrl.envs.atari_vector import AtariVector
+
+    source = EnvSource.from_user(partial(AtariVector, "breakout", 2, repeat_action_probability=0.0))
+    spec = describe(source)
+    assert (spec.observation_shape, spec.observation_dtype, spec.vector_envs) == ((84, 84), "uint8", 2)
+    single = describe(EnvSource.from_user("ALE/Breakout-v5"))
+    assert single == replace(spec, name=single.name, vector_envs=None), "a policy of one plays the other"
+    lives = {}
+    for training in (True, False):
+        env: Any = source.build(training=training)
+        obs, _ = env.reset(seed=2**32 - 1)
+        assert obs.shape == (2, 84, 84)
+        lives[training] = set()
+        for _ in range(400):
+            _, _, terminated, _, info = env.step(np.ones(2, np.int64))
+            lives[training] |= set(info["lives"][terminated].tolist())
+        env.close()
+    assert lives == {True: {4}, False: {0}}
