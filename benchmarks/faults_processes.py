@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -36,6 +37,8 @@ class Outcome:
         leaks: files left in /dev/shm.
         checkpoints: files that were read.
         damaged: files among them that did not load.
+        locked: run directories whose lock was still held.
+        untold: runs that ended in order and left no summary, or their page's address.
         exit_codes: how often each.
         seconds: from the signal to the end of the main process.
         stories: what was found, in words.
@@ -48,6 +51,8 @@ class Outcome:
     leaks: int = 0
     checkpoints: int = 0
     damaged: int = 0
+    locked: int = 0
+    untold: int = 0
     exit_codes: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
@@ -85,7 +90,7 @@ def one_run(target: str, moment: float, outcome: Outcome) -> None:
         run = Path(place) / "run"
         command = [
             sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--run-dir", str(run),
-            "--actors", "1", "--envs-per-actor", "4", "--http", "off", "--steps", "3k",
+            "--actors", "1", "--envs-per-actor", "4", "--http", "auto", "--steps", "3k",
             "--checkpoint-interval-seconds", "0.1", "--eval-interval-steps", "500", "--eval-episodes", "3",
             "--target-eval-episodes", "10", "--dqn.learning-starts", "200", "--dqn.replay-capacity", "4000",
         ]  # fmt: skip
@@ -120,7 +125,7 @@ def one_run(target: str, moment: float, outcome: Outcome) -> None:
                 time.sleep(0.02)
             outcome.orphans += len(left)
             outcome.leaks += len(set(os.listdir("/dev/shm")) - before)
-            _read_all(run / "checkpoints", outcome)
+            _look_at(run, main.returncode, outcome)
         finally:
             for pid in {main.pid} & marked(token) | marked(token):
                 with contextlib.suppress(ProcessLookupError):
@@ -146,6 +151,20 @@ def _send(target: str, moment: float, main: subprocess.Popen[str], outcome: Outc
                     os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.005)
+
+
+def _look_at(run: Path, exit_code: int, outcome: Outcome) -> None:
+    """Read what a run has left."""
+    _read_all(run / "checkpoints", outcome)
+    with contextlib.suppress(FileNotFoundError), (run / ".lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            outcome.locked += 1
+    learned = (run / "checkpoints" / "latest").exists()
+    if exit_code >= 0 and ((learned and not (run / "summary.json").exists()) or (run / "http.json").exists()):
+        outcome.untold += 1
+        outcome.stories.append(f"exit code {exit_code}: {sorted(path.name for path in run.iterdir())}")
 
 
 def _read_all(folder: Path, outcome: Outcome) -> None:

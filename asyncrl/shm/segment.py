@@ -140,7 +140,9 @@ class Segment:
     (`attach`). The layout is not stored in it: both sides are given the same list of `ArraySpec`.
 
     `segment[name]` is a view, never a copy, and keeps the mapping (and with it a duplicate of the descriptor)
-    open for as long as it lives, also past `close`: who closes lets go of its views first.
+    open for as long as it lives, also past `close`: who closes lets go of its views first. Where the owner closes,
+    the memory is given back at once, on Linux, and views that are left see zeros: the parts of a run know each other,
+    so that only a garbage collection would free its rings, and the next run would find too little memory.
 
     Attributes:
         fd: the descriptor to hand on; not inheritable; owned and closed by the segment.
@@ -152,6 +154,7 @@ class Segment:
         self, fd: int, arrays: Sequence[ArraySpec], populate: bool = False, writable: bool = True
     ) -> None:
         self.fd = fd
+        self._owned = False
         self.arrays = tuple(arrays)
         *starts, self.nbytes = _offsets(self.arrays)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
@@ -189,6 +192,7 @@ class Segment:
         try:
             _reserve(fd, needed)
             segment = cls(fd, arrays, populate)
+            segment._owned = True
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -228,12 +232,15 @@ class Segment:
         return self.fd < 0
 
     def close(self) -> None:
-        """Close the descriptor, drop the views; the mapping goes with the last view held elsewhere."""
+        """Close the descriptor, drop the views, free the memory; the mapping goes with the last view held elsewhere."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
         self._views.clear()
         if self._map is not None:
+            if self._owned and hasattr(mmap, "MADV_REMOVE"):
+                with contextlib.suppress(OSError):
+                    self._map.madvise(mmap.MADV_REMOVE)
             with contextlib.suppress(
                 BufferError
             ):  # a view elsewhere holds the map, and unmaps it when it dies

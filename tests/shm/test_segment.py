@@ -87,9 +87,17 @@ def test_a_view_outlives_close():
     segment = Segment.create("test", ARRAYS)
     reward, fd = segment["reward"], segment.fd
     reward[0] = 5
+    there = os.dup(fd)
+    attached = Segment.attach(os.dup(fd), ARRAYS)
+    attached.close()
+    assert reward[0] == 5  # only the owner gives the memory back
     segment.close()
     segment.close()
-    assert segment.closed and reward[0] == 5
+    if sys.platform == "linux":
+        assert os.fstat(there).st_blocks == 0  # reading a view takes a page again
+    assert segment.closed and reward[0] == (0 if sys.platform == "linux" else 5)
+    reward[0] = 6
+    os.close(there)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     with pytest.raises(KeyError):
