@@ -234,7 +234,6 @@ LARGER = {
     "learning.segment_loop.SegmentLoop.__init__": 9,
     "networks.mlp.MLPPass.__init__": 9,
     "replay.replay.PrioritizedReplay.__init__": 9,
-    "shm.segment": 306,
 }
 
 

@@ -13,8 +13,9 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import ReplayTooLarge
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.learning.segment_balance import slots_for
+from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.ring import RingLayout
-from asyncrl.shm.segment import available_bytes, bytes_needed
+from asyncrl.shm.segment import bytes_needed
 
 PADDING = 16
 """Slots between two streams of a ring of segments: a cache line of the narrow fields, four of the wide ones."""

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import SharedMemoryTooSmall
-from asyncrl.shm import segment as module
-from asyncrl.shm.segment import ALIGNMENT, ArraySpec, Segment, available_bytes, bytes_needed
+from asyncrl.shm import free_memory
+from asyncrl.shm.free_memory import available_bytes
+from asyncrl.shm.segment import ALIGNMENT, ArraySpec, Segment, bytes_needed
 
 ARRAYS = (
     ArraySpec("header", (3,), "int64", control=True),
@@ -172,9 +173,9 @@ def fake_machine(monkeypatch, root: Path, membership: str, files: dict[str, str]
         path = root / "fs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(module, "_MEMORY_INFO", root / "meminfo")
-    monkeypatch.setattr(module, "_CONTROL_GROUPS", root / "cgroup")
-    monkeypatch.setattr(module, "_CONTROL_GROUP_ROOT", root / "fs")
+    monkeypatch.setattr(free_memory, "_MEMORY_INFO", root / "meminfo")
+    monkeypatch.setattr(free_memory, "_CONTROL_GROUPS", root / "cgroup")
+    monkeypatch.setattr(free_memory, "_CONTROL_GROUP_ROOT", root / "fs")
 
 
 def version_2(group: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
