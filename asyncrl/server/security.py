@@ -60,7 +60,8 @@ class Gate:
 
     Hosts accepted on loopback: `localhost` and loopback addresses with any port (a tunnel may change it); this stops
     DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name; every read needs the
-    token there.
+    token there. Any other host is that of a reverse proxy where the request carries the token, which a rebound page does
+    not know; without it the request is refused.
 
     Args:
         host: the address that the server binds.
@@ -86,8 +87,10 @@ class Gate:
 
     def _check_host(self, request: web.Request) -> None:
         hosts = request.headers.getall("Host", [])
-        if len(hosts) != 1 or not self._knows(hosts[0]):
-            raise Refusal(421, f"this server does not answer for the host {', '.join(hosts) or '(none)'}")
+        if len(hosts) == 1 and (self._knows(hosts[0]) or self._is_own(_given_token(request, query=True))):
+            return
+        named = ", ".join(hosts) or "(none)"
+        raise Refusal(421, f"this server answers for the host {named} with the run's token only: add ?token=...")
 
     def _knows(self, host: str) -> bool:
         name = _without_port(host.strip().lower())
@@ -117,8 +120,12 @@ class Gate:
         given = _given_token(request, query=read)
         if given is None:
             raise Refusal(401, "this needs the run's token", {"WWW-Authenticate": 'Bearer realm="asyncrl"'})
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
+        if not self._is_own(given):
             raise Refusal(401, "this is not the run's token", {"WWW-Authenticate": 'Bearer realm="asyncrl"'})
+
+    def _is_own(self, given: str | None) -> bool:
+        """Whether this is the run's token, compared in constant time."""
+        return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
 
 
 def _given_token(request: web.Request, *, query: bool) -> str | None:
