@@ -60,8 +60,8 @@ class Gate:
 
     Hosts accepted on loopback: `localhost` and loopback addresses with any port (a tunnel may change it); this stops
     DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name; every read needs the
-    token there. Any other host is that of a reverse proxy where the request carries the token, which a rebound page does
-    not know; without it the request is refused.
+    token there. Any other host is that of a reverse proxy where the request carries the token, which a rebound page
+    does not know; without it the request is refused.
 
     Args:
         host: the address that the server binds.
