@@ -90,7 +90,9 @@ class Gate:
         if len(hosts) == 1 and (self._knows(hosts[0]) or self._is_own(_given_token(request, query=True))):
             return
         named = ", ".join(hosts) or "(none)"
-        raise Refusal(421, f"this server answers for the host {named} with the run's token only: add ?token=...")
+        raise Refusal(
+            421, f"this server answers for the host {named} with the run's token only: add ?token=..."
+        )
 
     def _knows(self, host: str) -> bool:
         name = _without_port(host.strip().lower())
@@ -125,7 +127,9 @@ class Gate:
 
     def _is_own(self, given: str | None) -> bool:
         """Whether this is the run's token, compared in constant time."""
-        return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+        return given is not None and hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), self._token
+        )
 
 
 def _given_token(request: web.Request, *, query: bool) -> str | None:
