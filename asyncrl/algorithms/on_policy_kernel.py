@@ -1,7 +1,7 @@
 """Gradient of the losses of PPO and IMPALA at the networks' outputs, in one pass over the items, on the CPU.
 
 The losses are `ppo.ppo_loss` and `impala.impala_loss`, where they stand with their sources;
-`tests/algorithms/test_on_policy_kernels.py` holds this to them. Why twice: `benchmarks/ppo_step.py`.
+`tests/algorithms/test_kernel_contract.py` holds this to them. Why twice: `benchmarks/ppo_step.py`.
 
 B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: the old policy's log-probability,
 importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are carried in float64. NaN

@@ -1,4 +1,4 @@
-"""Losses of DDPG, TD3 and SAC by hand, and every kernel against its formula."""
+"""Losses of DDPG, TD3 and SAC by hand."""
 
 import math
 from functools import partial
@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms import continuous_kernel, ddpg, sac, td3
-from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
+from asyncrl.algorithms import ddpg, sac, td3
 from asyncrl.algorithms.deterministic import actor_loss as deterministic_actor_loss
 from asyncrl.algorithms.maximum_entropy import temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import squashed_draw
-from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
 
 LIMITS = (-20.0, 2.0)
 
@@ -108,74 +106,6 @@ def test_temperature_gradient_is_that_of_autograd() -> None:
     (-log_alpha * (log_prob - 2.0)).mean().backward()
     assert log_alpha.grad is not None
     torch.testing.assert_close(temperature_gradient(log_prob, -2.0), log_alpha.grad)
-
-
-# --- kernels ---
-
-each_way = pytest.mark.parametrize("compiled", [True, False])
-
-
-def choose(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    for name in ("critic_kernel", "actor_kernel", "draw_kernel", "draw_gradient_kernel"):
-        if not compiled:
-            monkeypatch.setattr(continuous_kernel, name, getattr(continuous_kernel, name).py_func)
-
-
-@each_way
-@pytest.mark.parametrize("values", [1, 3, 70])
-def test_draw_kernel_is_the_formula(values: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, compiled)
-    out, noise = outputs(1, rows=8, values=values, dtype=torch.float32)
-    (action, log_prob), expected_back = vector_jacobian_product(squashed_draw, out, noise)
-    (ours, our_log_prob), back = DrawKernel(8, values)(out, noise)
-    torch.testing.assert_close(ours, action)
-    torch.testing.assert_close(our_log_prob, log_prob, rtol=1e-5, atol=1e-4)
-    grads = torch.randn(8, values), torch.randn(8, 1)
-    torch.testing.assert_close(back(*grads), expected_back(*grads), rtol=1e-4, atol=1e-4)
-
-
-@each_way
-@pytest.mark.parametrize("critics", [1, 2, 3])
-def test_critic_kernel_is_the_formulas(critics: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, compiled)
-    q, next_q = torch.randn(critics, 12, 1)[:, :6], torch.randn(critics, 6, 1)
-    next_q[-1, 2], next_q[0, 4] = torch.nan, torch.nan
-    log_prob, reward, discount, weight = torch.randn(4, 6, 1)
-    batch = batch_of(reward, discount, weight)
-    kernel: Any = CriticKernel(batch, critics)
-    for loss, args in (
-        (td3.critic_loss, (next_q, batch)),
-        (sac.critic_loss, (next_q, log_prob, torch.tensor(0.7), batch)),
-    ):
-        expected, (grad,) = output_gradients(loss, (q,), *args)
-        ours, (our_grad,) = kernel((q,), *args)
-        assert ours.td.isnan().any(dim=0)[:, 0].tolist() == [False, False, True, False, True, False]
-        torch.testing.assert_close(ours.td, expected.td, equal_nan=True)
-        torch.testing.assert_close(our_grad, grad, equal_nan=True)
-        assert math.isnan(float(ours.loss))
-    next_q = torch.randn(critics, 6, 1)
-    expected, _ = output_gradients(td3.critic_loss, (q,), next_q, batch)
-    assert float(kernel((q,), next_q, batch)[0].loss) == pytest.approx(
-        float(expected.loss.detach()), rel=1e-5
-    )
-
-
-@each_way
-@pytest.mark.parametrize("critics", [1, 2, 3])
-def test_actor_kernel_is_the_formulas(critics: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, compiled)
-    q, log_prob = torch.randn(critics, 12, 1)[:, 6:], torch.randn(6, 1)
-    cases: list[tuple[Any, tuple[Tensor, ...], tuple[Tensor, ...]]] = [
-        (sac.actor_loss, (q, log_prob), (torch.tensor(0.7),))
-    ]
-    if critics == 1:
-        cases.append((deterministic_actor_loss, (q,), ()))
-    for loss, leaves, args in cases:
-        expected, grads = output_gradients(loss, leaves, *args)
-        ours, our_grads = ActorKernel(6, critics)(leaves, *args)
-        assert float(ours.loss) == pytest.approx(float(expected.loss.detach()), rel=1e-5, abs=1e-6)
-        for mine, theirs in zip(our_grads, grads, strict=False):
-            torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize(

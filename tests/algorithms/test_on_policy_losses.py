@@ -1,9 +1,8 @@
-"""The losses of PPO and IMPALA by hand and by the papers' formulas, and the kernel that is held to them."""
+"""The losses of PPO and IMPALA by hand and by the papers' formulas."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,109 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.impala import impala_loss
-from asyncrl.algorithms.on_policy_kernel import LossKernel
 from asyncrl.algorithms.ppo import PPO, _k3, ppo_loss
-from asyncrl.networks.distributions import categorical, diagonal_gaussian
-from asyncrl.networks.gradients import output_gradients
-
-B, COUNT = 64, 59
-KINDS: dict[str, tuple[int, ...]] = {"two": (2,), "four": (4,), "several": (3, 2, 5), "gaussian": ()}
-RANGES: list[dict[str, Any]] = [
-    {"clip_range": 0.2},
-    {"clip_range": 0.2, "value_clip_range": 0.1, "vf_coef": 0.7},
-    {"clip_range": 0.1, "value_clip_range": 0.5, "ent_coef": 0.3},
-]
-
-
-def items(kind: str, seed: int) -> SimpleNamespace:
-    """Random outputs, actions and columns, with ratios and values on both sides of every clip."""
-    choices, generator = KINDS[kind], torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    out, log_std = draw(B, sum(choices) or 3) * 1.5, draw(0 if choices else 3) * 0.3
-    action = draw(B, 3) * 1.5
-    if choices:
-        action = torch.stack([torch.randint(n, (B,), generator=generator) for n in choices], dim=1)
-    value = draw(B)
-    made = SimpleNamespace(outputs=(out, value, log_std), action=action, choices=choices)
-    log_prob = distribution(made, out, log_std)[0]
-    weight = torch.rand(B, generator=generator) / B
-    weight[COUNT:] = 0.0
-    made.columns = torch.stack(
-        (log_prob + 0.3 * draw(B), draw(B).exp(), draw(B), draw(B), value + 0.5 * draw(B), weight)
-    )
-    return made
-
-
-def distribution(made: SimpleNamespace, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    if made.choices:
-        return categorical(out, made.action, made.choices)
-    return diagonal_gaussian(out, made.action, log_std)
-
-
-def by_kernel(made: SimpleNamespace, *loss: float) -> Any:
-    kernel = LossKernel(made.action, made.choices, made.outputs[0].shape[1])
-    return kernel(made.outputs, made.columns, COUNT, loss)  # type: ignore[arg-type]
-
-
-def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
-    for mine, other, name in zip(ours, theirs, ("out", "value", "log_std"), strict=True):
-        torch.testing.assert_close(mine, other, rtol=2e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-
-
-@pytest.mark.parametrize("ranges", RANGES, ids=str)
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_kernel_is_the_gradient_of_ppos_loss(kind: str, ranges: dict[str, Any]) -> None:
-    for seed in range(5):
-        made = items(kind, seed)
-        found, expected = output_gradients(
-            lambda out, value, log_std, made=made: ppo_loss(
-                distribution(made, out, log_std), value, made.columns, **ranges
-            ),
-            made.outputs,
-        )
-        ratio, clip = found.log_ratio.exp(), ranges["clip_range"]
-        assert (ratio > 1 + clip).any() and (ratio < 1 - clip).any() and ((ratio - 1).abs() < clip).any()
-        held = ranges.get("value_clip_range", math.inf)
-        off = (made.outputs[1] - made.columns[4]).abs()
-        assert held == math.inf or ((off > held).any() and (off < held).any())
-        loss = clip, held, ranges.get("vf_coef", 0.5), ranges.get("ent_coef", 0.0)
-        divergence, gradients = by_kernel(made, *loss)
-        same(gradients, expected)
-        assert divergence == pytest.approx(float(_k3(found.log_ratio[:COUNT].detach())), rel=1e-4)
-        assert not gradients[0][COUNT:].any() and not gradients[1][COUNT:].any()
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_kernel_is_the_gradient_of_impalas_loss(kind: str) -> None:
-    for seed in range(5):
-        made = items(kind, seed)
-        out, _, log_std = made.outputs
-        _, _, advantage, target, _, weight = made.columns
-        _, expected = output_gradients(
-            lambda out, value, log_std, made=made, rest=(advantage, target, weight): impala_loss(
-                distribution(made, out, log_std), value, *rest, vf_coef=0.7, ent_coef=0.3
-            ),
-            made.outputs,
-        )
-        made.columns[0], made.columns[1] = distribution(made, out, log_std)[0], 1.0
-        same(by_kernel(made, math.inf, math.inf, 0.7, 0.3)[1], expected)
-
-
-def test_far_logits_stay_finite_and_nan_propagates() -> None:
-    made = items("several", 0)
-    made.outputs[0].mul_(1e4)
-    assert all(torch.isfinite(gradient).all() for gradient in by_kernel(made, 0.2, math.inf, 0.5, 0.1)[1])
-    for kind in ("four", "gaussian"):
-        made = items(kind, 0)
-        made.columns[2:4, 0] = math.nan
-        by_out, by_value, _ = by_kernel(made, 0.2, math.inf, 0.5, 0.1)[1]
-        assert by_out[0].isnan().all() and by_value[0].isnan() and torch.isfinite(by_out[1:]).all()
-
-
-# --- the formulas ---
 
 
 def columns(**named: Any) -> Tensor:
