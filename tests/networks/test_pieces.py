@@ -7,43 +7,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from slow_recurrence import slow_features
 
 from asyncrl.acting.recurrent import Cell
 from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.networks.recurrent import cut_pieces, unroll
-
-
-def slowly(module: RecurrentModule, x: torch.Tensor, state: torch.Tensor, begins: np.ndarray) -> torch.Tensor:
-    """The cell's outputs `[B, T, H]`, one row of one stream at a time, by torch's cells.
-
-    Args:
-        module: encoder and cell.
-        x: `[B, T, inputs]`.
-        state: `[B, state_size]`.
-        begins: `[B, T]`.
-    """
-    cell, made = module.cell, (nn.GRUCell if isinstance(module.cell, nn.GRU) else nn.LSTMCell)
-    one = made(cell.input_size, cell.hidden_size)
-    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-        delattr(one, name)  # the same parameters, so that gradients go there
-        setattr(one, name, getattr(cell, f"{name}_l0"))
-    outputs = []
-    for b in range(x.shape[0]):
-        own = state[b : b + 1]
-        rows = []
-        for t in range(x.shape[1]):
-            if begins[b, t]:
-                own = torch.zeros_like(own)
-            encoded = module.encoder(x[b, t : t + 1])
-            if isinstance(one, nn.GRUCell):
-                h = own = one(encoded, own)
-            else:
-                h, c = one(encoded, tuple(own.chunk(2, dim=1)))
-                own = torch.cat((h, c), dim=1)
-            rows.append(h)
-        outputs.append(torch.cat(rows))
-    return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
@@ -59,7 +27,7 @@ def test_pieces_are_the_slow_recursion(kind: Literal["gru", "lstm"], share: floa
     rows = torch.empty(36, 3)
     rows[torch.from_numpy(order.reshape(-1))] = x.reshape(36, 3)
     found = unroll(module, rows, state, cut_pieces(begins, order))[torch.from_numpy(order)]
-    wanted = slowly(module, x, state, begins)
+    wanted = slow_features(module, x, state, begins)
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
     weights = torch.randn_like(found)
     inner = [*module.encoder.parameters(), *module.cell.parameters()]
@@ -91,4 +59,5 @@ def test_orthogonal_initialisation() -> None:
         module.head.weight @ module.head.weight.T, 1e-4 * torch.eye(3), atol=1e-7, rtol=0
     )
     for name, tensor in module.named_parameters():
-        assert "bias" not in name or not tensor.any()
+        assert "bias" not in name or name == "cell.bias_ih_l0" or not tensor.any()
+    assert module.cell.bias_ih_l0.view(4, 6).tolist() == [[0.0] * 6, [1.0] * 6, [0.0] * 6, [0.0] * 6]
