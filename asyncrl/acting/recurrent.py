@@ -70,6 +70,32 @@ def memory_of(policy: object) -> Memory | None:
     return memory
 
 
+def next_states(
+    zeros: NDArray[np.float32], state: NDArray[Any] | None, episode_start: Any
+) -> NDArray[np.float32]:
+    """States `[B, state_size]` before the next observation, for a caller that keeps them; a fresh array.
+
+    Args:
+        zeros: `[B, state_size]`, those of episodes that begin.
+        state: what the caller has kept, with or without an axis of one stream; None where all episodes begin.
+        episode_start: `[B]` or one bool, which episodes begin; None is none.
+
+    Raises:
+        ValueError: `state` has another shape.
+    """
+    if state is None:
+        return zeros.copy()
+    given = np.array(state, np.float32)
+    if given.shape != zeros.shape and given.shape != zeros.shape[1:]:
+        raise ValueError(
+            f"state must be what the last predict returned, of shape {zeros.shape}, got {given.shape}"
+        )
+    states = given.reshape(zeros.shape)
+    began = np.asarray(False if episode_start is None else episode_start, np.bool_)
+    states[np.broadcast_to(began, zeros.shape[:1])] = 0
+    return states
+
+
 @inlined(fastmath={"reassoc", "contract"})
 def linear(x, w, bias, y):  # type: ignore[no-untyped-def]
     """Fill `y` `[outputs]` with `w @ x + bias`; `w` is `[outputs, inputs]`."""

@@ -75,7 +75,7 @@ class RecurrentModule(nn.Module):
     def initialise_orthogonally(self, head_gain: float) -> None:
         """Orthogonal weights: gain sqrt(2) in the encoder, 1 in the cell, `head_gain` in the head; zero biases.
 
-        The bias of an LSTM's forget gate is 1, so that it remembers at first (Gers et al. 2000; Jozefowicz et al. 2015).
+        An LSTM's forget gate has a bias of 1, to remember at first (Gers et al. 2000; Jozefowicz et al. 2015).
         """
         for layer in self.encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -87,7 +87,7 @@ class RecurrentModule(nn.Module):
                 nn.init.orthogonal_(tensor)
             else:
                 tensor.zero_()
-        if isinstance(self.cell, nn.LSTM):
-            self.cell.bias_ih_l0[self.cell.hidden_size : 2 * self.cell.hidden_size] = 1.0
+            if name == "bias_ih_l0" and isinstance(self.cell, nn.LSTM):
+                tensor[self.cell.hidden_size : 2 * self.cell.hidden_size] = 1.0
         nn.init.orthogonal_(self.head.weight, head_gain)
         self.head.bias.zero_()

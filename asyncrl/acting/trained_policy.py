@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.frames import next_stacks
 from asyncrl.acting.policies import float32_bounds
+from asyncrl.acting.recurrent import memory_of, next_states
 from asyncrl.envs.observations import rows_of
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
@@ -34,6 +35,11 @@ class TrainedPolicy:
     def __post_init__(self) -> None:
         self.policy.load_weights(self.weights)
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether the policy has a recurrent state, which `predict` takes and returns."""
+        return memory_of(self.policy) is not None
+
     def predict(
         self,
         obs: NDArray[Any],
@@ -43,35 +49,39 @@ class TrainedPolicy:
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """Actions as the environment takes them (`start` added, boxes clipped), and the state for the next call.
 
-        A policy with `frame_stack` k takes stacks of observations, as `make_env()` and gymnasium's
-        `FrameStackObservation` give them, or single ones with `state`, as recurrent policies of sb3-contrib do:
+        A recurrent policy carries its state, as in sb3-contrib:
 
             action, state = policy.predict(obs, state=state, episode_start=done)     # state None and done True at first
 
+        A policy with `frame_stack` k and no memory takes stacks of observations, as `make_env()` and gymnasium's
+        `FrameStackObservation` give them, or, called as above, single ones, whose stacks are the state.
+
         Args:
             obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`, of a Dict or Tuple space as the
-                environment gives it; with a frame stack `[k, *obs_shape]`, or `[B, k, *obs_shape]`, or without the axis
-                of k where `state` or `episode_start` is given.
-            state: what the last call returned; ignored where stacks are given, or there is no frame stack.
+                environment gives it; with a frame stack `[k, *obs_shape]`, or `[B, k, *obs_shape]`, or, without memory,
+                without the axis of k where `state` or `episode_start` is given.
+            state: what the last call returned, None where all episodes begin; ignored by a policy without memory where
+                stacks are given, or there is no frame stack.
             episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
             deterministic: the greedy action; if False, explore at the rate that stands at the end of the
                 schedule, or draw from a stochastic policy.
 
         Returns:
-            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch; and the stacks, or None where `obs` had
-            them or there are none.
+            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch; and the state, `[state_size]` or
+            `[B, state_size]` of a recurrent policy, or the stacks, or None where `obs` had them or there are none.
 
         Raises:
             ValueError: if the shape is none of these.
         """
         obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
-        frames, shape = self.policy.frame_stack, self.spec.observation_shape
-        if frames > 1 and (state is not None or episode_start is not None):
+        frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
+        if frames > 1 and memory is None and (state is not None or episode_start is not None):
             return self._predict_frames(obs, state, episode_start, deterministic)
         if frames > 1 and obs.shape == shape:
+            other = ", or state and episode_start: predict(obs, state=state, episode_start=done)"
             raise ValueError(
                 f"obs must have shape {(frames, *shape)}, for the policy sees {frames} frames, got {shape}; give "
-                "stacks, or state and episode_start: predict(obs, state=state, episode_start=done)"
+                f"stacks{other if memory is None else ''}"
             )
         shape = shape if frames == 1 else (frames, *shape)
         single = obs.shape == shape
@@ -79,13 +89,16 @@ class TrainedPolicy:
             wanted = ", ".join(map(str, ("B", *shape)))
             raise ValueError(f"obs must have shape {shape} or ({wanted}), got {obs.shape}")
         batch = obs[None] if single else obs
+        if memory is not None or not deterministic:
+            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
+        if memory is not None:
+            memory.state = next_states(memory.state, state, episode_start)
         if deterministic:
             action = self.policy.greedy(batch)
         else:
-            self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
             action, _ = self.policy.act(batch, self.rng, np.iinfo(np.int64).max)
-        action = self._environment_form(action)
-        return (action[0] if single else action), None
+        action, after = self._environment_form(action), None if memory is None else memory.state
+        return (action[0], None if after is None else after[0]) if single else (action, after)
 
     def _predict_frames(
         self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool

@@ -66,7 +66,16 @@ def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapp
 
 
 def onnx_model(policy: TrainedPolicy) -> Any:
-    """The greedy policy as an `onnx.ModelProto`, checked. Raises `ConfigurationError` for a network of the user's."""
+    """The greedy policy as an `onnx.ModelProto`, checked.
+
+    Raises:
+        ConfigurationError: it has a memory, a network of the user's own, or structured observations.
+    """
+    if policy.recurrent:
+        raise ConfigurationError(
+            "the policy is recurrent, and only networks without memory are exported",
+            fix="act with asyncrl.load(path).predict(obs, state=state, episode_start=done), which needs no torch",
+        )
     import onnx
     from onnx import helper
 

@@ -42,9 +42,9 @@ def play(
     for episode in range(episodes):
         obs, _ = _asked(policy, "reset", partial(env.reset, seed=None if episode else seed))
         on_frame()
-        total, length, over = 0.0, 0, False
+        total, length, over, state = 0.0, 0, False, None
         while not over and length < EPISODE_STEPS:
-            action, _ = policy.predict(obs)
+            action, state = policy.predict(obs, state if policy.recurrent else None)
             obs, reward, terminated, truncated, _ = _asked(policy, "step", partial(env.step, action))
             on_frame()
             total, length, over = total + float(reward), length + 1, terminated or truncated

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncrl import DQN, PPO, SAC, Trainer
+from asyncrl import DQN, IMPALA, PPO, SAC, Trainer
 from asyncrl.trainer.run_thread import TrainResult
 
 RUNS: dict[str, tuple[str, Any]] = {
@@ -35,6 +35,28 @@ RUNS: dict[str, tuple[str, Any]] = {
         ),
     ),
     "synchronous": ("CartPole-v1", PPO(discipline="synchronous", segment_length=32, hidden_sizes=(16, 16))),
+    "ppo-gru": (
+        "CartPole-v1",
+        PPO(
+            discipline="lockstep",
+            segment_length=32,
+            hidden_sizes=(16,),
+            recurrent="gru",
+            recurrent_size=8,
+            normalize_observations=True,
+        ),
+    ),
+    "impala-lstm": (
+        "CartPole-v1",
+        IMPALA(
+            discipline="lockstep",
+            hidden_sizes=(16,),
+            recurrent="lstm",
+            recurrent_size=8,
+            past_segments=8,
+            past_per_batch=1,
+        ),
+    ),
     "sac": (
         "Pendulum-v1",
         SAC(discipline="lockstep", learning_starts=100, batch_size=32, hidden_sizes=(16, 16)),

@@ -1,0 +1,123 @@
+"""Trained recurrent policies: a state that the caller keeps, files, playback, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from portable_policies import portable
+
+import asyncrl
+from asyncrl.envs.recall import Recall
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.policies.playback import play
+
+SPEC = EnvSpec("any", (4,), "float32", DiscreteAction(2, 1))
+
+
+def policy_of(cell: str = "gru", spec: EnvSpec = SPEC, **options: Any) -> Any:
+    algorithm = asyncrl.PPO(recurrent=cell, recurrent_size=5, hidden_sizes=(6,), **options)
+    policy = portable(algorithm, spec, "asyncrl/Recall-v0")
+    rng = np.random.default_rng(3)
+    policy.weights[:] = rng.normal(size=policy.weights.shape)
+    policy.policy.load_weights(policy.weights)
+    return policy
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_caller_keeps_the_state(cell: str) -> None:
+    """A batch with episodes that begin at different times acts as each of them alone does."""
+    policy, rng = policy_of(cell), np.random.default_rng(0)
+    obs = rng.normal(size=(40, 3, 4)).astype(np.float32)
+    starts = rng.random((40, 3)) < 0.1
+    starts[0] = True
+    state: Any = None
+    batched = []
+    for row, start in zip(obs, starts, strict=True):
+        action, state = policy.predict(row, state=state, episode_start=start)
+        assert state.shape == (3, 5 if cell == "gru" else 10)
+        batched.append(action)
+    for stream in range(3):
+        own: Any = None
+        for t in range(40):
+            action, own = policy.predict(obs[t, stream], own, bool(starts[t, stream]))
+            assert action.shape == () and own.ndim == 1 and action == batched[t][stream]
+    forgotten = [policy.predict(row)[0] for row in obs]
+    assert (np.array(forgotten) != np.array(batched)).any(), "without the state it acts otherwise"
+    assert {1, 2} == set(np.unique(batched))
+
+
+def test_state_is_a_copy_and_checked() -> None:
+    policy, obs = policy_of(), np.ones((2, 4), np.float32)
+    _, state = policy.predict(obs)
+    kept = state.copy()
+    first = policy.predict(obs, state, np.array([True, False]))
+    again = policy.predict(obs, state, np.array([True, False]))
+    assert (state == kept).all() and (first[1] == again[1]).all() and (first[0] == again[0]).all()
+    assert (first[1][0] == kept[0]).all() and (first[1][1] != kept[1]).any()
+    with pytest.raises(ValueError, match=r"state must be what the last predict returned, of shape \(2, 5\)"):
+        policy.predict(obs, np.zeros((3, 5)))
+    assert policy.recurrent and not portable(asyncrl.PPO(), SPEC).recurrent
+    drawn = [policy.predict(obs, state, deterministic=False)[0] for _ in range(30)]
+    assert len({tuple(action) for action in drawn}) > 1
+
+
+def test_stacks_of_frames_come_with_the_state() -> None:
+    policy = policy_of(frame_stack=2)
+    stack = np.ones((2, 4), np.float32)
+    _, state = policy.predict(stack, None, True)
+    _, after = policy.predict(stack, state, False)
+    assert state.shape == after.shape == (5,) and (state != after).any()
+    with pytest.raises(ValueError, match=r"the policy sees 2 frames, got \(4,\); give stacks$"):
+        policy.predict(np.ones(4, np.float32), state, False)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_file_acts_the_same_without_torch(cell: str, tmp_path: Path) -> None:
+    policy = policy_of(cell, EnvSpec("any", (4,), "float32", BoxAction((-3.0,), (3.0,), (1,))))
+    policy.save(tmp_path / "x.policy")
+    code = (
+        "import sys, asyncrl\n"
+        f"policy = asyncrl.load({str(tmp_path / 'x.policy')!r})\n"
+        "state = None\n"
+        "for t in range(5):\n"
+        "    action, state = policy.predict([0.25, -1.0, 2.0, t], state, t == 0)\n"
+        "assert 'torch' not in sys.modules and policy.recurrent\n"
+        "print(float(action[0]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    state = None
+    for t in range(5):
+        action, state = policy.predict([0.25, -1.0, 2.0, t], state, t == 0)
+    assert float(done.stdout) == pytest.approx(float(action[0]), abs=1e-6)
+
+
+def test_playing_carries_the_state() -> None:
+    policy, seen = policy_of(), []
+    predict = policy.predict
+
+    def watched(obs: Any, state: Any = None, *rest: Any) -> Any:
+        seen.append((obs, state))
+        return predict(obs, state, *rest)
+
+    policy.predict = watched
+    assert [episode.length for episode in play(policy, Recall(delay=4), 2, seed=0)] == [5, 5]
+    for first in (0, 5):
+        assert seen[first][1] is None
+        state: Any = None
+        for obs, given in seen[first : first + 5]:
+            assert given is state or (given == state).all()
+            _, state = predict(obs, state)
+
+
+def test_onnx_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    with pytest.raises(ConfigurationError, match="the policy is recurrent, and only networks without memory"):
+        policy_of().export_onnx(tmp_path / "x.onnx")
