@@ -53,7 +53,9 @@ def test_ppo_remembers_with_a_gru_and_not_without(tmp_path: Path) -> None:
         right += reward == 1.0
     assert right >= 47
     without = trained(PPO(**options), result.summary["env_steps"])
-    assert without.stop_reason == "total_steps" and abs(without.summary["eval"]["return_mean"]) < 0.5, without.summary
+    assert without.stop_reason == "total_steps" and abs(without.summary["eval"]["return_mean"]) < 0.5, (
+        without.summary
+    )
 
 
 def test_impala_remembers_with_an_lstm() -> None:
