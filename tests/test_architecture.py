@@ -229,9 +229,6 @@ LARGER = {
     "actors.server_process": 316,
     "actors.server_process.ServerProcess": 20,
     "errors": 333,
-    "learning.segment_balance.SegmentBalance.__init__": 9,
-    "learning.segment_loop.SegmentLoop": 18,
-    "learning.segment_loop.SegmentLoop.__init__": 9,
     "networks.mlp.MLPPass.__init__": 9,
     "replay.replay.PrioritizedReplay.__init__": 9,
 }

@@ -163,8 +163,8 @@ def _segment_loop_state(loop: SegmentLoop) -> dict[str, Any]:
         **_common_state(loop),
         "pace": state_of(loop._balance),
         "queue": queue_state(loop._queue),
-        "discarded": loop._taken.discarded_steps,
-        "held": bool(loop._taken.segments),
+        "discarded": loop._intake.discarded_steps,
+        "held": bool(loop._intake.segments),
         "past": None if past is None else _past_state(past),
     }
 
@@ -173,11 +173,11 @@ def _restore_segment_loop(loop: SegmentLoop, state: Mapping[str, Any], *, rows: 
     restore_state(loop._balance, state["pace"])
     _restore_common(loop, state if rows else {**state, "loop": {**state["loop"], **_granted_of(loop)}})
     held = restore_queue(loop._queue, state["queue"], rows=rows)
-    loop._taken.discarded_steps = int(state["discarded"])
+    loop._intake.discarded_steps = int(state["discarded"])
     if not rows:
         loop._balance._open = 0
     elif state["held"]:  # synchronous: the batch that is trained on is released with its publication
-        loop._taken.segments = held
+        loop._intake.segments = held
     if loop._past is not None and state["past"] is not None:
         _restore_past(loop._past, state["past"])
 

@@ -48,6 +48,7 @@ The formulas are ours.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -64,15 +65,29 @@ def is_exact(algorithm: object) -> bool:
     return getattr(algorithm, "discipline", "relaxed") != "relaxed"
 
 
-class SegmentBalance:
-    """Says how many segments each actor may produce. Pure arithmetic; one caller, the learner thread.
+@dataclass(frozen=True)
+class SegmentShape:
+    """How rings are cut into segments.
 
-    Args:
-        discipline: `relaxed`, `lockstep` or `synchronous`.
+    Attributes:
         num_rings: N.
         envs_per_actor: E.
         length: T in rows.
         num_slots: S, rows of one ring.
+    """
+
+    num_rings: int
+    envs_per_actor: int
+    length: int
+    num_slots: int
+
+
+class SegmentBalance:
+    """Says how many segments each actor may produce. Pure arithmetic; one caller, the learner thread.
+
+    Args:
+        shape: of rings and segments.
+        discipline: `relaxed`, `lockstep` or `synchronous`.
         segments_per_batch: K; must be N unless relaxed.
         queue_batches: Q; relaxed only.
         samples_per_insert: how often a step is trained on (epochs), for what is reported.
@@ -86,12 +101,9 @@ class SegmentBalance:
 
     def __init__(
         self,
+        shape: SegmentShape,
         *,
         discipline: Discipline,
-        num_rings: int,
-        envs_per_actor: int,
-        length: int,
-        num_slots: int,
         segments_per_batch: int,
         queue_batches: int = 1,
         samples_per_insert: float,
@@ -100,9 +112,9 @@ class SegmentBalance:
         if discipline not in DISCIPLINES:
             raise ValueError(f"discipline must be one of {', '.join(DISCIPLINES)}, got {discipline!r}")
         for name, value in (
-            ("num_rings", num_rings),
-            ("envs_per_actor", envs_per_actor),
-            ("length", length),
+            ("num_rings", shape.num_rings),
+            ("envs_per_actor", shape.envs_per_actor),
+            ("length", shape.length),
             ("segments_per_batch", segments_per_batch),
             ("queue_batches", queue_batches),
         ):
@@ -110,16 +122,16 @@ class SegmentBalance:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
-        if discipline != "relaxed" and segments_per_batch != num_rings:
+        if discipline != "relaxed" and segments_per_batch != shape.num_rings:
             raise ValueError(
-                f"segments_per_batch must be the number of actors, {num_rings}, with discipline={discipline!r}, "
+                f"segments_per_batch must be the number of actors, {shape.num_rings}, with discipline={discipline!r}, "
                 f"got {segments_per_batch}: such a batch is one segment of every actor"
             )
-        self._room = _room(num_slots, length, num_rings, segments_per_batch)
+        self._room = _room(shape, segments_per_batch)
         self._discipline = discipline
-        self._rings, self._length, self._batch = num_rings, length, segments_per_batch
-        self._steps_of_segment = length * envs_per_actor
-        self._credits = max(num_rings, queue_batches * segments_per_batch)
+        self._rings, self._length, self._batch = shape.num_rings, shape.length, segments_per_batch
+        self._steps_of_segment = shape.length * shape.envs_per_actor
+        self._credits = max(shape.num_rings, queue_batches * segments_per_batch)
         self._sigma = float(samples_per_insert)
         self._max_steps = max_env_steps
         self._inserted = self._received = self._sampled = 0
@@ -250,8 +262,9 @@ class SegmentBalance:
         )
 
 
-def _room(num_slots: int, length: int, num_rings: int, segments_per_batch: int) -> int:
+def _room(shape: SegmentShape, segments_per_batch: int) -> int:
     """Segments that one ring may hold."""
+    num_rings, length, num_slots = shape.num_rings, shape.length, shape.num_slots
     if num_slots < length + 1:
         raise ValueError(f"num_slots must be at least length + 1 = {length + 1}, got {num_slots}")
     room = (num_slots - 1) // length

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,79 +25,43 @@ from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memor
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.quarantine import Quarantine
-from asyncrl.learning.segment_balance import SegmentBalance
-from asyncrl.learning.segment_options import SegmentOptions
-from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.segment_intake import SegmentIntake
+from asyncrl.learning.segment_options import SegmentParts
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
-from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
-from asyncrl.protocols import SegmentUpdater
-from asyncrl.replay.past_segments import PastSegments
-from asyncrl.replay.segments import SegmentQueue
-from asyncrl.shm.weights import WeightMailbox
-
-
-@dataclass
-class _Taken:
-    """Segments that wait for their batch to be full, and what was dropped on the way."""
-
-    segments: list[Segment] = field(default_factory=list)
-    discarded_steps: int = 0
+from asyncrl.learning.weight_snapshots import SnapshotWriter
 
 
 class SegmentLoop:
-    """Consumes each segment once, in order of arrival. Implements `UpdateLoop`; learner thread.
-
-    Args:
-        core: network, optimiser and loss.
-        queue: complete segments.
-        balance: pace.
-        mailbox: where weights are published.
-        staleness: meter and correction.
-        wake: called with the index of an actor that waits and was granted rows.
-        options: how segments are consumed.
-        snapshots: weights to evaluate; copied between two iterations.
-        past: segments kept for a second use, or None.
-    """
+    """Consumes each segment once, in order of arrival. Implements `UpdateLoop`; learner thread."""
 
     polls_while_dense = False
     STATE = ("inserted_steps", "_granted", "_learning", "_trained_steps", "_samples")
 
-    def __init__(
-        self,
-        *,
-        core: SegmentUpdater,
-        queue: SegmentQueue,
-        balance: SegmentBalance,
-        mailbox: WeightMailbox,
-        staleness: StalenessMeter,
-        wake: Callable[[int], None],
-        options: SegmentOptions,
-        snapshots: WeightSnapshots,
-        past: PastSegments | None = None,
-    ) -> None:
-        self.core = core
+    def __init__(self, parts: SegmentParts) -> None:
+        queue, options = parts.queue, parts.options
+        self.core = parts.core
         self.rings = queue.rings
-        self.divergence = Divergence(options.dump_dir, core.batch)
-        self.publisher = Publisher(core, mailbox, lambda what: self.divergence.error(what, self.updates))
+        self.divergence = Divergence(options.dump_dir, parts.core.batch)
+        self.publisher = Publisher(
+            parts.core, parts.mailbox, lambda what: self.divergence.error(what, self.updates)
+        )
         self._queue = queue
-        self._balance = balance
-        self._staleness = staleness
-        self._wake = wake
+        self._balance = parts.balance
+        self._staleness = parts.staleness
+        self._wake = parts.wake
         self._options = options
-        self._copies = SnapshotWriter(snapshots, self.publisher)
+        self._copies = SnapshotWriter(parts.snapshots, self.publisher)
         self._policy_lag = Histogram()
-        self._past = past
+        self._past = parts.past
         self._granted = np.zeros(len(self.rings), np.int64)
-        self._taken = _Taken()
+        self._intake = SegmentIntake(queue, options, self._release)
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
         self.inserted_steps = 0
-        self._distrusted = [0] * len(self.rings)
-        """Per ring, the row below which no segment is trained on any more."""
         self._quarantine = Quarantine(
             self.rings,
-            self._give_up,
+            self._intake.give_up,
             lambda index: queue.begin_again(index, int(self._granted[index])),
         )
 
@@ -133,7 +95,7 @@ class SegmentLoop:
 
     def finished(self) -> bool:
         """Whether no further batch can come."""
-        used_up = self._balance.exhausted(self._queue.ready + len(self._taken.segments))
+        used_up = self._balance.exhausted(self._queue.ready + len(self._intake.segments))
         return used_up and not self._copy_due()
 
     def wake_positions(self) -> list[int]:
@@ -143,13 +105,13 @@ class SegmentLoop:
     def statistics(self) -> LoopStatistics:
         """See `UpdateLoop.statistics`."""
         rows = self._queue.length * self.rings[0].num_envs
-        waiting = self._queue.ready + len(self._taken.segments)
+        waiting = self._queue.ready + len(self._intake.segments)
         return LoopStatistics(
             balance=self._balance.statistics(),
             staleness=self._staleness,
             policy_lag=self._policy_lag,
             stored_steps=waiting * rows,
-            discarded_steps=self._taken.discarded_steps,
+            discarded_steps=self._intake.discarded_steps,
         )
 
     # --- an iteration ------------------------------------------------------------------------------------------------
@@ -158,14 +120,14 @@ class SegmentLoop:
         """Begin an iteration if its segments are there."""
         if not self._copies.copy(self._trained_steps):
             return False
-        segments = self._whole_batch()
+        segments = self._intake.batch(self.publisher.version)
         if segments is None:
             return False
         if self._options.discipline == "lockstep" and self.publisher.unpublished:
             self.publisher.publish()
         self._train_on(segments)
         if self._options.discipline == "synchronous":
-            self._taken.segments = segments  # released when what they taught is published
+            self._intake.segments = segments  # released when what they taught is published
         else:
             self._release(segments)
         return True
@@ -173,41 +135,6 @@ class SegmentLoop:
     def _copy_due(self) -> bool:
         """Whether weights are to be copied for evaluation."""
         return self._copies.due(self._trained_steps)
-
-    def _whole_batch(self) -> list[Segment] | None:
-        """The segments of the next iteration, or None while some are missing."""
-        if self._options.discipline != "relaxed":
-            return self._queue.take_one_of_each() if self._queue.each_ready else None
-        segments, wanted = self._taken.segments, self._options.segments_per_batch
-        while len(segments) < wanted and self._queue.ready:
-            (segment,) = self._queue.take(1)
-            if self._too_stale(segment) or segment.first < self._distrusted[segment.ring]:
-                self._taken.discarded_steps += segment.steps
-                self._release([segment])
-            else:
-                segments.append(segment)
-        if len(segments) < wanted:
-            return None
-        self._taken.segments = []
-        return segments
-
-    def _give_up(self, index: int) -> None:
-        """Train on no segment of this ring that is not in a batch yet.
-
-        Where a batch is one segment of every ring, the one that is complete is used: a batch cannot do without.
-        """
-        if self._options.discipline != "relaxed":
-            return
-        self._distrusted[index] = self._queue.complete_rows(index)
-        distrusted = [segment for segment in self._taken.segments if segment.ring == index]
-        self._taken.segments = [segment for segment in self._taken.segments if segment.ring != index]
-        self._taken.discarded_steps += sum(segment.steps for segment in distrusted)
-        self._release(distrusted)
-
-    def _too_stale(self, segment: Segment) -> bool:
-        """Whether its oldest row is over the bound. No weights are published between this and its use."""
-        bound = self._options.max_staleness
-        return bound is not None and self.publisher.version - int(segment.version.min()) > bound
 
     def _train_on(self, segments: list[Segment]) -> None:
         """Hand the segments to the core, with some of the past where that is wanted, measured and corrected."""
@@ -254,8 +181,7 @@ class SegmentLoop:
             return  # published when no actor is in the middle of a segment
         self.publisher.publish()
         if self._options.discipline == "synchronous":
-            segments, self._taken.segments = self._taken.segments, []
-            self._release(segments)
+            self._release(self._intake.taken())
 
     def _again(self) -> bool:
         """Another pass over the last batch where the learner would wait, if the algorithm allows one."""

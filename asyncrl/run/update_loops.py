@@ -24,9 +24,9 @@ from asyncrl.learning.balance import Balance
 from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
-from asyncrl.learning.segment_balance import SegmentBalance
+from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.segment_options import SegmentOptions
+from asyncrl.learning.segment_options import SegmentOptions, SegmentParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm
@@ -173,7 +173,7 @@ class SegmentBuilder:
             max_staleness=algorithm.max_staleness,
             dump_dir=channels.dump_dir,
         )
-        return SegmentLoop(
+        parts = SegmentParts(
             core=core,
             queue=SegmentQueue(
                 channels.rings, length=algorithm.segment_length, frame_stack=algorithm.frame_stack
@@ -188,6 +188,7 @@ class SegmentBuilder:
             snapshots=channels.snapshots,
             past=self._past_segments(),
         )
+        return SegmentLoop(parts)
 
     def _balance(self, num_slots: int) -> SegmentBalance:
         algorithm = self._algorithm
@@ -195,12 +196,10 @@ class SegmentBuilder:
         assert samples_per_insert is not None, "a segment algorithm has samples_per_insert"
         kept, past_per_batch = algorithm.kept_segments
         past_per_batch = past_per_batch if kept else 0
+        config = self._config
         return SegmentBalance(
+            SegmentShape(config.actors, config.envs_per_actor, algorithm.segment_length, num_slots),
             discipline=algorithm.discipline,
-            num_rings=self._config.actors,
-            envs_per_actor=self._config.envs_per_actor,
-            length=algorithm.segment_length,
-            num_slots=num_slots,
             segments_per_batch=self._segments_per_batch,
             queue_batches=algorithm.queue_batches,
             samples_per_insert=samples_per_insert * (1 + past_per_batch / self._segments_per_batch),

@@ -1,11 +1,12 @@
 """Credits for segments against their formulas: hand-worked grants, a slow twin in random runs, liveness, the limit."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from asyncrl.learning.segment_balance import SegmentBalance, slots_for
+from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape, slots_for
 
 T, E = 8, 4
 
@@ -22,8 +23,15 @@ ARGUMENTS = {
 }
 
 
+def balance_of(arguments):
+    shape = {f.name: arguments[f.name] for f in dataclasses.fields(SegmentShape)}
+    return SegmentBalance(
+        SegmentShape(**shape), **{name: value for name, value in arguments.items() if name not in shape}
+    )
+
+
 def make(**changes):
-    return SegmentBalance(**{**ARGUMENTS, **changes})
+    return balance_of({**ARGUMENTS, **changes})
 
 
 def rows(*segments):
@@ -229,7 +237,7 @@ class Run:
 
     def __post_init__(self):
         n = self.arguments["num_rings"]
-        self.balance = SegmentBalance(**self.arguments)
+        self.balance = balance_of(self.arguments)
         self.published, self.granted, self.released = (np.zeros(n, np.int64) for _ in range(3))
         self.stamp = [0] * n
         self.most_cursor = 0.0

@@ -16,9 +16,9 @@ from asyncrl.algorithms import IMPALA
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET, Segment
-from asyncrl.learning.segment_balance import SegmentBalance
+from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.segment_options import SegmentOptions
+from asyncrl.learning.segment_options import SegmentOptions, SegmentParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
@@ -134,15 +134,12 @@ class World:
         self.woken: list[int] = []
         self.meter = StalenessMeter(max_staleness=max_staleness, unit="versions")
         per_batch = per_batch or actors
-        self.learning = SegmentLoop(
+        parts = SegmentParts(
             core=self.core,
             queue=SegmentQueue(self.readers, length=T),
             balance=SegmentBalance(
+                SegmentShape(actors, E, T, 32),
                 discipline=discipline,
-                num_rings=actors,
-                envs_per_actor=E,
-                length=T,
-                num_slots=32,
                 segments_per_batch=per_batch,
                 queue_batches=queue_batches,
                 samples_per_insert=1.0,
@@ -155,6 +152,7 @@ class World:
             snapshots=self.snapshots,
             past=past,
         )
+        self.learning = SegmentLoop(parts)
         self.learning.prepare()
 
     def run(self, actor: int, rows: int = 100) -> int:
