@@ -7,8 +7,7 @@ gave a factory of modules, a `ModuleNetwork`, whose passes are autograd's. Both 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from asyncrl.acting.modules import NetworkFactory, flat_size, tensors_of
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation
+from asyncrl.networks.pass_options import PassOptions
 
 
 class Pass(Protocol):
@@ -51,18 +51,7 @@ class Network(Protocol):
         """The same shape on another vector (a target network)."""
         ...
 
-    def make_pass(
-        self,
-        x: Tensor,
-        gradient: Tensor | None = None,
-        *,
-        weight_rows: int = 0,
-        input_rows: int = 0,
-        input_columns: int = 0,
-        copies: int | None = None,
-        precision: AbstractContextManager[None] | None = None,
-        kernels: bool | None = None,
-    ) -> Pass:
+    def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> Pass:
         """Passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
         ...
 

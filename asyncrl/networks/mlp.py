@@ -15,12 +15,14 @@ one `bmm` of the same speed and half the calls; a head with one output is a matr
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from asyncrl.networks.hidden_layer import HiddenLayer
 from asyncrl.networks.parameters import MLPParameters
+from asyncrl.networks.pass_options import PassOptions
 
 NARROW = 128
 """Products with a side below this run outside of the reduced precision, where they are faster."""
@@ -33,48 +35,19 @@ class FlatMLP(MLPParameters):
         """The same shape on another vector (a target network, a gradient)."""
         return FlatMLP(self.sizes, flat, self.copies if self.ensemble else None, self.activation)
 
-    def make_pass(
-        self,
-        x: Tensor,
-        gradient: Tensor | None = None,
-        *,
-        weight_rows: int = 0,
-        input_rows: int = 0,
-        input_columns: int = 0,
-        copies: int | None = None,
-        precision: AbstractContextManager[None] | None = None,
-        kernels: bool | None = None,
-    ) -> MLPPass:
+    def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> MLPPass:
         """Buffers for passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
-        return MLPPass(
-            self,
-            x,
-            None if gradient is None else self.on(gradient),
-            weight_rows=weight_rows,
-            input_rows=input_rows,
-            input_columns=input_columns,
-            copies=copies,
-            precision=precision,
-            kernels=kernels,
-        )
+        return MLPPass(self, x, None if gradient is None else self.on(gradient), **options)
 
 
 class MLPPass:
     """Buffers for a forward pass over R rows and, if wanted, a backward pass over the first rows of them.
 
-    The backward pass gives the weights' gradient from the first G rows, and the gradient at the last A columns of the
-    input from the I rows after them. Rows behind these are only looked at.
-
     Args:
         net: whose weights are used, as they stand at each call.
         x: `[R, inputs]`, read at each call, written by its owner; may be a strided view.
         gradient: what `backward` fills, shaped as `net`; None where no weights' gradient is wanted.
-        weight_rows: G.
-        input_rows: I.
-        input_columns: A.
-        copies: the first K perceptrons of an ensemble only, or None for all of them. With a gradient it must be all.
-        precision: context for products with no side below 128; the others are faster without.
-        kernels: whether what stands between the products runs compiled on the host's memory; None for where it can.
+        options: see `PassOptions`.
 
     Attributes:
         output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; what `forward` fills and returns.
@@ -85,18 +58,13 @@ class MLPPass:
         net: MLPParameters,
         x: Tensor,
         gradient: MLPParameters | None = None,
-        *,
-        weight_rows: int = 0,
-        input_rows: int = 0,
-        input_columns: int = 0,
-        copies: int | None = None,
-        precision: AbstractContextManager[None] | None = None,
-        kernels: bool | None = None,
+        **options: Unpack[PassOptions],
     ) -> None:
-        k, rows = copies or net.copies, x.shape[0]
+        weight_rows, input_rows = options.get("weight_rows", 0), options.get("input_rows", 0)
+        k, rows, kernels = options.get("copies") or net.copies, x.shape[0], options.get("kernels")
         assert x.dim() == 2 and weight_rows + input_rows <= rows
         assert (weight_rows > 0) == (gradient is not None) and (gradient is None or k == net.copies)
-        self._precision = precision or nullcontext()
+        self._precision = options.get("precision") or nullcontext()
         self._weight_rows, self._rows = weight_rows, weight_rows + input_rows
         weights, biases = [w[:k] for w in net.weights], [b[:k] for b in net.biases]
         outputs = [torch.empty(k, rows, w.shape[2], device=x.device) for w in weights]
@@ -117,7 +85,7 @@ class MLPPass:
         self._head_bias, self._out = net.head_bias[:k], out
         self.output = out if net.ensemble else out[0]
         if self._rows:
-            self._prepare_backward(head, inputs, outputs, weights, gradient, input_columns)
+            self._prepare_backward(head, inputs, outputs, weights, gradient, options.get("input_columns", 0))
 
     def _prepare_backward(
         self,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.modules import bind, tensors_of
 from asyncrl.networks.parameters import copy_by_name
+from asyncrl.networks.pass_options import PassOptions
 
 
 class ModuleNetwork:
@@ -41,20 +43,11 @@ class ModuleNetwork:
         return ModuleNetwork(self.modules, flat, self.ensemble)
 
     def make_pass(
-        self,
-        x: Tensor,
-        gradient: Tensor | None = None,
-        *,
-        weight_rows: int = 0,
-        input_rows: int = 0,
-        input_columns: int = 0,
-        copies: int | None = None,
-        precision: AbstractContextManager[None] | None = None,
-        kernels: bool | None = None,
+        self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]
     ) -> ModulePass:
-        """Passes over the rows of `x`; arguments as `MLPPass` has them, `kernels` is ignored."""
-        rows = weight_rows, weight_rows + input_rows
-        return ModulePass(self.modules[:copies], x, self.ensemble, gradient, rows, input_columns, precision)
+        """Passes over the rows of `x`; `gradient` is a flat vector as long as `flat`, `kernels` is ignored."""
+        modules = self.modules[: options.get("copies")]
+        return ModulePass(modules, x, self.ensemble, gradient, options)
 
     def named(self) -> dict[str, Tensor]:
         """Copies on the host by the modules' own names, with `<copy>.` before them in an ensemble."""
@@ -89,13 +82,13 @@ class ModulePass:
         x: Tensor,
         ensemble: bool,
         gradient: Tensor | None,
-        rows: tuple[int, int],
-        columns: int,
-        precision: AbstractContextManager[None] | None,
+        options: PassOptions,
     ) -> None:
         self._modules, self._x, self._ensemble = modules, x, ensemble
-        self._weight_rows, self._rows = rows
-        self._columns, self._precision = columns, precision or nullcontext()
+        self._weight_rows = options.get("weight_rows", 0)
+        self._rows = self._weight_rows + options.get("input_rows", 0)
+        self._columns = options.get("input_columns", 0)
+        self._precision = options.get("precision") or nullcontext()
         self._parameters = [p for module in modules for p in module.parameters()]
         self._split = all(getattr(module, "rows_are_independent", False) for module in modules)
         self._gradients: list[Tensor] = []

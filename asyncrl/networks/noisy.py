@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.networks.mlp import FlatMLP, MLPPass
 from asyncrl.networks.parameters import MLPParameters, copy_by_name
+from asyncrl.networks.pass_options import PassOptions
 
 
 class NoisyMLP:
@@ -76,7 +77,7 @@ class NoisyMLP:
         self._first[0].copy_(self._first[1])
         torch.addcmul(self._rest[1], self.sigma.flat, noise.flat, out=self._rest[0])
 
-    def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Any) -> MLPPass:
+    def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> MLPPass:
         """Passes with the weights of the last `draw`; arguments as `MLPPass` has them."""
         if gradient is None:
             return self._drawn.make_pass(x, **options)
@@ -103,7 +104,7 @@ class _NoisyPass(MLPPass):
     """Passes whose gradient has a second part, for the standard deviations."""
 
     def __init__(
-        self, drawn: FlatMLP, x: Tensor, gradient: Tensor, noise: Tensor, options: Mapping[str, Any]
+        self, drawn: FlatMLP, x: Tensor, gradient: Tensor, noise: Tensor, options: PassOptions
     ) -> None:
         count, noisy = drawn.flat.numel(), noise.numel()
         super().__init__(drawn, x, drawn.on(gradient[:count]), **options)
