@@ -27,7 +27,8 @@
     │   ├── TooFewDescriptors         ASYNC030
     │   └── GroupLost                 ASYNC032
     ├── StoppedWhileStarting          ASYNC031, exit code 130
-    └── TrainingDiverged              ASYNC022, exit code 1
+    ├── TrainingDiverged              ASYNC022, exit code 1
+    └── InferenceFailed               ASYNC033, exit code 1
 
     AsyncRLWarning (UserWarning)
     ├── SamplesTooStale               ASYNC020
@@ -48,6 +49,7 @@ Texts may hold what an environment or a file said: control characters are escape
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 TEXT_LIMIT, TRACEBACK_LIMIT = 4_000, 20_000
@@ -93,8 +95,7 @@ class AsyncRLError(Exception):
         code, exit_code: stable name, `ASYNCnnn`; what the command line exits with.
         what: one sentence of what happened.
         facts: name to value, in the order they are shown.
-        fix: one sentence that says what to do.
-        remote_traceback: the traceback of the process where it happened, or None.
+        fix, remote_traceback: what to do, in one sentence; traceback of the process where it happened, or None.
     """
 
     code: ClassVar[str] = "ASYNC000"
@@ -111,9 +112,7 @@ class AsyncRLError(Exception):
         self.what = printable(what)
         self.facts = dict(facts or {})
         self.fix = fix
-        self.remote_traceback = (
-            None if remote_traceback is None else printable(remote_traceback, TRACEBACK_LIMIT)
-        )
+        self.remote_traceback = remote_traceback and printable(remote_traceback, TRACEBACK_LIMIT)
         super().__init__(self.what)
 
     def __str__(self) -> str:
@@ -127,13 +126,8 @@ class AsyncRLError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.facts, self.fix, self.remote_traceback)
-
-
-def _rebuild(
-    kind: type[AsyncRLError], what: str, facts: dict[str, object], fix: str, trace: str | None
-) -> AsyncRLError:
-    return kind(what, facts=facts, fix=fix, remote_traceback=trace)
+        kept = {"facts": self.facts, "fix": self.fix, "remote_traceback": self.remote_traceback}
+        return partial(type(self), **kept), (self.what,)  # type: ignore[arg-type]
 
 
 class UserError(AsyncRLError):
@@ -186,6 +180,12 @@ class TrainingDiverged(AsyncRLError):
     """The loss or the weights became NaN or infinite; nothing of it was published."""
 
     code = "ASYNC022"
+
+
+class InferenceFailed(AsyncRLError):
+    """The thread that runs the network for all actors has failed."""
+
+    code = "ASYNC033"
 
 
 class EnvironmentFailed(AsyncRLError):

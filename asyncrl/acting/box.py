@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network import ActingNetwork, ActionBox
 from asyncrl.acting.noise import GaussianNoise
 from asyncrl.interfaces import BoxAction, EnvSpec
 
@@ -126,6 +126,11 @@ class BoxPolicy:
         That of the noise, or that of the Gaussian before its tanh.
         """
         return self._exploration
+
+    @property
+    def network(self) -> ActingNetwork:
+        """The network, whose weights are the policy's."""
+        return self._network
 
     @property
     def weights(self) -> NDArray[np.float32]:

@@ -54,7 +54,12 @@ class ModuleActingNetwork(ActingNetwork):
         layout: sizes and length of the block.
         network: makes the module.
         statistics: see `ActingNetwork`.
+
+    Attributes:
+        device: where the module runs; to be set before the first call. It is not pickled.
     """
+
+    device = "cpu"
 
     def __init__(
         self,
@@ -66,20 +71,37 @@ class ModuleActingNetwork(ActingNetwork):
         super().__init__(spec, layout, statistics=statistics)
         self._network = network
         self._module: nn.Module | None = None
+        self._flat: Tensor | None = None
+
+    def weights_changed(self) -> None:
+        """Copy the weights to the module where it has them on another device."""
+        if self._flat is not None and self.device != "cpu":
+            self._flat.copy_(_tensor(self.weights)[: len(self._flat)])
 
     def _forward(self) -> NDArray[np.float32]:
         import torch
 
         if self._module is None:
             torch.set_num_threads(1)
-            self._module = self._network(self._inputs, self._outputs).eval().requires_grad_(False)
-            bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
+            self._module = (
+                self._network(self._inputs, self._outputs).to(self.device).eval().requires_grad_(False)
+            )
+            # On the CPU these are the weights themselves, on another device a copy.
+            self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
+            bind([self._module], self._flat)
         with torch.no_grad():
-            out: NDArray[np.float32] = self._module(torch.from_numpy(self._x)).numpy()
+            out: NDArray[np.float32] = self._module(_tensor(self._x).to(self.device)).cpu().numpy()
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_module": None}
+        return super().__getstate__() | {"_module": None, "_flat": None, "device": "cpu"}
+
+
+def _tensor(array: NDArray[np.float32]) -> Tensor:
+    """A tensor over the array's memory."""
+    import torch
+
+    return torch.from_numpy(array)
 
 
 class RecurrentModuleActingNetwork(RecurrentActingNetwork):

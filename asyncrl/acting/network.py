@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,10 +49,14 @@ class ActingNetwork:
 
     Attributes:
         weights: `[layout.weight_count]` float32, zero at first; whatever is written into it acts from then on.
+        answer: where the learner's side runs the network (`inference="server"`), returns what it has sent, and nothing
+            is computed here; else None. It is not pickled.
 
     Raises:
         ValueError: `layout` was made for other observations.
     """
+
+    answer: Callable[[], NDArray[np.float32]] | None = None
 
     def __init__(
         self,
@@ -72,11 +77,19 @@ class ActingNetwork:
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._unpack = unpacker(spec)
         self._plain = statistics is None and self._scale is None and self._unpack is None
+        self._reserve = np.empty((0, inputs), np.float32)
         self._allocate(0)
 
     def _allocate(self, rows: int) -> None:
-        self._x = np.empty((rows, self._inputs), np.float32)
+        if rows > len(self._reserve):
+            self._reserve = np.empty((rows, self._inputs), np.float32)
+        self._x = self._reserve[:rows]
         self._scratch = np.empty((2, rows, self._widest), np.float32)
+
+    @property
+    def outputs(self) -> int:
+        """Values of the head."""
+        return self._outputs
 
     def load(self, weights: NDArray[np.float32]) -> None:
         """Copy `weights` `[weight_count]` in.
@@ -90,15 +103,35 @@ class ActingNetwork:
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """The head's values `[E, sizes[-1]]` for `obs` `[E, *obs_shape]`, which may be strided; a fresh array."""
+        if self.answer is not None:
+            return self.answer()
         self._observe(obs)
         return self._forward()
 
+    def of_all(self, observations: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        """The head's values for several arrays of observations, one below the other, in one pass; a fresh array."""
+        rows = [len(obs) for obs in observations]
+        if self._x.shape[0] != sum(rows):
+            self._allocate(sum(rows))
+        end = 0
+        for obs, count in zip(observations, rows, strict=True):
+            self._fill(self._x[end : end + count], obs)
+            end += count
+        return self._forward()
+
+    def weights_changed(self) -> None:
+        """Note that `weights` was written."""
+
     def _observe(self, obs: NDArray[Any]) -> None:
-        """Fill the network's input `[E, inputs]`: bytes scaled, values normalised or as they are."""
+        """Make `obs` the network's input."""
         rows = obs.shape[0]
         if self._x.shape[0] != rows:
             self._allocate(rows)
-        x = self._x
+        self._fill(self._x, obs)
+
+    def _fill(self, x: NDArray[np.float32], obs: NDArray[Any]) -> None:
+        """Fill rows `x` `[R, inputs]` of the input: bytes scaled, values normalised or as they are."""
+        rows = obs.shape[0]
         if self._plain:
             x[...] = obs.reshape(
                 rows, self._inputs
@@ -123,7 +156,8 @@ class ActingNetwork:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_x": self._x[:0], "_scratch": self._scratch[:, :0]}
+        empty = {"_x": self._x[:0], "_reserve": self._reserve[:0], "_scratch": self._scratch[:, :0]}
+        return self.__dict__ | empty | {"answer": None}
 
 
 class ActionBox:

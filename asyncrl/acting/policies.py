@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import WithStatistics, parameter_count
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
+from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.envs.observations import allowed_choice, mask_reader
@@ -121,6 +122,11 @@ class QPolicy:
         self._rates = self._base**self._exponents
         self._held = np.zeros(count, np.int64)
         self._left = np.zeros(count, np.int64)
+
+    @property
+    def network(self) -> ActingNetwork:
+        """The network, whose weights are the policy's."""
+        return self._network
 
     @property
     def weights(self) -> NDArray[np.float32]:

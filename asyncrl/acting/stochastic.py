@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network import ActingNetwork, ActionBox
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
 from asyncrl.envs.observations import FORBIDDEN, mask_reader
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
@@ -186,6 +186,16 @@ class StochasticPolicy:
         """All streams act alike; a recurrent policy begins episodes in `count` streams."""
         if self.memory is not None:
             self.memory.forget(count)
+
+    @property
+    def network(self) -> ActingNetwork:
+        """The network, whose weights are the policy's."""
+        return self._network
+
+    @property
+    def own_weights(self) -> slice:
+        """Where the weights stand that `act` reads itself: the log standard deviations."""
+        return self._log_std
 
     @property
     def weights(self) -> NDArray[np.float32]:

@@ -101,6 +101,11 @@ class Actor:
         writer.set_incarnation(incarnation)
         streams.show_current_in(writer.header[CURRENT_ENV : CURRENT_ENV + 1])
 
+    @property
+    def between_rows(self) -> bool:
+        """Whether the actor's state may be sent now."""
+        return True
+
     def begin(self) -> None:
         """Reset every environment with its seed. Raises `EnvironmentFailed`."""
         try:

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.actor import Actor
+from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import PlainStreams, Streams, VectorStreams
 from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
 from asyncrl.errors import EnvironmentNotBuilt, error_text
@@ -32,7 +33,7 @@ def _state(actor: Actor) -> bytes:
     data = pack_state(
         {
             "streams": _streams_state(actor.streams),
-            "policy": actor.policy,
+            "policy": actor.policies if isinstance(actor, ServedActor) else actor.policy,
             "generator": actor._rng,
             **{name: getattr(actor, name) for name in _NUMBERS},
         }
@@ -63,14 +64,29 @@ def restore_actor(actor: Actor, data: bytes) -> None:
             facts={"actor": actor.index},
             fix="install the versions that meta.json names, or resume with restore_episodes=False",
         ) from error
-    actor.policy = state["policy"]
-    actor._memory = memory_of(actor.policy)
     actor._rng = state["generator"]
     for name in _NUMBERS:
         setattr(actor, name, state[name])
+    _restore_policy(actor, state["policy"])
     slot = actor.writer.published & (actor.writer.num_slots - 1)
     newest = actor._first_obs if actor._first_row else actor.writer.obs[:, slot]
     _restore_streams(actor.streams, state["streams"], newest)
+
+
+def _restore_policy(actor: Actor, policy: Any) -> None:
+    """Take over the policy, or one for each half; not where the other kind of `inference` has sent them.
+
+    Then noise and random actions that go over several steps begin anew.
+    """
+    served = isinstance(policy, list)
+    if isinstance(actor, ServedActor):
+        if served:
+            actor.take_policies(policy)
+        if actor._stacks is not None:
+            actor.take_stacks(actor._stacks.array)
+    elif not served:
+        actor.policy = policy
+        actor._memory = memory_of(policy)
 
 
 def _streams_state(streams: Streams) -> dict[str, Any]:

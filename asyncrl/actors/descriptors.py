@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from asyncrl.errors import TooFewDescriptors
 
-PER_ACTOR = 6
-"""Ring and its mapping, socket, stack file; and while it starts, its end of the socket and its payload."""
+PER_ACTOR = 8
+"""Ring, request block and their mappings, socket, stack file; while it starts, its end of the socket, its payload."""
 BESIDES = 64
 """Mailbox, doorbell, evaluator, event loop, the run's files, the page and a few of its readers; with room to spare."""
 

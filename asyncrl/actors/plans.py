@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.envs.source import EnvSource
+from asyncrl.shm.requests import RequestLayout
 from asyncrl.shm.ring import RingLayout
 
 SPACE, QUIT, SAVE = b"S", b"Q", b"C"
@@ -21,6 +22,7 @@ class PoolPlan:
         layout: of every ring.
         num_actors: how many.
         seed: the run's seed; seeds of actors, lives and environments are spread from it.
+        requests: of every request block, where the learner's side runs the network; else None.
     """
 
     source: EnvSource
@@ -28,6 +30,7 @@ class PoolPlan:
     layout: RingLayout
     num_actors: int
     seed: int
+    requests: RequestLayout | None = None
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.child import Child, ChildDied
+from asyncrl.actors.connections import Connections
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.lives import pause_after_death, quarantine, why_it_died
@@ -27,12 +28,10 @@ from asyncrl.actors.restarts import RestartBudget
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.errors import AsyncRLError, RingCorrupt
-from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingReader
 from asyncrl.shm.ring_health import ring_corrupt
 from asyncrl.shm.ring_layout import WAIT_NS
 from asyncrl.shm.segment import Segment
-from asyncrl.shm.weights import WeightMailbox
 
 __all__ = ["ActorPool", "probe"]
 
@@ -46,8 +45,7 @@ class ActorPool:
     Args:
         server: forks them.
         plan: what they do, and how many there are.
-        mailbox: where actors find weights; they wait for the first.
-        doorbell: what they ring.
+        connections: what they are handed beside their rings; they wait for the first weights.
         limits: how long each may take, and how often each may be started again.
         log_dir: directory for `<index>.log`, the output of each actor; None sends it to standard error.
         on_failure: told the error that ends an actor for good, at most once per actor, after `start` has
@@ -66,8 +64,7 @@ class ActorPool:
         self,
         server: ForkServer,
         plan: PoolPlan,
-        mailbox: WeightMailbox,
-        doorbell: Doorbell,
+        connections: Connections,
         *,
         limits: ProcessLimits | None = None,
         log_dir: Path | None = None,
@@ -76,8 +73,7 @@ class ActorPool:
     ) -> None:
         self._server = server
         self._plan = plan
-        self._mailbox = mailbox
-        self._doorbell = doorbell
+        self._connections = connections
         self._limits = limits or ProcessLimits()
         self._on_failure = on_failure
         self._on_death = on_death
@@ -114,7 +110,7 @@ class ActorPool:
         await self._started
 
     def wake(self, index: int) -> None:
-        """Tell a sleeping actor that it was granted rows; any thread, never blocks, harmless if dead."""
+        """Tell a sleeping actor to look again: at its grant, or for an answer; any thread, never blocks."""
         child = self._actors[index].child
         if child is not None:
             child.send_bytes(SPACE)
@@ -214,13 +210,7 @@ class ActorPool:
         child = Child(self._server, "actor")
         actor.begin_life(child)
         plan = ActorPlan(self._plan, actor.index, actor.incarnation, actor.state_to_begin_with)
-        bell, bell_pipe = self._doorbell.writer_fds()
-        fds = {
-            "ring": actor.ring.segment.fd,
-            "weights": self._mailbox.fd,
-            "bell": bell,
-            "bell_pipe": bell_pipe,
-        }
+        fds = {"ring": actor.ring.segment.fd, **self._connections.descriptors(actor.index)}
         try:
             await child.start(pickle.dumps(plan), fds, log=actor.log)
             await child.receive()

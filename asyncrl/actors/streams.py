@@ -56,19 +56,19 @@ class Streams(Protocol):
         """Begin an episode in every stream; first observations into `obs` `[E, *obs_shape]`."""
         ...
 
-    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
-        """One row.
+    def step(
+        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
+    ) -> Events:
+        """One row, or a part of it where the streams are of single environments.
 
         Args:
-            actions: `[E, *act_shape]` in storage form.
-            next_obs: `[E, *obs_shape]`, filled; may be a strided view of a ring.
-            rewards: float64 `[E]`, filled.
+            actions: `[n, *act_shape]` in storage form, for streams `first` to `first + n - 1`; n is E for a row.
+            next_obs: `[E, *obs_shape]`, filled for these; may be a strided view of a ring.
+            rewards: float64 `[E]`, filled for these.
+            first: the first stream that is stepped.
 
-        Returns:
-            The streams with flags; not to be written, and read before the next step.
-
-        Raises:
-            ObservationOffSpace, OldGymAPI: ASYNC012, ASYNC013; whatever an environment raises goes through.
+        Returns the streams with flags, not to be written, and read before the next step. Raises `ObservationOffSpace`,
+        `OldGymAPI` (ASYNC012, ASYNC013); whatever an environment raises goes through.
         """
         ...
 
@@ -168,7 +168,9 @@ class PlainStreams(_CurrentStream):
         self._current[0] = -1
         self.newest = obs
 
-    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
+    def step(
+        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
+    ) -> Events:
         """See `Streams.step`."""
         events: list[tuple[int, int]] = []
         ended, steps, shape, dtype, current = (
@@ -179,7 +181,7 @@ class PlainStreams(_CurrentStream):
             self._current,
         )
         row_rewards = []
-        for i, action in enumerate(self._action_form.rows(actions)):
+        for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
             if ended[i]:
                 obs, _ = self._reset_one(i)
@@ -201,7 +203,7 @@ class PlainStreams(_CurrentStream):
             next_obs[i] = obs
             row_rewards.append(reward)
         self._current[0] = -1
-        self._store_rewards(row_rewards, rewards)
+        self._store_rewards(row_rewards, rewards, first)
         self.newest = next_obs
         return np.array(events, np.int64) if events else _NO_EVENTS
 
@@ -217,14 +219,14 @@ class PlainStreams(_CurrentStream):
     def _checked(self, obs: Any, call: str) -> NDArray[Any]:
         return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
 
-    def _store_rewards(self, values: list[Any], out: NDArray[np.float64]) -> None:
+    def _store_rewards(self, values: list[Any], out: NDArray[np.float64], first: int) -> None:
         try:
             array = np.asarray(values)
             if array.dtype.kind not in "fiub" and env_checks.is_text(array):
                 raise TypeError("text as a reward")
-            out[:] = array
+            out[first : first + len(values)] = array
         except (TypeError, ValueError):
-            for i, reward in enumerate(values):
+            for i, reward in enumerate(values, first):
                 self._current[0] = i
                 env_checks.check_step(self._name, (None, reward, False, False, {}))
             raise
@@ -262,8 +264,10 @@ class VectorStreams(_CurrentStream):
         self._store(self._checked(returned, "reset"), obs)
         self._ended[:] = False
 
-    def step(self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64]) -> Events:
-        """See `Streams.step`."""
+    def step(
+        self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
+    ) -> Events:
+        """See `Streams.step`; all streams at once, so `first` is 0."""
         resets = self._ended
         resetting = self._disabled and bool(resets.any())
         if resetting:

@@ -30,11 +30,13 @@ from asyncrl.actors.actor_state import restore_actor, state_frame
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.frames import receive_frame, send_frame
 from asyncrl.actors.plans import QUIT, SAVE, ActorPlan, EvaluatorPlan
+from asyncrl.actors.served_actor import ServedActor
 from asyncrl.actors.streams import make_streams
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import TRACEBACK_LIMIT, AsyncRLError, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
+from asyncrl.shm.requests import ActorRequests, RequestLayout
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -106,30 +108,19 @@ class _Commands:
 
     def answer(self, actor: Actor) -> None:
         """Send the actor's state where it was asked for; between two rows."""
-        if self._save:
+        if self._save and actor.between_rows:
             self._save = False
             send_frame(self._channel, state_frame(actor))
 
 
 def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
-    pool, layout = plan.pool, plan.pool.layout
+    layout = plan.pool.layout
     segment = Segment.attach(fds["ring"], layout.arrays())
     bell = DoorbellWriter.attach(fds["bell"], fds["bell_pipe"])
     writer = RingWriter(segment, layout, bell)
     writer.set_state(STARTING)
     writer.heartbeat()
-    policy: Policy = pickle.loads(pool.policy)
-    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
-    actor = Actor(
-        make_streams(pool.source, layout.spec, layout.num_envs),
-        policy,
-        writer,
-        mailbox,
-        index=plan.index,
-        num_actors=pool.num_actors,
-        seed=pool.seed,
-        incarnation=plan.incarnation,
-    )
+    actor = _make_actor(plan, writer, fds)
     if plan.state is None:
         actor.begin()
     else:
@@ -137,6 +128,29 @@ def _play_actor(plan: ActorPlan, channel: socket.socket, fds: dict[str, int]) ->
     send_frame(channel, {"kind": "ready"})
     _step_until_quit(actor, _Commands(channel))
     actor.close()
+
+
+def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Actor:
+    pool, layout = plan.pool, plan.pool.layout
+    policy: Policy = pickle.loads(pool.policy)
+    mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
+    streams = make_streams(pool.source, layout.spec, layout.num_envs)
+    identity = {
+        "index": plan.index,
+        "num_actors": pool.num_actors,
+        "seed": pool.seed,
+        "incarnation": plan.incarnation,
+    }
+    if pool.requests is None:
+        return Actor(streams, policy, writer, mailbox, **identity)
+    policies = [pickle.loads(pool.policy) for _ in pool.requests.slices]
+    requests = _attach_requests(pool.requests, fds)
+    return ServedActor(streams, policies, writer, mailbox, requests, **identity)
+
+
+def _attach_requests(layout: RequestLayout, fds: dict[str, int]) -> ActorRequests:
+    bell = DoorbellWriter.attach(fds["server_bell"], fds["server_bell_pipe"])
+    return ActorRequests(Segment.attach(fds["requests"], layout.arrays()), layout, bell)
 
 
 def _step_until_quit(actor: Actor, commands: _Commands) -> None:
@@ -155,6 +169,9 @@ def _step_until_quit(actor: Actor, commands: _Commands) -> None:
 
 def _sleep(actor: Actor, commands: _Commands) -> None:
     """Wait until there is something to do, or for a while."""
+    if isinstance(actor, ServedActor) and (part := actor.waits_for) is not None:
+        _sleep_until_answered(actor.requests, part, commands)
+        return
     writer = actor.writer
     if not writer.must_sleep(writer.published + 2):
         if actor.weights_version == 0:
@@ -165,6 +182,13 @@ def _sleep(actor: Actor, commands: _Commands) -> None:
     commands.listen(_SLEEP_SECONDS)
     writer.slept(time.monotonic_ns() - before)
     writer.set_state(RUNNING)
+
+
+def _sleep_until_answered(requests: ActorRequests, part: int, commands: _Commands) -> None:
+    if requests.must_sleep(part):
+        before = time.monotonic_ns()
+        commands.listen(_SLEEP_SECONDS)
+        requests.slept(part, time.monotonic_ns() - before)
 
 
 def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) -> None:

@@ -16,6 +16,7 @@ SECTIONS = {
         "eval_max_episode_steps",
     ),
     "machine": (
+        "inference",
         "device",
         "torch_threads",
         "burst_seconds",

@@ -22,6 +22,7 @@ import numpy as np
 
 from asyncrl.acting.images import network_text
 from asyncrl.acting.policies import has_epsilon
+from asyncrl.actors.connections import Connections, RequestBlocks
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import PoolPlan
@@ -38,6 +39,7 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
+from asyncrl.run.inference import make_requests, start_server
 from asyncrl.run.machine import choose_device, warn_of_too_many_threads
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
@@ -90,9 +92,16 @@ async def build(
     loop = loop_builder(algorithm, config, setup.spec, setup.step_limit)
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
     policy_bytes = pack_policy(policy)
-    plan = PoolPlan(setup.source, policy_bytes, loop.ring_layout(), config.actors, actor_seed)
-    shared = _shared(setup, plan, policy.weight_count, stack, on_failure)
+    layout = loop.ring_layout()
+    requests = make_requests(config, policy, layout, stack)
+    served = None if requests is None else requests.layout
+    plan = PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed, served)
+    shared = _shared(setup, plan, policy.weight_count, requests, stack, on_failure)
     pool = shared.pool
+    if requests is not None:
+        server = start_server(setup, requests, pool, shared.mailbox, device, on_failure)
+        stack.callback(server.close)
+        reporting.builder.inference = server
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
     _show(reporting, pool, plan, policy, algorithm)
@@ -134,6 +143,7 @@ def _shared(
     setup: Setup,
     plan: PoolPlan,
     weight_count: int,
+    requests: RequestBlocks | None,
     stack: contextlib.AsyncExitStack,
     on_failure: Callable[[BaseException], None],
 ) -> _Shared:
@@ -144,8 +154,7 @@ def _shared(
     pool = ActorPool(
         setup.server,
         plan,
-        mailbox,
-        doorbell,
+        Connections(mailbox, doorbell, requests),
         limits=_limits(setup.config),
         log_dir=setup.directory.actor_logs,
         on_failure=on_failure,

@@ -10,6 +10,7 @@ from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
+from asyncrl.learning.inference_server import InferenceServer, InferenceStatistics
 from asyncrl.learning.learner import NOTHING, LearnerReport
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.group_statistics import summary_of
@@ -30,6 +31,7 @@ class SnapshotBuilder:
         actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
         restarts_before: of the actors of an earlier run, which this one goes on from.
         network: which convolutional network was chosen, "" for none.
+        inference: the inference server, None where actors run the network.
     """
 
     def __init__(self, config: TrainerConfig, replay_capacity: int, clock: TrainClock) -> None:
@@ -42,6 +44,7 @@ class SnapshotBuilder:
         self.actor_wait_seconds = 0.0
         self.restarts_before = 0
         self.network = ""
+        self.inference: InferenceServer | None = None
         self.episodes = EpisodeWindow()
 
     def go_on_from(
@@ -78,7 +81,8 @@ class SnapshotBuilder:
         config, clock = self._config, self._clock
         env_steps = sum(actor.env_steps for actor in actors)
         balance = learner.balance if learner else None
-        counters = _counters(env_steps, learner)
+        inference = self.inference.statistics() if self.inference is not None else None
+        counters = _counters(env_steps, learner, inference)
         rates = self._meter.observe(time.monotonic(), counters)
         train_metrics = dict(learner.train_metrics) if learner else {}
         return Snapshot(
@@ -120,6 +124,8 @@ class SnapshotBuilder:
             discipline=balance.discipline if balance else "",
             samples_per_insert_target=balance.target if balance else None,
             samples_per_insert_achieved=balance.achieved if balance else 0.0,
+            inference_batch_size=rates.rows_per_pass if inference else None,
+            inference_wait_fraction=rates.inference_wait_fraction if inference else None,
             ring_fill=_mean([actor.ring_fill for actor in actors]),
             replay_steps=learner.stored_steps if learner else 0,
             replay_capacity=self.replay_capacity,
@@ -131,10 +137,14 @@ class SnapshotBuilder:
         )
 
 
-def _counters(env_steps: int, learner: LearnerReport | None) -> Counters:
+def _counters(
+    env_steps: int, learner: LearnerReport | None, inference: InferenceStatistics | None = None
+) -> Counters:
+    served = (inference.passes, inference.rows, inference.wait_seconds) if inference else (0, 0, 0.0)
     if learner is None:
-        return Counters(produced=env_steps)
+        return Counters(produced=env_steps, inference=served)
     return Counters(
+        inference=served,
         produced=env_steps,
         received=learner.balance.received_steps,
         consumed=learner.balance.sampled,

@@ -205,7 +205,7 @@ class Reporting:
 
     def close(self) -> None:
         """Close the files, and drop the references to the run's parts and so to their memory."""
-        self.pool = self.schedule = None
+        self.pool = self.schedule = self.builder.inference = None
         if self._writers is not None:
             self._writers.close()
 

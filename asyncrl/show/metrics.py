@@ -103,6 +103,8 @@ class Snapshot:
     staleness_sum: float = 0.0
     policy_lag_sum: float = 0.0
     network: str = ""
+    inference_batch_size: float | None = None
+    inference_wait_fraction: float | None = None
     groups: tuple[GroupStatistics, ...] = ()
 
 
@@ -185,6 +187,10 @@ RUN_METRICS: Final = (
            "Fraction of time the learner waited", charted=True, label="learner waits", form=".0%"),
     Metric("actor_wait_fraction", "async/actor_wait_fraction", "",
            "Fraction of time the actors waited for a grant", charted=True, label="actors wait", form=".0%"),
+    Metric("inference_batch_size", "async/inference_batch_size", "rows",
+           "Mean rows of a forward pass of the inference server"),
+    Metric("inference_wait_fraction", "async/inference_wait_fraction", "",
+           "Fraction of time the actors waited for the inference server"),
     Metric("ring_fill", "async/ring_fill", "",
            "Mean fill of the experience rings, 0 to 1", charted=True, label="ring fill", form=".0%"),
     Metric("policy_version", "async/policy_version", "policy versions", "Publications of weights"),

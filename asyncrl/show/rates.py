@@ -20,13 +20,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Counters:
-    """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited."""
+    """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited.
+
+    `inference`: forward passes of the inference server, rows in them, seconds in which the mean actor waited for it.
+    """
 
     produced: int = 0
     received: int = 0
     consumed: int = 0
     updates: int = 0
     learner_wait_seconds: float = 0.0
+    inference: tuple[int, int, float] = (0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Rates:
         consumption_per_production: C / P in samples per step, 0 where nothing was produced.
         updates_per_second: gradient steps.
         learner_wait_fraction: fraction of the interval in which the learner waited.
+        rows_per_pass: mean rows of the inference server's passes, 0 without passes.
+        inference_wait_fraction: fraction of the interval in which the mean actor waited for that server.
     """
 
     production_per_second: float = 0.0
@@ -48,6 +54,8 @@ class Rates:
     consumption_per_production: float = 0.0
     updates_per_second: float = 0.0
     learner_wait_fraction: float = 0.0
+    rows_per_pass: float = 0.0
+    inference_wait_fraction: float = 0.0
 
 
 class RateMeter:
@@ -72,7 +80,10 @@ class RateMeter:
                 return self._rates
             produced, consumed = max(0, now.produced - then.produced), max(0, now.consumed - then.consumed)
             waited = max(0.0, now.learner_wait_seconds - then.learner_wait_seconds)
+            passes, rows, served = (b - a for a, b in zip(then.inference, now.inference, strict=True))
             self._rates = Rates(
+                rows_per_pass=rows / passes if passes > 0 else 0.0,
+                inference_wait_fraction=min(1.0, max(0.0, served) / seconds),
                 production_per_second=produced / seconds,
                 receipt_per_second=max(0, now.received - then.received) / seconds,
                 consumption_per_second=consumed / seconds,

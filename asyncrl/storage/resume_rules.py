@@ -50,7 +50,7 @@ FIXED = {
     "normalize_rewards": STATISTICS,
 }
 """Options of the run and of every algorithm that may not change, and why."""
-FIXED_IN_LOCKSTEP = {"num_actors": "in lockstep every number depends on it"}
+FIXED_IN_LOCKSTEP = dict.fromkeys(("num_actors", "inference"), "in lockstep every number depends on it")
 """Those that may not change where the discipline makes the numbers exact."""
 
 

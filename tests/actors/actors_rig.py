@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from fakes import RandomPolicy
 
+from asyncrl.actors.connections import Connections
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import PoolPlan
@@ -76,8 +77,7 @@ class Rig:
             self.pool = ActorPool(
                 self.server,
                 plan,
-                self.mailbox,
-                self.doorbell,
+                Connections(self.mailbox, self.doorbell),
                 limits=limits,
                 log_dir=self.options.get("log_dir"),
                 on_failure=self.failures.append,

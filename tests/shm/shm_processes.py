@@ -25,6 +25,7 @@ from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_rel
 from asyncrl.shm.doorbell import set_armed
 from asyncrl.shm.kernel import kernel
 from asyncrl.shm.prepare import prepare_quietly
+from asyncrl.shm.requests import ActorRequests, RequestLayout
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED, WAITING
 from asyncrl.shm.ring_protocol import must_sleep, publish_rows, take_waiting
 
@@ -35,6 +36,8 @@ COUNTING = RingLayout(
     spec=EnvSpec("counting", (128,), "int64", DiscreteAction(2)),
     extra_fields=(FieldSpec("log_prob", (3,), "float32"),),
 )
+ASKING = RingLayout(num_envs=3, num_slots=8, spec=EnvSpec("asking", (2,), "float32", DiscreteAction(2)))
+REQUESTS = RequestLayout(num_envs=3, outputs=4, parts=2, parameters=1)
 WEIGHTS = 50_000
 DIE_WITH_PARENT = 1
 
@@ -390,6 +393,54 @@ def die_while_publishing(fd: int) -> None:
 
 
 # ---- the process that forks ----------------------------------------------------------------------
+
+
+# ---- questions and answers ---------------------------------------------------------------------
+
+
+def answer_to(obs: Any) -> tuple[Any, Any, int]:
+    """Outputs, parameters and version that are the answer to observations `[rows, 2]`."""
+    question = obs[:, :1] + 2 * obs[:, 1:]
+    return np.repeat(question, 4, axis=1), np.array([question.sum()], np.float32), int(abs(obs[0, 0]))
+
+
+def ask_in_turn(
+    ring_fd: int, block_fd: int, bell_fd: int, pipe: int, channel: int, rounds: int, longest: float
+) -> str:
+    """Ask for both parts in turn, as an actor does; says what went wrong, or that nothing did."""
+    obs = Segment.attach(ring_fd, ASKING.arrays())["obs"]
+    requests = ActorRequests(
+        Segment.attach(block_fd, REQUESTS.arrays()), REQUESTS, DoorbellWriter.attach(bell_fd, pipe)
+    )
+    server = socket.socket(fileno=channel)
+    server.settimeout(longest)
+    parts, slot = REQUESTS.slices, 0
+    rng = np.random.default_rng(random.getrandbits(32))
+
+    def question(part: int) -> None:
+        obs[parts[part], slot] = rng.integers(-1000, 1000, 2)
+        requests.ask(part, slot)
+
+    question(0)
+    question(1)
+    for count in range(rounds):
+        for part in (0, 1):
+            while not requests.answered(part):
+                if requests.must_sleep(part):
+                    before = time.monotonic_ns()
+                    try:
+                        server.recv(64)
+                    except TimeoutError:
+                        return f"round {count}: a wake-up was lost"
+                    requests.slept(part, time.monotonic_ns() - before)
+            outputs, parameters, version = answer_to(obs[parts[part], slot])
+            if not ((requests.outputs(part) == outputs).all() and requests.parameters(part) == parameters):
+                return f"round {count}: the answer of another question"
+            if requests.version(part) != (version, 2 * version):
+                return f"round {count}: the version of another answer"
+            if count < rounds - 1:
+                question(part)
+    return "all answered"
 
 
 def _child(function: str, args: tuple[Any, ...], fds: list[int], answer: int, parent: int) -> None:

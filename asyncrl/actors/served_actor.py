@@ -1,0 +1,189 @@
+"""An actor that runs no network: it asks the learner's side for outputs and steps one half while the other waits.
+
+A row is a step of all E environments, and all E streams of the ring move by one cursor. So a row is made in parts, one
+after the other, and published after the last:
+
+    part A   | step row t, ask for t + 1 |      (waits)              | step row t + 1, ask for t + 2 |
+    part B   |        (waits)            | step row t, ask for t + 1 |           (waits)             |
+    ring                                              row t published ^
+
+A part asks as soon as its next observations are written, also before the row is published: nobody but the server
+reads them. It asks only for rows that were granted, so in lockstep all rows of a quantum are acted in by the weights
+that were published before it. The parts take turns in a fixed order, whichever is answered first; so the generator is
+used in the same order on every machine, and each part's exploration (epsilon, noise) has streams of its own. With one
+part (a single environment, or a vector environment, which steps all at once) the rows are those of an `Actor` to the
+bit.
+
+A row has one policy version: the older one, where its parts were answered by two.
+
+What was tried: two actors with half of the environments each overlap as well, without this file. The table in
+docs/observations.md has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.served import ServedPolicy, own_weights
+from asyncrl.actors.actor import Actor
+from asyncrl.actors.streams import Events, Streams
+from asyncrl.interfaces import RESET
+from asyncrl.shm.requests import ActorRequests
+from asyncrl.shm.ring import RingWriter
+from asyncrl.shm.row_counts import count_row
+from asyncrl.shm.weights import WeightMailbox
+
+
+class ServedActor(Actor):
+    """Steps its environments by the outputs that a server sends.
+
+    Args:
+        streams: see `Actor`.
+        policies: one for each part of the requests, alike; their networks are not run.
+        writer, mailbox: see `Actor`; the mailbox is not read.
+        requests: the actor's end of its request block.
+        identity: `index`, `num_actors`, `seed` and `incarnation`, see `Actor`.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        policies: Sequence[ServedPolicy],
+        writer: RingWriter,
+        mailbox: WeightMailbox,
+        requests: ActorRequests,
+        **identity: int,
+    ) -> None:
+        super().__init__(streams, policies[0], writer, mailbox, **identity)
+        self.requests = requests
+        self._parts = requests.layout.slices
+        self._asked = [False] * len(self._parts)
+        self._part = 0
+        self._held_versions = [0] * len(self._parts)
+        self._versions: list[tuple[int, int]] = []
+        self._events: list[Events] = []
+        if self._stacks is not None:
+            self.take_stacks(self._stacks.array)
+        self.take_policies(policies)
+        num_envs = streams.num_envs
+        first, total = identity["index"] * num_envs, identity["num_actors"] * num_envs
+        for policy, part in zip(policies, self._parts, strict=True):
+            policy.assign_streams(first + part.start, part.stop - part.start, total)
+
+    def take_policies(self, policies: Sequence[ServedPolicy]) -> None:
+        """Act by these, one for each part, from their state on."""
+        self.policies = list(policies)
+        for part, policy in enumerate(self.policies):
+            policy.network.answer = lambda part=part: self.requests.outputs(part)
+
+    def take_stacks(self, stacks: NDArray[Any]) -> None:
+        """Go on with these frame stacks `[E, k, *obs_shape]`, in shared memory."""
+        assert self._stacks is not None and self.requests.stacks is not None
+        self.requests.stacks[...] = stacks
+        self._stacks.array = self.requests.stacks
+
+    @property
+    def between_rows(self) -> bool:
+        """Whether no part of the next row is made."""
+        return self._part == 0
+
+    @property
+    def waits_for(self) -> int | None:
+        """The part that is next to be stepped, where it has asked; None where a grant is missing."""
+        return self._part if self._asked[self._part] else None
+
+    def step(self) -> bool:
+        """Make the parts of a row that were answered, and publish it; False where that must wait.
+
+        For a grant, or for an answer (`waits_for`). Raises as `Actor.step`.
+        """
+        writer, position = self.writer, self.writer.published
+        if writer.granted < position + 2:
+            return False
+        slot, next_slot = position & self._mask, (position + 1) & self._mask
+        if self._first_row and position == 0:
+            writer.obs[:, slot] = self._first_obs
+        resets = self._first_row and position > 0
+        for part in range(self._part, len(self._parts)):
+            self._ask(part, slot)
+        while self._part < len(self._parts):
+            part = self._part
+            if not self.requests.answered(part):
+                return False
+            self._asked[part] = False
+            self._take_version(part)
+            if not resets:
+                self._step_part(part, slot, next_slot)
+                if writer.granted >= position + 3:
+                    self._ask(part, next_slot)
+            self._part += 1
+        self._finish_row(slot, next_slot, resets)
+        return True
+
+    def _ask(self, part: int, slot: int) -> None:
+        if not self._asked[part]:
+            self._asked[part] = True
+            self.requests.ask(part, slot)
+
+    def _take_version(self, part: int) -> None:
+        """Note the policy version of an answer; where it has moved, take the weights that the policy reads itself."""
+        version, policy = self.requests.version(part), self.policies[part]
+        self._versions.append(version)
+        if version[0] != self._held_versions[part]:
+            self._held_versions[part] = version[0]
+            policy.weights[own_weights(policy)] = self.requests.parameters(part)
+            policy.weights_changed()
+
+    def _step_part(self, part: int, slot: int, next_slot: int) -> None:
+        writer, rows, policy = self.writer, self._parts[part], self.policies[part]
+        next_obs = writer.obs[:, next_slot]
+        obs = writer.obs[rows, slot] if self._stacks is None else self._stacks.array[rows]
+        actions, extras = policy.act(obs, self._rng, self._steps * self._num_actors)
+        writer.action[rows, slot] = actions
+        for name, values in extras.items():
+            writer.extras[name][rows, slot] = values
+        try:
+            events = self.streams.step(actions, next_obs, self._rewards, rows.start)
+        except BaseException as error:
+            raise self._explain(error, writer.action[:, slot]) from error
+        self._events.append(events)
+        if self._stacks is not None:
+            self._stacks.push(rows, self.streams.newest[rows])
+            began = events[(events[:, 1] & RESET) != 0, 0]
+            if began.size:
+                self._stacks.begin(began, self.streams.newest[began])
+
+    def _finish_row(self, slot: int, next_slot: int, resets: bool) -> None:
+        """Check, count and publish a row whose parts are made; or the RESET row of a later life."""
+        writer = self.writer
+        version = min(self._versions)
+        if version[0] != self.weights_version:
+            self.weights_version, self._weights_updates = version
+            writer.set_exploration(self._exploration_rate())
+        self._part, self._versions, self._first_row = 0, [], False
+        if resets:
+            self._write_reset_row(slot, next_slot)
+            return
+        self._refuse_non_finite(self.streams.newest, writer.action[:, slot])
+        self._stamp(slot)
+        self._row += 1
+        events: NDArray[np.int64] = (
+            self._events[0] if len(self._events) == 1 else np.concatenate(self._events)
+        )
+        self._events = []
+        taken = count_row(
+            *(events, self._rewards, self._returns, self._began_at, self._row),
+            *(writer.flags, writer.reward, slot),
+            *(writer.header, writer.episode_return, writer.episode_length),
+        )
+        self._steps += taken
+        writer.publish(1, taken)
+
+    def _exploration_rate(self) -> float:
+        counts = [part.stop - part.start for part in self._parts]
+        rates: list[Any] = [policy.exploration_rate for policy in self.policies]
+        return float(np.average(rates, weights=counts))

@@ -1,0 +1,214 @@
+"""Runs whose actors' network is run by the server: the same numbers, and every way in which a side can end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resume_rig import numbers, trainer_of
+
+from asyncrl import DQN, PPO, SAC, Rainbow, Trainer
+from asyncrl.errors import ConfigurationError, InferenceFailed
+from asyncrl.learning.inference_server import InferenceServer
+from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP
+
+PATIENCE_SECONDS = 60.0
+SMALL: dict[str, Any] = {
+    "inference": "server",
+    "num_actors": 2,
+    "envs_per_actor": 4,
+    "http": "off",
+    "seed": 1,
+    "target_eval_episodes": 2,
+    "report_interval_seconds": 0.05,
+}
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
+        time.sleep(0.005)
+
+
+def finish(trainer: Trainer) -> Any:
+    return asyncio.run(asyncio.wait_for(trainer.wait(), PATIENCE_SECONDS))
+
+
+class Gate:
+    """Stops the server before each answer until it is opened, or breaks it there.
+
+    Attributes:
+        open: answers may be given.
+        reached: the server has come to an answer.
+        broken: it raises then.
+    """
+
+    def __init__(self) -> None:
+        self.open, self.reached, self.broken = threading.Event(), threading.Event(), False
+
+    def answer(self, server: InferenceServer, batch: Any) -> None:
+        self.reached.set()
+        assert self.open.wait(PATIENCE_SECONDS)
+        if self.broken:
+            raise RuntimeError("the layers do not fit")
+        ANSWER(server, batch)
+
+
+ANSWER, DELAYS = InferenceServer._answer, np.random.default_rng(0)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(InferenceServer, "_answer", lambda server, batch: gate.answer(server, batch))
+    yield gate
+    gate.open.set()
+
+
+def small(**options: Any) -> Trainer:
+    algorithm = DQN(hidden_sizes=(16,), learning_starts=100, discipline="relaxed")
+    return Trainer("CartPole-v1", algorithm, **{**SMALL, **options})
+
+
+FAMILIES: dict[str, tuple[str, Any]] = {
+    "replay, choices": ("CartPole-v1", DQN(learning_starts=100, hidden_sizes=(16,), discipline="relaxed")),
+    "replay, box": (
+        "Pendulum-v1",
+        SAC(learning_starts=100, hidden_sizes=(16,), samples_per_insert=4.0, discipline="relaxed"),
+    ),
+    "segments, choices": ("CartPole-v1", PPO(segment_length=32, hidden_sizes=(16,))),
+    "segments, box": ("Pendulum-v1", PPO(segment_length=32, hidden_sizes=(16,), normalize_observations=True)),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_trains_and_counts_its_steps(name: str) -> None:
+    env, algorithm = FAMILIES[name]
+    seen: list[Any] = []
+    trainer = Trainer(env, algorithm, **SMALL)
+    result = trainer.learn(total_steps=1_000, on_snapshot=seen.append)
+    row = 2 * 4 * (32 if isinstance(algorithm, PPO) else 1)
+    assert result.stop_reason == "total_steps"
+    assert 1_000 <= result.summary["env_steps"] <= 1_000 + row
+    assert result.summary["updates"] > 0 and result.summary["policy_version"] > 1
+    last = seen[-1]
+    assert sum(actor.env_steps for actor in last.actors) == result.summary["env_steps"]
+    sizes = [s.inference_batch_size for s in seen if s.inference_batch_size]
+    assert sizes and all(2 <= size <= 8 for size in sizes), "halves of 4 environments of 2 actors"
+    assert all(0 <= s.inference_wait_fraction <= 1 for s in seen if s.inference_wait_fraction is not None)
+
+
+def test_actors_of_a_convolutional_network_do_not_load_torch() -> None:
+    loaded: set[bool] = set()
+
+    def look(snapshot: Any) -> None:
+        for actor in snapshot.actors:
+            if actor.pid and actor.env_steps:
+                loaded.add("libtorch" in Path(f"/proc/{actor.pid}/maps").read_text())
+
+    algorithm = DQN(network="small", frame_stack=2, learning_starts=100, batch_size=8, replay_capacity=1_000)
+    trainer = Trainer("asyncrl/Catch-v0", algorithm, **SMALL)
+    result = trainer.learn(total_steps=400, on_snapshot=look)
+    assert result.summary["env_steps"] >= 400 and result.summary["episodes"] > 10
+    assert loaded == {False}
+
+
+@pytest.mark.parametrize(
+    "name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("sac", marks=pytest.mark.slow)]
+)
+def test_in_lockstep_single_environments_give_the_numbers_of_actors_that_run_the_network(name: str) -> None:
+    """Two halves use the generator in another order, so only actors with one environment compare to the bit."""
+    found = []
+    for inference in ("actor", "server"):
+        trainer = trainer_of(name, None, inference=inference, envs_per_actor=1)
+        found.append(numbers(trainer, trainer.learn(total_steps=250)))
+    assert found[0] == found[1]
+
+
+def dawdle(server: InferenceServer, batch: Any) -> None:
+    """Answer late, and sometimes later than the next request of another actor comes."""
+    time.sleep(DELAYS.exponential(0.001))
+    ANSWER(server, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "synchronous"])
+def test_in_lockstep_a_run_is_exact_and_goes_on_exactly(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = []
+    for answer in (ANSWER, dawdle):
+        monkeypatch.setattr(InferenceServer, "_answer", answer)
+        trainer = trainer_of(name, None, inference="server")
+        whole.append(numbers(trainer, trainer.learn(total_steps=600)))
+    assert whole[0] == whole[1]
+    trainer_of(name, tmp_path / "run", inference="server").learn(total_steps=300)
+    second = Trainer.resume(tmp_path / "run", 600)
+    assert len(second.resumed_from) == 1, "nothing begins anew"
+    assert numbers(second, second.learn()) == whole[0]
+    assert "inference" in FIXED_IN_LOCKSTEP
+    with pytest.raises(ConfigurationError, match="inference may not change"):
+        Trainer.resume(tmp_path / "run", "+100", inference="actor")
+
+
+def test_an_actor_that_is_killed_while_it_waits_is_started_again(gate: Gate) -> None:
+    trainer = small()
+    trainer.start(total_steps=600)
+    wait_until(gate.reached.is_set, "a request")
+    wait_until(lambda: (s := trainer.snapshot()) is not None and s.actors and s.actors[0].pid, "an actor")
+    victim = trainer.snapshot().actors[0].pid  # type: ignore[union-attr]
+    os.kill(victim, signal.SIGKILL)
+
+    def restarted() -> bool:
+        actor = trainer.snapshot().actors[0]  # type: ignore[union-attr]
+        return actor.restarts == 1 and actor.pid not in (0, victim)
+
+    wait_until(restarted, "another life")
+    gate.open.set()
+    result = finish(trainer)
+    assert result.summary["actor_restarts"] == 1 and 600 <= result.summary["env_steps"] <= 608
+
+
+def test_a_run_stops_while_actors_wait(gate: Gate) -> None:
+    trainer = small()
+    trainer.start(total_steps=1_000_000)
+    wait_until(gate.reached.is_set, "a request")
+    trainer.stop()
+    threading.Timer(0.2, gate.open.set).start()
+    result = finish(trainer)
+    assert result.stop_reason == "stopped" and result.summary["env_steps"] < 1_000_000
+
+
+def test_a_server_that_fails_ends_the_run_by_name(gate: Gate, tmp_path: Path) -> None:
+    trainer = small(run_dir=tmp_path / "run")
+    trainer.start(total_steps=1_000_000)
+    wait_until(gate.reached.is_set, "a request")
+    gate.broken = True
+    gate.open.set()
+    with pytest.raises(InferenceFailed, match="RuntimeError: the layers do not fit") as raised:
+        finish(trainer)
+    assert raised.value.code == "ASYNC033" and isinstance(raised.value.__cause__, RuntimeError)
+    assert trainer.snapshot().state == "failed"  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="has noisy weights"):
+        Trainer("CartPole-v1", Rainbow(hidden_sizes=(16,)), **SMALL).learn(total_steps=100)
+    with pytest.raises(ValueError, match="inference must be one of actor, server, got 'gpu'"):
+        Trainer("CartPole-v1", DQN(), **{**SMALL, "inference": "gpu"})
+
+
+@pytest.mark.slow
+def test_cartpole_is_solved_by_ppo() -> None:
+    trainer = Trainer("CartPole-v1", "ppo", seed=0, http="off", inference="server")
+    result = trainer.learn(target_return=475.0, total_steps=100_000)
+    assert result.stop_reason == "target_return", result.summary
