@@ -98,7 +98,7 @@ class TrainerConfig:
     """Outer Nesterov momentum of average, from 0 to 1; 0 is the plain mean, DiLoCo uses 0.9."""
 
     inference: Literal["actor", "server"] = "actor"
-    """Where actors' networks run: each in its own process, or all in a thread beside the learner, on its device."""
+    """Where the network of actors runs; in each of them, or once beside the learner, on its device, for all."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""

@@ -85,6 +85,8 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "actors": (make_actor(0), make_actor(1)),
         "actor_restarts": 0,
         "evaluations": (evaluation,),
+        "inference_batch_size": 12.0,
+        "inference_wait_fraction": 0.07,
         "staleness_sum": 60.0,
         "policy_lag_sum": 1600.0,
     }

@@ -48,6 +48,8 @@ EXPECTED = {
     "async/samples_per_insert_target": 4.0,
     "async/learner_wait_fraction": 0.03,
     "async/actor_wait_fraction": 0.31,
+    "async/inference_batch_size": 12.0,
+    "async/inference_wait_fraction": 0.07,
     "async/ring_fill": 0.62,
     "async/policy_version": 50,
     "async/actor_restarts": 0,
