@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config import TrainerConfig
-from asyncrl.server import RunServer, write_http_file
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
 
@@ -35,6 +34,11 @@ async def serve(
     """Serve the page until `stack` closes it; its address without and with the token, None where `http` is off."""
     if config.http == "off":
         return None
+    from asyncrl.server import (  # imports aiohttp, which a run without a page does without
+        RunServer,
+        write_http_file,
+    )
+
     token = secrets.token_urlsafe(TOKEN_BYTES)
     server = RunServer(
         snapshot=served.snapshot,

@@ -63,9 +63,13 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         return name is not None and (self.folder / name).is_file()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Numba's question for an entry; one that cannot be read, after a crash of the machine, is none."""
+        """Numba's question for an entry; one that cannot be read, after a crash of the machine, is none.
+
+        Numba would refresh `target_context` first, which imports all that it can compile: a third of a second that what
+        is compiled already does without. A compilation refreshes it by itself.
+        """
         try:
-            return super().load_overload(sig, target_context)
+            return self._load_overload(sig, target_context)
         except Exception:
             return None
 

@@ -194,8 +194,11 @@ def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread
     assert before == series(state="failed", actors=(make_actor(0, state="stopped", pid=9), make_actor(1)))
 
 
-def test_the_prometheus_client_is_loaded_by_the_first_request_only() -> None:
-    script = "import sys, asyncrl.run.coordinator; sys.exit('prometheus_client' in sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "library"), [("asyncrl.server", "prometheus_client"), ("asyncrl.run.coordinator", "aiohttp")]
+)
+def test_a_library_is_loaded_when_it_is_needed_only(module: str, library: str) -> None:
+    script = f"import sys, {module}; sys.exit({library!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
