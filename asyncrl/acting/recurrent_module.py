@@ -73,21 +73,24 @@ class RecurrentModule(nn.Module):
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
-        """Orthogonal weights: gain sqrt(2) in the encoder, 1 in the cell, `head_gain` in the head; zero biases.
+        """Orthogonal weights: gain sqrt(2) in the encoder, 1 in each gate, `head_gain` in the head; zero biases.
 
-        An LSTM's forget gate has a bias of 1, to remember at first (Gers et al. 2000; Jozefowicz et al. 2015).
+        But the bias of the gate that keeps the state (an LSTM's forget gate, a GRU's update gate) is 1, to remember at
+        first (Gers et al. 2000; Jozefowicz et al. 2015).
         """
         for layer in self.encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
                 assert layer.bias is not None
                 layer.bias.zero_()
+        size = self.cell.hidden_size
         for name, tensor in self.cell.named_parameters():
             if name.startswith("weight"):
-                nn.init.orthogonal_(tensor)
+                for gate in tensor.split(size):
+                    nn.init.orthogonal_(gate)
             else:
                 tensor.zero_()
-            if name == "bias_ih_l0" and isinstance(self.cell, nn.LSTM):
-                tensor[self.cell.hidden_size : 2 * self.cell.hidden_size] = 1.0
+            if name == "bias_ih_l0":  # the second gate is the one that keeps, of both cells
+                tensor[size : 2 * size] = 1.0
         nn.init.orthogonal_(self.head.weight, head_gain)
         self.head.bias.zero_()

@@ -175,11 +175,45 @@ def test_a_saved_actor_goes_on_with_its_state(worlds: list[World]) -> None:
         other.close()
 
 
+def played(policy: Any, episodes: int, seed: int) -> list[float]:
+    """Returns of greedy episodes, one after the other, each begun without memory."""
+    returns, env = [], Noise()
+    for own in np.random.SeedSequence(seed).generate_state(episodes):
+        obs, _ = env.reset(seed=int(own))
+        policy.assign_streams(0, 1, 1)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(policy.greedy(obs[None])[0])
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    return returns
+
+
 def test_evaluated_episodes_have_states_of_their_own() -> None:
-    """Side by side, in turns or one after the other: the same seeds give the same returns."""
-    alone, lengths = run_episodes([Noise()], policy_of(), 12, seed=5)
-    for envs in (3, 12):
-        found = run_episodes([Noise() for _ in range(envs)], policy_of(), 12, seed=5)
-        assert (found[0] == alone).all() and (found[1] == lengths).all()
-    assert len(set(alone)) > 3
-    assert (run_episodes([Noise()], policy_of(1), 12, seed=5)[0] != alone).any(), "the policy matters"
+    """One after the other, in turns or side by side: the same seeds give the same returns."""
+    expected = played(policy_of(), 12, seed=5)
+    assert len(set(expected)) > 3
+    for envs in (1, 3, 12):
+        found, _ = run_episodes([Noise() for _ in range(envs)], policy_of(), 12, seed=5)
+        assert found.tolist() == expected
+    assert run_episodes([Noise()], policy_of(1), 12, seed=5)[0].tolist() != expected, "the policy matters"
+
+
+def test_vectors_are_evaluated_with_states() -> None:
+    vector = gymnasium.vector.SyncVectorEnv(
+        [Noise] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
+    )
+    found, _ = run_episodes(vector, policy_of(), 18, seed=5)
+    policy = policy_of()
+    obs, _ = vector.reset(seed=5)
+    policy.assign_streams(0, 3, 3)
+    totals, ended, returns = np.zeros(3), np.zeros(3, np.bool_), [[], [], []]  # type: ignore[var-annotated]
+    while min(map(len, returns)) < 6:
+        obs, reward, terminated, truncated, _ = vector.step(policy.greedy(obs))
+        for e in np.flatnonzero(ended):
+            policy.memory.begin(e)
+        totals = np.where(ended, 0.0, totals + reward)
+        ended = terminated | truncated
+        for e in np.flatnonzero(ended):
+            returns[e].append(float(totals[e]))
+    assert found.tolist() == [returns[k % 3][k // 3] for k in range(18)]
