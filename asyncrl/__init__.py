@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.impala import IMPALA
     from asyncrl.algorithms.ppo import PPO
     from asyncrl.algorithms.qrdqn import QRDQN
+    from asyncrl.algorithms.r2d2 import R2D2
     from asyncrl.algorithms.rainbow import Rainbow
     from asyncrl.algorithms.registry import register
     from asyncrl.algorithms.sac import SAC
@@ -63,6 +64,7 @@ __all__ = [
     "IMPALA",
     "PPO",
     "QRDQN",
+    "R2D2",
     "SAC",
     "TD3",
     "AsyncRLError",

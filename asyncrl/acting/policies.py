@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import WithStatistics, parameter_count
-from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
+from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.noisy import NoisyActingNetwork
+from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.envs.observations import allowed_choice, mask_reader
 from asyncrl.interfaces import BoxAction, EnvSpec
@@ -46,6 +47,8 @@ class QLayout(WithStatistics):
         noisy: whether weights have standard deviations.
         network: makes a module in place of the perceptron, or None.
         normalized: observations are normalised by statistics, which stand at the end of the block.
+        cell: of a recurrent network, between the hidden layers and the head; None without memory. Both streams of a
+            dueling head are then linear in the cell's outputs.
     """
 
     inputs: int
@@ -56,19 +59,29 @@ class QLayout(WithStatistics):
     noisy: bool = False
     network: NetworkFactory | None = None
     normalized: bool = False
+    cell: Cell | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Widths from the input to the head."""
         if not self.dueling:
             return (self.inputs, *self.hidden, self.num_actions * self.atoms)
+        if self.cell is not None:
+            return (self.inputs, *self.hidden, (1 + self.num_actions) * self.atoms)
         return (self.inputs, *self.hidden[:-1], 2 * self.hidden[-1], (1 + self.num_actions) * self.atoms)
 
     @cached_property
     def network_count(self) -> int:  # type: ignore[override]
         """Numbers of the network and its noise, which stand first."""
         noisy = parameter_count(self.sizes[1:]) if self.noisy else 0
-        return network_size(self.sizes, self.network) + noisy
+        return network_size(self.sizes, self.network, self.cell) + noisy
+
+    @property
+    def module(self) -> NetworkFactory | None:
+        """Makes the learner's network where that is a module: a recurrent one, or the user's; None: a perceptron."""
+        if self.cell is None:
+            return self.network
+        return RecurrentFactory(self.cell, self.sizes, network=self.network)
 
 
 def has_epsilon(policy: object) -> bool:
@@ -101,7 +114,9 @@ class QPolicy:
         self._network = (
             NoisyActingNetwork(spec, layout, layout.statistics)
             if layout.noisy
-            else make_acting_network(spec, layout, layout.network, statistics=layout.statistics)
+            else make_acting_network(
+                spec, layout, layout.network, statistics=layout.statistics, cell=layout.cell
+            )
         )
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.support = support
@@ -122,6 +137,13 @@ class QPolicy:
         self._rates = self._base**self._exponents
         self._held = np.zeros(count, np.int64)
         self._left = np.zeros(count, np.int64)
+        if self.memory is not None:
+            self.memory.forget(count)
+
+    @property
+    def memory(self) -> RecurrentActingNetwork | None:
+        """The recurrent state; None where the policy has none."""
+        return self._network if isinstance(self._network, RecurrentActingNetwork) else None
 
     @property
     def network(self) -> ActingNetwork:
@@ -177,7 +199,7 @@ class QPolicy:
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
     ) -> tuple[NDArray[np.int64], Mapping[str, NDArray[Any]]]:
-        """Epsilon-greedy actions `[E]` int64, counted from 0, and no extra fields; see `Policy.act`."""
+        """Epsilon-greedy actions `[E]` int64, counted from 0, and a recurrent network's `state`; see `Policy.act`."""
         rows = obs.shape[0]
         if self._exponents.shape[0] != rows:
             raise ValueError(
@@ -187,6 +209,7 @@ class QPolicy:
         if base != self._base:
             self._base, self._rates = base, base**self._exponents
         network = self._network
+        extras = {} if self.memory is None else {"state": self.memory.state}
         out = network.perturbed(obs, rng) if isinstance(network, NoisyActingNetwork) else network(obs)
         values = self._values(out)
         begins, choice = rng.random((2, rows))
@@ -198,7 +221,7 @@ class QPolicy:
         action = values.argmax(axis=1)
         if self.epsilon.repeat == 1:
             np.copyto(action, choice, where=begins, casting="unsafe")
-            return action, {}
+            return action, extras
         begins &= self._left == 0
         np.copyto(self._held, choice, where=begins, casting="unsafe")
         steps = 1.0 + rng.random(rows) * self.epsilon.repeat
@@ -206,7 +229,7 @@ class QPolicy:
         held = self._left > 0 if self._mask is None else (self._left > 0) & mask[np.arange(rows), self._held]
         np.copyto(action, self._held, where=held)
         np.maximum(self._left - 1, 0, out=self._left)
-        return action, {}
+        return action, extras
 
 
 def float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

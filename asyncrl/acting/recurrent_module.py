@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.recurrent import Cell
@@ -52,11 +53,11 @@ class RecurrentModule(nn.Module):
         features, state = self.run(self.encoder(x)[None], state)
         return self.head(features[0]), state
 
-    def run(self, encoded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, encoded: Tensor | PackedSequence, state: Tensor) -> tuple[Tensor, Tensor]:
         """The cell over sequences of n streams.
 
         Args:
-            encoded: `[L, n, features]`, the encoder's outputs.
+            encoded: `[L, n, features]`, the encoder's outputs; or packed, and so are the outputs then.
             state: `[n, state_size]` before the first row.
 
         Returns:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.impala import IMPALA as IMPALA
     from asyncrl.algorithms.ppo import PPO as PPO
     from asyncrl.algorithms.qrdqn import QRDQN as QRDQN
+    from asyncrl.algorithms.r2d2 import R2D2 as R2D2
     from asyncrl.algorithms.rainbow import Rainbow as Rainbow
     from asyncrl.algorithms.sac import SAC as SAC
     from asyncrl.algorithms.td3 import TD3 as TD3

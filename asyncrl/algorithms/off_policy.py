@@ -145,6 +145,11 @@ class OffPolicy(Observing):
             rule = f"at most replay_capacity ({self.replay_capacity})"
             raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
 
+    @property
+    def sample_rows(self) -> int:
+        """Rows of a stream behind the first of a sample which must be published before it can be drawn."""
+        return self.n_step
+
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """None: a row needs nothing beside observation, action, reward and flags."""
         return ()

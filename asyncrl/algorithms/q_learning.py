@@ -165,11 +165,15 @@ class QLearning(OffPolicy):
 
         return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
 
-    def layout(self, spec: EnvSpec) -> QLayout:
-        """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
+    def num_actions(self, spec: EnvSpec) -> int:
+        """How many actions there are. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
-        inputs, actions = self.seen(spec).observation_values, spec.action.n
+        return spec.action.n
+
+    def layout(self, spec: EnvSpec) -> QLayout:
+        """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
+        inputs, actions = self.seen(spec).observation_values, self.num_actions(spec)
         atoms = self.atoms() or 1
         network = self.network_for(spec, value_outputs=atoms if self.dueling else 0)
         if network is not None and self.noisy:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.normalization import ObservationStatistics
+from asyncrl.algorithms.q_buffers import Buffers, TransitionBuffers
 from asyncrl.algorithms.q_heads import dueling_mask, heads_of, write_mean_head
 from asyncrl.algorithms.q_learning import QLearning, QLoss, by_action
 from asyncrl.algorithms.saved_state import require_like
@@ -22,7 +23,7 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import ValueBounds
 from asyncrl.envs.observations import mask_of
 from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
-from asyncrl.networks.architecture import Architecture, Network, Pass
+from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import output_gradients
 from asyncrl.networks.matmul_precision import MatmulPrecision
@@ -30,6 +31,7 @@ from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, noisy_size
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
+from asyncrl.sequences import SequenceBatch
 
 
 class QLearningUpdate:
@@ -72,14 +74,14 @@ class QLearningUpdate:
         self.weight_count = self._acting.weight_count
         self._bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self._statistics = ObservationStatistics(self._acting) if config.normalize_observations else None
-        self._buffers: _Buffers | None = None
+        self._buffers: Buffers | None = None
         with torch.no_grad():
             self._make_networks(seed)
 
     def _make_networks(self, seed: int) -> None:
         config, layout, sizes = self.config, self.layout, self.layout.sizes
         stream = config.hidden_sizes[-1]  # inputs of one output of the head, dueling or not
-        architecture = Architecture(sizes, network=layout.network, seed=seed)
+        architecture = Architecture(sizes, network=layout.module, seed=seed)
         start = architecture.initial(torch.Generator().manual_seed(seed), head_inputs=stream)
         if layout.noisy:
             start = torch.cat((start, torch.zeros(noisy_size(sizes) - start.numel())))
@@ -87,7 +89,7 @@ class QLearningUpdate:
         flat = start.to(self._device, copy=True)
         self._gradient = torch.zeros_like(flat)
         self._masked: list[Tensor] = []
-        if layout.dueling and layout.network is None:
+        if layout.dueling and layout.module is None:
             self._mask = dueling_mask(layout, stream).to(self._device)
             self._masked = heads_of(layout, self._gradient)
             for head in heads_of(layout, flat):
@@ -105,7 +107,7 @@ class QLearningUpdate:
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
         return NoisyMLP(self.layout.sizes, flat) if self.layout.noisy else architecture.on(flat)
 
-    def update(self, batch: Batch) -> UpdateResult:
+    def update(self, batch: Batch | SequenceBatch) -> UpdateResult:
         """One gradient step; priorities are the loss's where `prioritized`, else None.
 
         Nothing of `batch` is kept. Whether the loss is finite is not checked here; it shows in the priorities and in
@@ -130,7 +132,7 @@ class QLearningUpdate:
         return UpdateResult(priorities)
 
     @torch.no_grad()
-    def _make_buffers(self, size: int) -> _Buffers:
+    def _make_buffers(self, size: int) -> Buffers:
         batch = StagedBatch(
             *(size, self._spec, self._device),
             reward_scale=self.config.reward_scale,
@@ -138,14 +140,14 @@ class QLearningUpdate:
             statistics=self._statistics,
         )
         rows = batch.rows if self.config.double else batch.rows[:size]
-        return _Buffers(
+        return TransitionBuffers(
             batch,
             self._online.make_pass(rows, self._gradient, weight_rows=size, precision=self._precision),
             self._target.make_pass(batch.rows[size:], precision=self._precision),
             self.layout.sizes[-1],
         )
 
-    def _compute(self, buffers: _Buffers) -> None:
+    def _compute(self, buffers: Buffers) -> None:
         """Everything of an update that happens on the device; the same operations for every batch."""
         if self._noise is not None:
             self._noise.draw()
@@ -215,8 +217,9 @@ class QLearningUpdate:
         buffers, norm = self._buffers, self._adam.grad_norm
         if buffers is None or norm is None:
             return values
-        q = self._values(self._by_action(buffers.online.output[: buffers.batch.size]))
-        values["train/loss"] = float(self._loss_of(*buffers.loss_arguments()).loss)
+        out, *rest = buffers.loss_arguments()
+        q = self._values(self._by_action(out))
+        values["train/loss"] = float(self._loss_of(out, *rest).loss)
         values["train/q_mean"] = float(q.mean())
         values["train/q_max"] = float(q.abs().max())
         values["train/grad_norm"] = float(norm)
@@ -257,32 +260,3 @@ class QLearningUpdate:
             self._statistics.load_state_dict(state["observations"])
         if self._noise is not None:
             self._noise.load(state["noise"])
-
-
-class _Buffers:
-    """Buffers of an update for one batch size.
-
-    Args:
-        batch: on the device.
-        online: pass over `[obs, next_obs]` (double Q-learning) or obs, with a gradient for obs.
-        target: pass over next_obs.
-        outputs: of the networks.
-
-    Attributes:
-        batch, online, target: as given.
-        grad: `[B, outputs]`, gradient of the loss at the online network's outputs for obs.
-        priorities: `[B, 1]`, as the loss gives them.
-        arrays: on the CPU, a kernel's arguments after the outputs, see `dqn_kernel`.
-    """
-
-    def __init__(self, batch: StagedBatch, online: Pass, target: Pass, outputs: int) -> None:
-        self.batch, self.online, self.target = batch, online, target
-        self.grad = batch.rows.new_empty(batch.size, outputs)
-        self.priorities = batch.rows.new_empty(batch.size, 1)
-        fields = batch.action, batch.columns, batch.limits, self.grad, self.priorities
-        self.arrays = tuple(field.numpy() for field in fields) if self.grad.device.type == "cpu" else ()
-
-    def loss_arguments(self) -> tuple[Any, ...]:
-        """Outputs for obs, the target network's for next_obs, those that choose the next action, and the batch."""
-        out, next_out, size = self.online.output, self.target.output, self.batch.size
-        return out[:size], next_out, out[size:] if out.shape[0] > size else next_out, self.batch

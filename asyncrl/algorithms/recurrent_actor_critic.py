@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from asyncrl.acting.modules import tensors_of
 from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.networks.architecture import Architecture
-from asyncrl.networks.module import ModuleNetwork
+from asyncrl.networks.module import ModuleNetwork, gradient_views
 from asyncrl.networks.recurrent import Pieces, unroll
 
 
@@ -80,11 +79,8 @@ class RecurrentPass:
         if gradient is not None:
             into_policy, self._log_std_gradient, into_value = gradient
             for module, flat in ((trunk, into_policy), (head, into_value)):
-                own = list(module.parameters())
-                self._parameters += own
-                sizes = [tensor.numel() for tensor in tensors_of([module])]
-                parts = flat.split(sizes)  # buffers stand behind the parameters and have no gradient
-                self._gradients += [part.view(p.shape) for part, p in zip(parts, own, strict=False)]
+                self._parameters += module.parameters()
+                self._gradients += gradient_views([module], flat)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph."""

@@ -93,11 +93,7 @@ class ModulePass:
         self._split = all(getattr(module, "rows_are_independent", False) for module in modules)
         self._gradients: list[Tensor] = []
         if gradient is not None:
-            ends = torch.tensor([0, *(t.numel() for t in tensors_of(modules))]).cumsum(0).tolist()
-            self._gradients = [
-                gradient[start:stop].view(p.shape)
-                for p, start, stop in zip(self._parameters, ends, ends[1:], strict=False)
-            ]
+            self._gradients = gradient_views(modules, gradient)
         self._leaf = self._graph = self.output = x.new_zeros(0)
 
     def forward(self) -> Tensor:
@@ -139,3 +135,10 @@ class ModulePass:
                 self._graph[..., seen:end, :], self._leaf, grad_output[..., seen:end, :]
             )
         return grad_input[seen:end, self._leaf.shape[1] - self._columns :].contiguous()
+
+
+def gradient_views(modules: Sequence[nn.Module], gradient: Tensor) -> list[Tensor]:
+    """The part of a flat `gradient` that is of each parameter; buffers stand behind them and have none."""
+    parameters = [p for module in modules for p in module.parameters()]
+    parts = gradient.split([tensor.numel() for tensor in tensors_of(modules)])
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=False)]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from asyncrl.acting.recurrent_module import RecurrentModule
 
@@ -74,3 +75,25 @@ def unroll(module: RecurrentModule, x: Tensor, state: Tensor, pieces: Pieces) ->
     begin = state[pieces.streams] * pieces.stored
     out, _ = module.run(encoded.view(-1, begin.shape[0], encoded.shape[1]), begin)
     return out.flatten(0, 1).index_select(0, pieces.places)
+
+
+@torch.no_grad()
+def state_behind(module: RecurrentModule, x: Tensor, state: Tensor, begins: NDArray[np.bool_]) -> Tensor:
+    """The state `[B, state_size]` behind the rows `x` `[B, L, inputs]` of B streams, without a graph.
+
+    Only the rows since an episode began last count, so each stream is one piece that ends at row L.
+
+    Args:
+        module: encoder and cell.
+        x: at least one row.
+        state: `[B, state_size]` before the first row of each stream.
+        begins: `[B, L]`, whether an episode begins in a row.
+    """
+    streams, length = begins.shape
+    first = np.where(begins.any(axis=1), length - 1 - begins[:, ::-1].argmax(axis=1), 0)
+    stored = torch.from_numpy(~begins[np.arange(streams), first]).to(x.device)[:, None]
+    rows = np.minimum(first + np.arange(length)[:, None], length - 1)
+    at = torch.from_numpy(rows + np.arange(streams) * length).to(x.device)
+    encoded = module.encoder(x.flatten(0, 1))[at]
+    pieces = pack_padded_sequence(encoded, torch.from_numpy(length - first), enforce_sorted=False)
+    return module.run(pieces, state * stored)[1]

@@ -54,20 +54,24 @@ def restore_replay(
 
     Raises:
         ValueError: the state is of other rings.
+
+    Where options have changed, a row keeps its priority if a sample may still begin there, else it is never sampled.
     """
     cursors = _like(replay._table[:, _CURSORS], state["cursors"], "cursors")
     slots, every = replay.rings[0].num_slots, priorities_of(replay)
     for ring, (first, _) in enumerate(priorities):
         replay._table[ring, _CURSORS] = first  # as if the rows from there on were new
     replay.ingest()
+    allowed = every > 0.0  # fewer than were, where a sample takes more rows now
     every[...] = 0.0
     for ring, (first, values) in enumerate(priorities):
         rows = np.arange(first, first + len(values)) & (slots - 1)
-        every[ring, rows] = _like(every[ring, rows], values, "priorities")
+        every[ring, rows] = np.where(allowed[ring, rows], _like(every[ring, rows], values, "priorities"), 0.0)
     tree = replay.tree
     sum_leaf_range(tree.leaves, tree.nodes, tree.first, tree.bits, 0, tree.capacity)
     replay._table[:, _CURSORS] = cursors
     _restore_counters(replay, state)
+    replay._state[SAMPLEABLE] = np.count_nonzero(every)
 
 
 def restore_empty_replay(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:

@@ -29,7 +29,9 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
     """
     streams = config.actors * config.envs_per_actor
     rows = max(
-        32, 4 * (algorithm.n_step + algorithm.frame_stack - 1), math.ceil(algorithm.replay_capacity / streams)
+        32,
+        4 * (algorithm.sample_rows + algorithm.frame_stack - 1),
+        math.ceil(algorithm.replay_capacity / streams),
     )
     layout = _layout(config, spec, rows, algorithm.extra_fields(spec))
     fitting_steps = _steps_that_fit(config, layout)

@@ -2,6 +2,7 @@
 
     update_loop   rows are                                 class
     replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
+    sequences     the same, in sequences                   the same
     segments      taken as segments, in order of arrival   `SegmentLoop`
 
 The algorithm's record holds the name (`Algorithm.update_loop`), and its options are those that the loop reads.
@@ -18,6 +19,7 @@ import numpy as np
 
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.r2d2 import R2D2
 from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.learning.balance import Balance
@@ -32,8 +34,11 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
+from asyncrl.replay.sequence_replay import SequenceReplay
 from asyncrl.run.memory import replay_layout, segment_layout
+from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.ring import RingLayout, RingReader
 from asyncrl.shm.weights import WeightMailbox
 
@@ -81,7 +86,7 @@ class ReplayBuilder:
             return LockstepReplayLoop(parts, self._lockstep_balance(num_slots), algorithm.lockstep_lag)
         balance = Balance(
             samples_per_insert=algorithm.samples_per_insert,
-            batch_size=algorithm.batch_size,
+            batch_size=self._samples,
             learning_starts=algorithm.learning_starts,
             num_actors=self._config.actors,
             envs_per_actor=self._config.envs_per_actor,
@@ -93,15 +98,6 @@ class ReplayBuilder:
 
     def _parts(self, core: Any, channels: Channels) -> ReplayParts:
         algorithm = self._algorithm
-        replay = PrioritizedReplay(
-            channels.rings,
-            n_step=algorithm.n_step,
-            gamma=algorithm.gamma,
-            alpha=algorithm.alpha,
-            uniform=not algorithm.prioritized,
-            frame_stack=algorithm.frame_stack,
-            rng=sampling_rng(self._config.seed),
-        )
         lockstep = algorithm.discipline == "lockstep"
         options = ReplayOptions(
             beta_start=algorithm.beta_start,
@@ -113,18 +109,38 @@ class ReplayBuilder:
         )
         return ReplayParts(
             core=core,
-            replay=replay,
+            replay=self._replay(channels.rings),
             mailbox=channels.mailbox,
             staleness=StalenessMeter(
                 algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
             ),
-            batch=Batch.allocate(
-                algorithm.batch_size, algorithm.seen(self._spec), algorithm.extra_fields(self._spec)
-            ),
+            batch=self._batch(),
             wake=channels.wake,
             options=options,
             snapshots=channels.snapshots,
         )
+
+    @property
+    def _samples(self) -> int:
+        """Samples of an update."""
+        return self._algorithm.batch_size
+
+    def _replay(self, rings: tuple[RingReader, ...]) -> RingReplay[Any]:
+        algorithm = self._algorithm
+        return PrioritizedReplay(
+            rings,
+            n_step=algorithm.n_step,
+            gamma=algorithm.gamma,
+            alpha=algorithm.alpha,
+            uniform=not algorithm.prioritized,
+            frame_stack=algorithm.frame_stack,
+            rng=sampling_rng(self._config.seed),
+        )
+
+    def _batch(self) -> Batch | SequenceBatch:
+        algorithm = self._algorithm
+        seen = algorithm.seen(self._spec)
+        return Batch.allocate(algorithm.batch_size, seen, algorithm.extra_fields(self._spec))
 
     def _lockstep_balance(self, num_slots: int) -> LockstepBalance:
         algorithm, config = self._algorithm, self._config
@@ -132,19 +148,45 @@ class ReplayBuilder:
         assert samples_per_insert is not None, "the record refuses lockstep without samples_per_insert"
         return LockstepBalance(
             samples_per_insert=samples_per_insert,
-            batch_size=algorithm.batch_size,
+            batch_size=self._samples,
             learning_starts=algorithm.learning_starts,
             num_actors=config.actors,
             envs_per_actor=config.envs_per_actor,
             rows=quantum_rows(
                 samples_per_insert=samples_per_insert,
-                batch_size=algorithm.batch_size,
+                batch_size=self._samples,
                 streams=config.actors * config.envs_per_actor,
                 num_slots=num_slots,
                 lag=algorithm.lockstep_lag,
             ),
             max_env_steps=self._max_env_steps,
         )
+
+
+class SequenceBuilder(ReplayBuilder):
+    """Builds the loop that samples sequences from replay; its core is a `SequenceUpdater`."""
+
+    _algorithm: R2D2
+
+    @property
+    def _samples(self) -> int:
+        return self._algorithm.batch_size * self._algorithm.sequence_length
+
+    def _replay(self, rings: tuple[RingReader, ...]) -> RingReplay[Any]:
+        algorithm = self._algorithm
+        return SequenceReplay(
+            rings,
+            shape=algorithm.sequence_shape,
+            alpha=algorithm.alpha,
+            uniform=not algorithm.prioritized,
+            frame_stack=algorithm.frame_stack,
+            rng=sampling_rng(self._config.seed),
+        )
+
+    def _batch(self) -> SequenceBatch:
+        algorithm = self._algorithm
+        seen, fields = algorithm.seen(self._spec), algorithm.extra_fields(self._spec)
+        return SequenceBatch.allocate(algorithm.batch_size, algorithm.sequence_shape, seen, fields)
 
 
 class SegmentBuilder:
@@ -223,6 +265,7 @@ BUILDERS: Mapping[
     str, Callable[[Any, TrainerConfig, EnvSpec, int | None], ReplayBuilder | SegmentBuilder]
 ] = {
     "replay": ReplayBuilder,
+    "sequences": SequenceBuilder,
     "segments": SegmentBuilder,
 }
 """Builder of each loop by the name that `Algorithm.update_loop` gives it."""

@@ -12,6 +12,7 @@ from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.options import option_help
 from asyncrl.protocols import Algorithm, Policy, ReplayUpdater
+from asyncrl.sequences import SequenceBatch, SequenceShape
 
 SIZE = 32
 SPECS = {
@@ -22,7 +23,7 @@ SPECS = {
     "image_box": EnvSpec("image_box", (3, 4), "uint8", BoxAction((-2.0,) * 2, (2.0,) * 2, (1, 2))),
 }
 
-NAMES = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
+NAMES = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
 CASES = [
     (name, kind)
     for name in NAMES
@@ -34,7 +35,9 @@ pytestmark = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
 def record(name: str, **overrides: Any) -> Algorithm:
-    sizes = {"hidden_sizes": (16, 16), "batch_size": SIZE}
+    sizes: dict[str, Any] = {"hidden_sizes": (16, 16), "batch_size": SIZE}
+    if ALGORITHMS[name].update_loop == "sequences":
+        sizes |= {"recurrent_size": 12, "sequence_length": 4, "burn_in": 3, "n_step": 2}
     made: Algorithm = ALGORITHMS[name](**{**sizes, **overrides})
     return made
 
@@ -63,25 +66,55 @@ def observations(spec: EnvSpec, count: int, rng: np.random.Generator) -> np.ndar
     return rng.normal(size=shape).astype(spec.observation_dtype)
 
 
-def filled_batch(algorithm: Algorithm, spec: EnvSpec, seed: int = 0, size: int = SIZE) -> Batch:
+def filled_batch(algorithm: Any, spec: EnvSpec, seed: int = 0, size: int = SIZE) -> Any:
+    """A batch of random transitions, or of random sequences."""
     rng = np.random.default_rng(seed)
-    batch = Batch.allocate(size, spec, algorithm.extra_fields(spec))
+    fields = algorithm.extra_fields(spec)
+    if algorithm.update_loop == "sequences":
+        return filled_sequences(algorithm.sequence_shape, spec, fields, rng, size)
+    batch = Batch.allocate(size, spec, fields)
     batch.obs[:], batch.next_obs[:] = observations(spec, size, rng), observations(spec, size, rng)
     batch.action[:] = actions(spec, size, rng)
-    batch.reward[:] = rng.normal(size=size)
-    batch.discount[:] = np.where(rng.random(size) < 0.5, 0.0, 0.9)
-    batch.weight[:] = rng.random(size)
-    batch.ids[:], batch.version[:], batch.policy_updates[:] = np.arange(size), 0, 0
-    for field in algorithm.extra_fields(spec):
-        batch.extras[field.name][:] = rng.normal(size=(size, *field.shape))
+    fill_rest(batch, rng)
     return batch
 
 
-def permuted(batch: Batch, order: np.ndarray) -> Batch:
-    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    extras = {name: value[order] for name, value in fields.pop("extras").items()}
-    progress = fields.pop("progress")
-    return Batch(**{name: value[order] for name, value in fields.items()}, extras=extras, progress=progress)
+def filled_sequences(
+    shape: SequenceShape, spec: EnvSpec, fields: Any, rng: np.random.Generator, size: int
+) -> SequenceBatch:
+    """Sequences with episodes that begin anywhere, and rows that are not trained on."""
+    batch = SequenceBatch.allocate(size, shape, spec, fields)
+    batch.obs[:] = observations(spec, size * shape.rows, rng).reshape(batch.obs.shape)
+    batch.action[:] = actions(spec, batch.action.size, rng).reshape(batch.action.shape)
+    batch.begins[:] = rng.random(batch.begins.shape) < 0.2
+    batch.begins[:, 0] = False
+    batch.trained[:] = rng.random(batch.trained.shape) < 0.8
+    batch.trained[:, 0] = True
+    rows = shape.burn_in + np.arange(shape.length)
+    batch.bootstrap[:] = rows + rng.integers(1, shape.n_step + 1, batch.bootstrap.shape)
+    fill_rest(batch, rng)
+    return batch
+
+
+def fill_rest(batch: Any, rng: np.random.Generator) -> None:
+    batch.reward[:] = rng.normal(size=batch.reward.shape)
+    batch.discount[:] = np.where(rng.random(batch.discount.shape) < 0.5, 0.0, 0.9)
+    batch.weight[:] = rng.random(batch.size)
+    batch.ids[:], batch.version[:], batch.policy_updates[:] = np.arange(batch.size), 0, 0
+    for values in batch.extras.values():
+        values[:] = rng.normal(size=values.shape)
+
+
+def arrays_of(batch: Any) -> dict[str, np.ndarray]:
+    """Every array of a batch by name."""
+    own = {name: value for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
+    return own | dict(batch.extras)
+
+
+def permuted(batch: Any, order: np.ndarray) -> Any:
+    own = {name: value[order] for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
+    extras = {name: value[order] for name, value in batch.extras.items()}
+    return dataclasses.replace(batch, **own, extras=extras)
 
 
 def weights_of(core: ReplayUpdater) -> np.ndarray:
@@ -183,10 +216,10 @@ def test_batch_is_neither_kept_nor_written(name: str, kind: str) -> None:
     first, second = filled_batch(algorithm, spec, 0), filled_batch(algorithm, spec, 1)
     core, other = algorithm.make_updater(spec, "cpu", 0), algorithm.make_updater(spec, "cpu", 0)
     core.update(first)
-    for field in ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version"):
-        expected = getattr(filled_batch(algorithm, spec, 0), field)
-        assert (getattr(first, field) == expected).all(), field
-        getattr(first, field)[...] = 1
+    expected = arrays_of(filled_batch(algorithm, spec, 0))
+    for field, values in arrays_of(first).items():
+        assert (values == expected[field]).all(), field
+        values[...] = 1
     core.update(second)
     other.update(filled_batch(algorithm, spec, 0))
     other.update(second)

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.algorithms import ALGORITHMS
 
-REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop == "replay")
+REPLAY = sorted(name for name, record in ALGORITHMS.items() if record.update_loop != "segments")
 
 
 @pytest.mark.parametrize("name", REPLAY)

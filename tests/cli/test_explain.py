@@ -32,9 +32,9 @@ def test_every_option_and_every_other_name_is_explained(name: str) -> None:
 def test_an_explanation() -> None:
     text, _ = explain("samples_per_insert")
     assert text == explain("--dqn.samples-per-insert")[0].replace(
-        "option of dqn", "option of c51, crossq, ddpg, dqn, qrdqn, rainbow, sac, td3, tqc"
+        "option of dqn", "option of c51, crossq, ddpg, dqn, qrdqn, r2d2, rainbow, sac, td3, tqc"
     ) or text.startswith(
-        "samples_per_insert: option of c51, crossq, ddpg, dqn, qrdqn, rainbow, sac, td3, tqc\n"
+        "samples_per_insert: option of c51, crossq, ddpg, dqn, qrdqn, r2d2, rainbow, sac, td3, tqc\n"
     )
     assert "  flag       --dqn.samples-per-insert X\n" in text
     assert "  python     DQN(samples_per_insert=...)\n" in text

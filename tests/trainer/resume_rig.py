@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncrl import DQN, IMPALA, PPO, SAC, Trainer
+from asyncrl import DQN, IMPALA, PPO, R2D2, SAC, Trainer
 from asyncrl.trainer.run_thread import TrainResult
 
 RUNS: dict[str, tuple[str, Any]] = {
@@ -32,6 +32,20 @@ RUNS: dict[str, tuple[str, Any]] = {
             hidden_sizes=(16, 16),
             normalize_observations=True,
             normalize_rewards=True,
+        ),
+    ),
+    "r2d2": (
+        "CartPole-v1",
+        R2D2(
+            discipline="lockstep",
+            learning_starts=100,
+            batch_size=8,
+            sequence_length=6,
+            burn_in=3,
+            hidden_sizes=(16,),
+            recurrent_size=8,
+            replay_capacity=512,
+            samples_per_insert=4,
         ),
     ),
     "synchronous": ("CartPole-v1", PPO(discipline="synchronous", segment_length=32, hidden_sizes=(16, 16))),

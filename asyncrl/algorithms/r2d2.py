@@ -1,0 +1,194 @@
+"""R2D2: recurrent deep Q-learning from prioritized replay of sequences.
+
+Kapturowski et al. 2019  Recurrent experience replay in distributed reinforcement learning
+Pohlen et al. 2018       Observe and look further: achieving consistent performance on Atari (value rescaling)
+
+A sequence starts with the recurrent state that the actor stored, goes through `burn_in` rows without gradient, which
+makes the state anew with the present weights, and is trained on in the rows after them. Online and target network each
+burn in with their own weights. Sequences go on across the ends of episodes, with the state reset (`sequences.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
+from asyncrl.algorithms.recurrent import Recurrent
+from asyncrl.interfaces import EnvSpec, FieldSpec
+from asyncrl.options import require_at_least, require_fraction, require_positive
+from asyncrl.protocols import UpdateLoopName
+from asyncrl.sequences import SequenceShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncrl.acting.policies import QLayout
+    from asyncrl.algorithms.r2d2_update import R2D2Update
+    from asyncrl.algorithms.sequence_staging import StagedSequences
+
+EPSILON = 1e-3
+"""epsilon of the value rescaling."""
+
+
+def rescale(x: Tensor) -> Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al. 2018, proposition A.2)."""
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + EPSILON * x
+
+
+def rescale_inverse(x: Tensor) -> Tensor:
+    """h^-1(x) = sign(x) (((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1).
+
+    Written with z = 4 epsilon (|x| + 1 + epsilon) and sqrt(1 + z) - 1 = z / (sqrt(1 + z) + 1): the difference of two
+    numbers near 1 would leave three digits of a float32.
+    """
+    inner = x.abs() + (1.0 + EPSILON)
+    root = 2.0 * inner / ((1.0 + 4.0 * EPSILON * inner).sqrt() + 1.0)
+    return x.sign() * (root.square() - 1.0)
+
+
+def r2d2_loss(
+    q: Tensor,
+    next_q: Tensor,
+    next_action: Tensor,
+    batch: StagedSequences,
+    huber_delta: float | None,
+    bound_targets: bool,
+    value_rescaling: bool,
+    eta: float,
+) -> QLoss:
+    """Weighted Huber loss of the temporal-difference errors in B sequences of T trained rows, and their priorities.
+
+    Kapturowski et al. 2019, section 2.3, with h the identity where `value_rescaling` is off:
+
+        y_t = h(sum_{k<n} gamma^k r_{t+k} + gamma^n h^-1(Q(s_{t+n}, a*; theta-)))
+        delta_t = y_t - Q(s_t, a_t; theta)
+        p = eta max_t |delta_t| + (1 - eta) mean_t |delta_t|
+
+    where a* = argmax_a Q(s_{t+n}, a; theta) for double Q-learning. Maximum and mean are of the rows that are trained.
+
+    Args:
+        q: Q(s_t, .; theta) `[B T, A]`.
+        next_q: Q(s_{t+n}, .; theta-) `[B T, A]`.
+        next_action: a* `[B T, 1]` int64.
+        batch: `discount` is gamma^n, or 0 after a termination; `weight` is 0 where a row is not trained, and divided by
+            B T elsewhere.
+        huber_delta: error from which the loss is linear; None is the squared loss.
+        bound_targets: clip h^-1(Q(s_{t+n}, a*)) to `batch.low` and `batch.high`.
+        value_rescaling: whether the network's outputs are h of the returns.
+        eta: share of the largest error.
+    """
+    assert q.dim() == 2 and next_q.shape == q.shape and next_action.shape == batch.action.shape
+    next_value = next_q.gather(1, next_action)
+    if value_rescaling:
+        next_value = rescale_inverse(next_value)
+    if bound_targets:
+        next_value = next_value.clamp(batch.low, batch.high)
+    target = batch.reward + batch.discount * next_value
+    error = (rescale(target) if value_rescaling else target) - q.gather(1, batch.action)
+    size = (error.detach().abs() * batch.trained).view(batch.size, -1)
+    mean = size.sum(dim=1) / batch.trained.view(batch.size, -1).sum(dim=1)
+    priorities = eta * size.amax(dim=1) + (1.0 - eta) * mean
+    return QLoss((batch.weight * huber(error, huber_delta)).sum(), priorities.unsqueeze(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2D2(QLearning, Recurrent):
+    """Hyper-parameters of R2D2: those of DQN, and of sequences.
+
+    Raises:
+        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    """
+
+    name: ClassVar[str] = "r2d2"
+    update_loop: ClassVar[UpdateLoopName] = "sequences"
+
+    recurrent: Literal["gru", "lstm"] = "lstm"
+    """Recurrent cell between the hidden layers and the outputs: gru or lstm; its state begins with an episode."""
+
+    sequence_length: int = 40
+    """Trained rows of a sequence, at least 1."""
+
+    burn_in: int = 20
+    """Rows before them that only make the recurrent state anew, at least 0."""
+
+    sequence_period: int | None = None
+    """Rows of a stream from the start of one sequence to the next, at least 1; none: half of `sequence_length`."""
+
+    batch_size: int = 32
+    """Sequences per update, at least 1."""
+
+    eta: float = 0.9
+    """Share of the largest error in the priority of a sequence, from 0 to 1; the rest is of the mean error."""
+
+    value_rescaling: bool = True
+    """Learn returns on the scale h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018)."""
+
+    huber_delta: float | None = 1.0
+    """Threshold of the Huber loss, above 0; none is the squared loss."""
+
+    bound_targets: bool = True
+    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
+
+    n_step: int = 5
+    gamma: float = 0.997
+    alpha: float = 0.9
+    beta_start: float = 0.6
+    beta_end: float = 0.6
+    samples_per_insert: float | None = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("huber_delta", self.huber_delta)
+        require_at_least("sequence_length", self.sequence_length, 1)
+        require_at_least("burn_in", self.burn_in, 0)
+        if self.sequence_period is not None:
+            require_at_least("sequence_period", self.sequence_period, 1)
+        require_fraction("eta", self.eta)
+        if self.noisy:
+            raise ValueError("noisy must be off for r2d2, whose layers have no noise, got True")
+
+    @property
+    def sequence_shape(self) -> SequenceShape:
+        """Rows of a sequence, and which begin one."""
+        period = self.sequence_period or max(1, self.sequence_length // 2)
+        return SequenceShape(self.burn_in, self.sequence_length, period, self.n_step, self.gamma)
+
+    @property
+    def sample_rows(self) -> int:
+        """See `OffPolicy.sample_rows`."""
+        return self.sequence_shape.ahead + self.sequence_shape.period
+
+    def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """The recurrent state before the row's observation was seen."""
+        assert self.cell is not None
+        return (self.cell.field,)
+
+    def layout(self, spec: EnvSpec) -> QLayout:
+        """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
+        from asyncrl.acting.policies import QLayout
+
+        return QLayout(
+            self.seen(spec).observation_values,
+            self.hidden_sizes,
+            self.num_actions(spec),
+            self.dueling,
+            network=self.network_for(spec),
+            normalized=self.normalize_observations,
+            cell=self.cell,
+        )
+
+    def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
+        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        from asyncrl.algorithms.r2d2_update import R2D2Update
+
+        loss = partial(
+            r2d2_loss,
+            huber_delta=self.huber_delta,
+            bound_targets=self.bound_targets,
+            value_rescaling=self.value_rescaling,
+            eta=self.eta,
+        )
+        values = rescale_inverse if self.value_rescaling else lambda q: q
+        return R2D2Update(self, spec, device, seed, shape=self.sequence_shape, loss=loss, values=values)
