@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import IMPALA, PPO, Trainer, load
+from asyncrl import DQN, IMPALA, PPO, R2D2, Trainer, load
 from asyncrl.envs.recall import Recall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -61,3 +61,20 @@ def test_ppo_remembers_with_a_gru_and_not_without(tmp_path: Path) -> None:
 def test_impala_remembers_with_an_lstm() -> None:
     result = trained(IMPALA(recurrent="lstm", segment_length=20, **SMALL), 60_000)
     assert result.stop_reason == "target_return", result.summary
+
+
+def test_r2d2_remembers_and_dqn_does_not() -> None:
+    off_policy = {
+        "discipline": "lockstep",
+        "learning_rate": 2e-3,
+        "learning_starts": 500,
+        "exploration_steps": 3000,
+    }
+    result = trained(
+        R2D2(sequence_length=12, burn_in=4, hidden_sizes=(32,), recurrent_size=32, **off_policy), 40_000
+    )
+    assert result.stop_reason == "target_return", result.summary
+    without = trained(DQN(hidden_sizes=(32,), **off_policy), result.summary["env_steps"])
+    assert without.stop_reason == "total_steps" and abs(without.summary["eval"]["return_mean"]) < 0.5, (
+        without.summary
+    )
