@@ -6,7 +6,6 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
@@ -54,9 +53,8 @@ def make_parser(algorithms: Sequence[str] | None = None, *, brief: bool = True) 
 
 
 def _closing() -> str:
-    names = textwrap.fill(f"algorithms: {', '.join(ALGORITHMS)}", 80, subsequent_indent="  ")
     return (
-        f"{names}\n"
+        f"algorithms: {' '.join(ALGORITHMS)}\n"
         "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
         "defaults for known environments."
     )
