@@ -43,12 +43,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace, server: ForkServer) -> int:
     """Try it; returns the exit code. Raises what a run would refuse."""
     from asyncrl.actors.probe import trial
     from asyncrl.envs.source import EnvSource
 
-    assert server is not None
     config = options.config
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
     facts = _facts(asyncio.run(trial(server, source, options.seconds)))

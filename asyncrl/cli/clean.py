@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder
 from asyncrl.show.kept_run import KeptRun, find_runs
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 LEFT_OVER = ("http.json", ".http.json.*", ".*.tmp", "checkpoints/.*")
 """Files that mean something during a run only."""
@@ -35,12 +31,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Remove and say what; returns the exit code."""
     folder = existing_folder(options.FOLDER, "clean")
     ended = [run for run in find_runs(folder) if run.pid is None]

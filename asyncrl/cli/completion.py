@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 SHELLS = ("bash", "zsh")
 FOLDERS = ("RUN", "FOLDER", "A", "B", "run_dir")
@@ -29,12 +24,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the script; returns the exit code."""
     import shtab
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.cli.flags import Parser, shown
 from asyncrl.cli.text_table import existing_run, number, text_table
 from asyncrl.show.kept_run import KeptRun, differing_options
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 NOT_OPTIONS = ("trainer.run_dir", "trainer.env_file")
 """Where a run lies is no difference between two."""
@@ -29,12 +25,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print both tables; returns the exit code."""
     runs = [existing_run(options.A), existing_run(options.B)]
     differing = differing_options(runs)

@@ -6,14 +6,12 @@ import argparse
 import dataclasses
 import json
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser, flag_of
 from asyncrl.cli.text_table import existing_run
 
 if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
     from asyncrl.show.diagnosis import Finding
 
 WELL = "Nothing stands out."
@@ -32,12 +30,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the findings; returns the exit code."""
     from asyncrl.show.diagnosis import diagnose
     from asyncrl.show.evidence import collect

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.flags import Parser, add_options, given_flags, merged
+from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import require_at_least, require_positive
 
 if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
     from asyncrl.policies.portable_policy import PortablePolicy
     from asyncrl.show.video import VideoWriter
 
@@ -60,19 +59,16 @@ def make_parser() -> Parser:
         description="Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
         "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
     )
-    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-    add_options(parser, "options", EnjoyOptions, skip=("run",))
+    add_policy_flags(parser, "options", EnjoyOptions)
     return parser
 
 
 def parse(arguments: Sequence[str]) -> EnjoyOptions:
     """Parse the options of `asyncrl enjoy`. Raises SystemExit with code 2 for a wrong flag or value."""
-    parser = make_parser()
-    parsed = parser.parse_exactly(arguments)
-    return merged(parser, EnjoyOptions, given_flags(parsed, EnjoyOptions), {"run": parsed.RUN})
+    return parse_policy_flags(make_parser(), EnjoyOptions, arguments)
 
 
-def run(options: EnjoyOptions, server: ForkServer | None) -> int:
+def run(options: EnjoyOptions) -> int:
     """Play and show; returns the exit code."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.show.video import VideoWriter, require_video

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.cli.eval_options import EvalOptions
-from asyncrl.cli.flags import Parser, add_options, given_flags, merged
+from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
@@ -19,19 +19,16 @@ def make_parser() -> Parser:
         usage="asyncrl eval RUN [options]",
         description="Play greedy episodes with the policy of a run.",
     )
-    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-    add_options(parser, "options of the evaluation", EvalOptions, skip=("run",))
+    add_policy_flags(parser, "options of the evaluation", EvalOptions)
     return parser
 
 
 def parse(arguments: Sequence[str]) -> EvalOptions:
     """Parse the options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
-    parser = make_parser()
-    parsed = parser.parse_exactly(arguments)
-    return merged(parser, EvalOptions, given_flags(parsed, EvalOptions), {"run": parsed.RUN})
+    return parse_policy_flags(make_parser(), EvalOptions, arguments)
 
 
-def run(options: EvalOptions, server: ForkServer | None) -> int:
+def run(options: EvalOptions, server: ForkServer) -> int:
     """Play the episodes; returns the exit code."""
     from asyncrl.cli.playing import evaluate
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 
 def make_parser() -> Parser:
@@ -33,7 +29,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_exactly(plain)
 
 
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the explanation; returns the exit code."""
     from asyncrl.cli.explanation import explain
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from asyncrl.cli.flags import Parser, add_options, given_flags, merged
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
+from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +39,16 @@ def make_parser() -> Parser:
         usage="asyncrl export RUN --onnx FILE [options]",
         description="Write the policy of a run to a file of its own.",
     )
-    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-    add_options(parser, "options", ExportOptions, skip=("run",))
+    add_policy_flags(parser, "options", ExportOptions)
     return parser
 
 
 def parse(arguments: Sequence[str]) -> ExportOptions:
     """Parse the options of `asyncrl export`. Raises SystemExit with code 2 for a wrong flag or value."""
-    parser = make_parser()
-    parsed = parser.parse_exactly(arguments)
-    return merged(parser, ExportOptions, given_flags(parsed, ExportOptions), {"run": parsed.RUN})
+    return parse_policy_flags(make_parser(), ExportOptions, arguments)
 
 
-def run(options: ExportOptions, server: ForkServer | None) -> int:
+def run(options: ExportOptions) -> int:
     """Write the files; returns the exit code."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.policies.onnx_export import require_onnx

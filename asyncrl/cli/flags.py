@@ -233,3 +233,15 @@ def merged(
         name = str(error).split(" ", 1)[0]
         where = f"argument {flag_of(name, prefix)}: " if name in given else ""
         parser.error(f"{where}{error}")
+
+
+def add_policy_flags(parser: Parser, title: str, record: type) -> None:
+    """Add RUN, which has the policy, and the flags of `record`, whose field `run` it is."""
+    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
+    add_options(parser, title, record, skip=("run",))
+
+
+def parse_policy_flags(parser: Parser, record: type[R], arguments: Sequence[str]) -> R:
+    """The `record` of flags that `add_policy_flags` added. Ends with exit code 2 for a wrong flag or value."""
+    parsed = parser.parse_exactly(arguments)
+    return merged(parser, record, given_flags(parsed, record), {"run": parsed.RUN})

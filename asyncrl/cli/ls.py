@@ -7,15 +7,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder
 from asyncrl.cli.text_table import age, number, text_table
 from asyncrl.show.kept_run import KeptRun, find_runs
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 
 def make_parser() -> Parser:
@@ -30,12 +27,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the list; returns the exit code."""
     folder = existing_folder(options.FOLDER, "ls")
     runs = [_facts(run, folder) for run in find_runs(folder)]

@@ -88,17 +88,16 @@ def _list_of_commands() -> str:
 
 def _run(command: Command, arguments: list[str]) -> int:
     """Parse, then start a fork server for a command that needs one, and close it in every case."""
-    module = command.load()
-    options = module.parse(arguments)
+    module, options = command.load(), command.parse(arguments)
     _find_modules_here()
     if not command.needs_server:
-        return module.run(options, None)
+        return int(module.run(options))
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()
     server.start()
     try:
-        return module.run(options, server)
+        return int(module.run(options, server))
     finally:
         server.close()
 

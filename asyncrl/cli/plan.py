@@ -18,7 +18,6 @@ from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 
 if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
     from asyncrl.trainer.pilot import Pilot
 
 OPTIONS = (
@@ -72,7 +71,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure and print; returns the exit code. Raises what a run raises."""
     from asyncrl.trainer.pilot import fastest, plan
 

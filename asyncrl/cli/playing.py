@@ -17,12 +17,12 @@ from asyncrl.policies.load import checkpoint_file, load
 from asyncrl.policies.portable_policy import PortablePolicy
 
 
-def evaluate(options: EvalOptions, server: ForkServer | None) -> int:
+def evaluate(options: EvalOptions, server: ForkServer) -> int:
     """Play greedy episodes with a policy's weights and print the returns; returns the exit code."""
     show_warnings_plainly()
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
-    returns, lengths = asyncio.run(_play(policy, options, server or ForkServer()))
+    returns, lengths = asyncio.run(_play(policy, options, server))
     record = _evaluation_record(options, path, policy, returns, lengths)
     if options.json:
         print(json.dumps(record, allow_nan=False), flush=True)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import existing_run
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.kept_run import KeptRun, find_runs
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training return"}
 
@@ -35,12 +30,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Plot; returns the exit code."""
     from asyncrl.show.curves import curves, default_metric
 

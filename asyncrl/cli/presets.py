@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.registry import ALGORITHMS, algorithm_name
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import text_table
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 
 def make_parser() -> Parser:
@@ -27,12 +22,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the list; returns the exit code."""
     rows = [
         (env, algo, preset.reached or "not measured")

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import text_table
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 
 def make_parser() -> Parser:
@@ -25,12 +20,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the list; returns the exit code."""
     from asyncrl.cli.live_runs import live_runs
 

@@ -87,7 +87,7 @@ def _algorithm_of(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def run(options: ResumeOptions, server: ForkServer | None) -> int:
+def run(options: ResumeOptions, server: ForkServer) -> int:
     """Train on; returns the exit code. Raises the error that ended the run."""
     with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
         from asyncrl.cli.resuming import resume

@@ -11,7 +11,7 @@ from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.trainer.trainer import Trainer
 
 
-def resume(options: ResumeOptions, server: ForkServer | None, interrupts: Interrupts) -> int:
+def resume(options: ResumeOptions, server: ForkServer, interrupts: Interrupts) -> int:
     """Say what the run goes on from, then train like `train`; returns the exit code."""
     show_warnings_plainly()
     trainer = Trainer.resume(

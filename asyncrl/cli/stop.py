@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from asyncrl.cli.flags import Parser
 from asyncrl.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
     from asyncrl.cli.live_runs import LiveRun
 
 LOOK_SECONDS = 0.1
@@ -32,12 +30,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Stop it and wait; returns the exit code."""
     live = _find(options.RUN)
     if not live.ask_to_stop():

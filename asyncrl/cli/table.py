@@ -1,10 +1,10 @@
 """The commands: name, module, one line of help, and whether a fork server is started first.
 
-A command is a module of this folder with three functions; a new command adds its module and its line here.
+A command is a module of this folder with two or three functions; a new command adds its module and its line here.
 
-    def make_parser() -> Parser: ...                                # its flags; for help, tab completion and tests
-    def parse(arguments: Sequence[str]) -> Options: ...             # SystemExit with code 2 for a wrong argument
-    def run(options: Options, server: ForkServer | None) -> int: ...  # the exit code
+    def make_parser() -> Parser: ...                     # its flags; for help, tab completion and tests
+    def parse(arguments: Sequence[str]) -> Options: ...  # where the parser's namespace is not what `run` takes
+    def run(options: Options) -> int: ...                # the exit code; where it needs one it takes a fork server too
 
 `make_parser` and `parse` load nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module that
 `run` imports. The fork server is started between `parse` and `run` and closed after `run` in every case.
@@ -13,30 +13,9 @@ A command is a module of this folder with three functions; a new command adds it
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncrl.actors.forkserver import ForkServer
-    from asyncrl.cli.flags import Parser
-
-
-class CommandModule(Protocol):
-    """The module of a command."""
-
-    def make_parser(self) -> Parser:
-        """The command's flags."""
-        ...
-
-    def parse(self, arguments: Sequence[str]) -> Any:
-        """The options for `run`."""
-        ...
-
-    def run(self, options: Any, server: ForkServer | None) -> int:
-        """Do it; returns the exit code."""
-        ...
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -55,10 +34,16 @@ class Command:
     help: str
     needs_server: bool = False
 
-    def load(self) -> CommandModule:
-        """Import the module."""
-        module: Any = importlib.import_module(f"asyncrl.cli.{self.module}")
-        return module  # type: ignore[no-any-return]
+    def load(self) -> Any:
+        """The module, imported."""
+        return importlib.import_module(f"asyncrl.cli.{self.module}")
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """The options for the module's `run`. Raises SystemExit with code 2 for a wrong argument."""
+        module = self.load()
+        if hasattr(module, "parse"):
+            return module.parse(arguments)
+        return module.make_parser().parse_exactly(arguments)
 
 
 COMMANDS = {

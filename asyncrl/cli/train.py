@@ -125,7 +125,7 @@ def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
     return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
 
 
-def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer | None) -> int:
+def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
     """Train; returns the exit code. Raises the error that ended the run."""
     config, algorithm = options
     with Interrupts() as interrupts:  # before the imports, which take the longest part of the start

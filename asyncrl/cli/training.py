@@ -28,9 +28,7 @@ NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
 """Commands that come after a run, and what stands behind its path."""
 
 
-def train(
-    config: TrainerConfig, algorithm: Algorithm, server: ForkServer | None, interrupts: Interrupts
-) -> int:
+def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, interrupts: Interrupts) -> int:
     """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
     show_warnings_plainly()
     return learn(Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START), interrupts)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.run_name import existing_folder
-
-if TYPE_CHECKING:
-    from asyncrl.actors.forkserver import ForkServer
 
 HIGHEST_PORT = 65535
 
@@ -36,12 +31,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
-    return make_parser().parse_exactly(arguments)
-
-
-def run(options: argparse.Namespace, server: ForkServer | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C; returns the exit code.
 
     Raises:

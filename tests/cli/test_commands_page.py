@@ -44,7 +44,7 @@ def test_every_example_is_understood(line: str, runs: None, capsys: pytest.Captu
     if name not in COMMANDS:
         pytest.skip(f"{name} is not a command of this version")
     try:
-        COMMANDS[name].load().parse(arguments)
+        COMMANDS[name].parse(arguments)
     except SystemExit as stop:
         assert stop.code == 0 and "--help" in arguments, capsys.readouterr().err
 

@@ -20,7 +20,7 @@ from headless_browser import CHROMIUM, Browser
 from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 
 import asyncrl
-from asyncrl.cli import ui
+from asyncrl.cli.table import COMMANDS
 from asyncrl.server.curves import MOST_POINTS, curves
 from asyncrl.server.folder import FolderServer
 from asyncrl.server.pages import FOLDER_PAGE, load_page
@@ -219,13 +219,13 @@ def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(asyncrl.errors.ConfigurationError, match=r"there is no folder .*nowhere"):
-        ui.run(ui.parse([str(tmp_path / "nowhere")]), None)
+        COMMANDS["ui"].load().run(COMMANDS["ui"].parse([str(tmp_path / "nowhere")]))
 
 
 @pytest.mark.parametrize("port", ["many", "-1", "70000"])
 def test_a_wrong_port_is_wrong_usage(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        ui.parse([f"--port={port}"])
+        COMMANDS["ui"].parse([f"--port={port}"])
     assert ended.value.code == 2
     assert "from 0 to 65535" in " ".join(capsys.readouterr().err.split())
 
