@@ -24,7 +24,7 @@ def parameter_count(sizes: Sequence[int], copies: int = 1) -> int:
 class WithStatistics:
     """Where the statistics of normalised observations stand in a flat block: `[...][mean][1 / deviation]`, at its end.
 
-    A layout that extends this has `inputs`, `normalized` and `network_count`, the length of what stands before them.
+    A layout that extends this has `inputs`, `normalized` and `network_count`, and may have more before them.
     """
 
     inputs: int
@@ -32,9 +32,15 @@ class WithStatistics:
     network_count: int
 
     @property
+    def statistics_start(self) -> int:
+        """Length of what stands before them."""
+        return self.network_count
+
+    @property
     def obs_mean(self) -> slice:
         """Where the mean of each observed value stands; an empty slice unless normalised."""
-        return slice(self.network_count, self.network_count + (self.inputs if self.normalized else 0))
+        start = self.statistics_start
+        return slice(start, start + (self.inputs if self.normalized else 0))
 
     @property
     def obs_scale(self) -> slice:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
+from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActingNetwork, ActionBox
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
@@ -26,7 +27,7 @@ from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, F
 
 
 @dataclass(frozen=True)
-class ActorLayout:
+class ActorLayout(WithStatistics):
     """Shape of a policy network and the order of its numbers in a flat float32 block.
 
     The block is `[network][log_std][obs_mean][obs_scale]`; the order within the network is that of `layouts`.
@@ -91,7 +92,7 @@ class ActorLayout:
         return (self.inputs, *self.hidden, self.outputs)
 
     @cached_property
-    def network_count(self) -> int:
+    def network_count(self) -> int:  # type: ignore[override]
         """Numbers of the network, which stand first."""
         return network_size(self.sizes, self.network, self.cell)
 
@@ -107,21 +108,9 @@ class ActorLayout:
         return slice(self.network_count, self.network_count + self.action_values)
 
     @property
-    def obs_mean(self) -> slice:
-        """Where the mean of each observed value stands; an empty slice unless normalised."""
-        start = self.log_std.stop
-        return slice(start, start + (self.inputs if self.normalized else 0))
-
-    @property
-    def obs_scale(self) -> slice:
-        """Where one over the standard deviation of each observed value stands; empty unless normalised."""
-        start = self.obs_mean.stop
-        return slice(start, start + (self.inputs if self.normalized else 0))
-
-    @property
-    def weight_count(self) -> int:
-        """Length of the flat block."""
-        return int(self.obs_scale.stop)
+    def statistics_start(self) -> int:
+        """Where the statistics of observations begin."""
+        return int(self.log_std.stop)
 
 
 def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
@@ -157,9 +146,10 @@ class StochasticPolicy:
     """
 
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
-        statistics = (layout.obs_mean, layout.obs_scale) if layout.normalized else None
         relu = layout.activation == "relu"
-        self._network = make_acting_network(spec, layout, layout.network, relu, statistics, layout.cell)
+        self._network = make_acting_network(
+            spec, layout, layout.network, relu, layout.statistics, layout.cell
+        )
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout, self.frame_stack = layout, spec.frame_stack

@@ -6,9 +6,7 @@ has an agent of its own, so that the others go on, and a dead one may be started
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import signal
 import socket
 import threading
@@ -111,13 +109,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def end_processes(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to processes, those that are gone aside."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
 
 
 def describe_failure(failure: Failure, host: str) -> str:

@@ -47,20 +47,6 @@ def diagonal_gaussian(mean: Tensor, action: Tensor, log_std: Tensor) -> tuple[Te
     return -0.5 * z.square().sum(dim=1) - volume, (volume + 0.5 * mean.shape[1]).expand(mean.shape[0])
 
 
-def squashed_gaussian(mean: Tensor, latent: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density of tanh(u) and entropy of u, `[B]` each, u a diagonal Gaussian's draw (Haarnoja et al. 2018, app. C).
-
-    The density leaves out the constant scale of the action's bounds. The entropy of tanh(u) has no closed form.
-
-    Args:
-        mean: `[B, d]`.
-        latent: u, `[B, d]`.
-        log_std: `[d]` or `[B, d]`.
-    """
-    log_prob, entropy = diagonal_gaussian(mean, latent, log_std)
-    return log_prob - log_tanh_slope(latent).sum(dim=1), entropy
-
-
 def log_tanh_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh(u)^2), the logarithm of tanh's derivative, exact where tanh(u) rounds to 1."""
     return 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))

@@ -136,14 +136,6 @@ class SumTree:
             self._rest = np.zeros(out.size)
         draw_leaves(*self._tree, uniforms, self._rest, out)
 
-    def max(self) -> float:
-        """The largest priority, exactly; reads all leaves (0.1 ms for a million), so not for the hot path."""
-        return float(self.leaves.max())
-
-    def min_nonzero(self) -> float:
-        """The smallest priority above zero, exactly, or infinity where there is none; reads all leaves."""
-        return float(np.min(self.leaves, where=self.leaves > 0.0, initial=np.inf))
-
     def check(self) -> None:
         """Recompute every sum from its children. Raises AssertionError where one differs in any bit."""
         children = self.leaves.reshape(-1, self.fanout).astype(np.float64)
