@@ -27,14 +27,16 @@ from harness import Report, markdown
 
 def actors(arguments: argparse.Namespace) -> None:
     """Kill storms under DQN and PPO."""
-    run_storms(arguments.kills, arguments.envs, arguments.seed)
+    run_storms(arguments.kills, arguments.minutes, arguments.envs, arguments.seed)
 
 
 def processes(arguments: argparse.Namespace) -> None:
     """Signals to the processes of runs."""
     for target in arguments.targets:
         report = Report(f"faults_{target}")
-        outcome = kill_runs(target, arguments.kills, arguments.seed)
+        outcome = kill_runs(
+            target, arguments.kills, arguments.minutes / len(arguments.targets), arguments.seed
+        )
         report.note("exit codes", outcome.exit_codes)
         report.note("stories", outcome.stories[:10])
         for what in (
@@ -94,10 +96,12 @@ def main() -> None:
     sections = parser.add_subparsers(required=True)
     section = sections.add_parser("actors", help=actors.__doc__)
     section.add_argument("--kills", type=int, default=40)
+    section.add_argument("--minutes", type=float, default=1e6, help="end earlier, with fewer kills")
     section.add_argument("--envs", type=int, default=4)
     section.set_defaults(run=actors)
     section = sections.add_parser("processes", help=processes.__doc__)
     section.add_argument("--kills", type=int, default=2)
+    section.add_argument("--minutes", type=float, default=1e6, help="end earlier, with fewer kills")
     section.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     section.set_defaults(run=processes)
     section = sections.add_parser("checkpoints", help=checkpoints.__doc__)

@@ -160,7 +160,7 @@ def _links(folder: Path) -> list[str]:
 
 
 def storm(
-    algorithm: Any, kills: int, envs: int, seed: int, pools: list[Any]
+    algorithm: Any, kills: int, minutes: float, envs: int, seed: int, pools: list[Any]
 ) -> tuple[list[float], list[float], Growth, dict[str, float]]:
     """Kill actors of one run, one after the other at random moments.
 
@@ -176,12 +176,15 @@ def storm(
     )  # fmt: skip
     latencies: list[float] = []
     floors: list[float] = []
+    end = time.monotonic() + 60 * minutes
     with trainer:
         trainer.start()
         until(lambda: (seen := trainer.snapshot()) is not None and seen.updates > 0, trainer, "updates")
         pool, first = pools[-1], trainer.snapshot()
         growth = Growth(main=os.getpid(), server=pool._server.pid)
         for number in range(kills):
+            if time.monotonic() > end:
+                break
             index = rng.randrange(2)
             until(lambda i=index: pool._actors[i].ready and pool._actors[i].alive, trainer, "an actor")
             time.sleep(rng.uniform(0.0, 0.02))
@@ -202,15 +205,14 @@ def storm(
     return latencies, floors, growth, done
 
 
-def run_storms(kills: int, envs: int, seed: int) -> None:
-    """Kill storms under DQN and PPO; every row and every batch is recomputed."""
+def run_storms(kills: int, minutes: float, envs: int, seed: int) -> None:
+    """Kill storms under DQN and PPO, of half the kills each and half the time; every row and batch is recomputed."""
     from asyncrl import DQN, PPO
 
     findings = Findings()
     checks = watch_learner(findings)
     pools = find_pool()
     report = Report("faults_actors")
-    report.note("kills", kills)
     algorithms = {
         "dqn": DQN(
             gamma=GAMMA, n_step=1, hidden_sizes=(16,), learning_starts=100, replay_capacity=4_000, batch_size=32,
@@ -220,8 +222,9 @@ def run_storms(kills: int, envs: int, seed: int) -> None:
     }  # fmt: skip
     for name, algorithm in algorithms.items():
         before = Findings(**vars(findings))
-        latencies, floors, growth, done = storm(algorithm, kills // 2, envs, seed, pools)
+        latencies, floors, growth, done = storm(algorithm, kills // 2, minutes / 2, envs, seed, pools)
         checks.clear()
+        report.add(f"{name}_kills", [len(latencies)], "")
         _report_latencies(report, name, latencies, floors)
         for what, count in vars(findings).items():
             goal = "0" if what in ("torn", "disorder") else None

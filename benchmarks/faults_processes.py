@@ -182,14 +182,16 @@ def _read_all(folder: Path, outcome: Outcome) -> None:
             outcome.stories.append(str(error))
 
 
-def kill_runs(target: str, count: int, seed: int) -> Outcome:
-    """So many runs, each hit at another moment between its start and its usual end."""
+def kill_runs(target: str, count: int, minutes: float, seed: int) -> Outcome:
+    """So many runs, or fewer in that time, each hit at another moment between its start and its usual end."""
     rng, outcome = random.Random(f"{target} {seed}"), Outcome()
     started = time.monotonic()
     undisturbed: Any = Outcome()
     one_run("main_sigterm", 600.0, undisturbed)
     usual = time.monotonic() - started
     for _ in range(count):
+        if time.monotonic() > started + 60 * minutes:
+            break
         outcome.runs += 1
         one_run(target, rng.uniform(0.0, usual), outcome)
     return outcome
