@@ -23,6 +23,7 @@ from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.closing import close_env
 from asyncrl.envs.packing import packed
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
@@ -113,7 +114,7 @@ class EpisodePlayer:
     def close(self) -> None:
         """Close the environments."""
         for env in self._envs if self._vector is None else [self._vector]:
-            env.close()
+            close_env(env)
 
     def play(
         self, episodes: int, seed: int, max_steps: int | None = None, max_seconds: float | None = None

@@ -29,7 +29,14 @@ import sys
 from typing import Any
 
 from asyncrl.actors.frames import receive_frame, send_frame
-from asyncrl.actors.guardian import become_subreaper, children, die_with_parent, guard, kill_with_group
+from asyncrl.actors.guardian import (
+    become_subreaper,
+    children,
+    die_with_parent,
+    guard,
+    kill_with_group,
+    signal_group,
+)
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Kept at 1 in every child, whatever the main process says: actors are the parallelism."""
@@ -144,8 +151,11 @@ class _Server:
     def _signal(self, pid: int, number: int, group: bool) -> None:
         # Only children that were not reaped: their numbers cannot have been given to somebody else.
         if pid in self._children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number) if group else os.kill(pid, number)
+            if group:
+                signal_group(pid, number)
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
 
     def _report_exits(self) -> None:
         while (pid := self._next_exited()) is not None:

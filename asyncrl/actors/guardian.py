@@ -84,9 +84,16 @@ def _end_all() -> None:
 
 def kill_with_group(pid: int) -> None:
     """SIGKILL to a child that was not reaped, and to the process group that it leads, if it does."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    signal_group(pid, signal.SIGKILL)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """A signal to the group that a child led when it was forked, and to the child, which may have left that group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(pid) != pid:
+            os.kill(pid, number)
 
 
 def children() -> set[int]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.closing import close_env
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.row_counts import find_events
@@ -196,6 +197,8 @@ class PlainStreams(_CurrentStream):
                     env_checks.check_step(self._name, step)
                     raise
                 if terminated or truncated:
+                    if not (type(terminated) is type(truncated) is bool):
+                        env_checks.check_step(self._name, step)
                     ended[i] = True
                     events.append((i, (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)))
             if not (type(obs) is np.ndarray and obs.shape == shape and obs.dtype == dtype):
@@ -210,7 +213,7 @@ class PlainStreams(_CurrentStream):
     def close(self) -> None:
         """See `Streams.close`."""
         for env in self.envs:
-            env.close()
+            close_env(env)
 
     def _reset_one(self, i: int) -> tuple[Any, Any]:
         returned = self.envs[i].reset()
@@ -222,8 +225,8 @@ class PlainStreams(_CurrentStream):
     def _store_rewards(self, values: list[Any], out: NDArray[np.float64], first: int) -> None:
         try:
             array = np.asarray(values)
-            if array.dtype.kind not in "fiub" and env_checks.is_text(array):
-                raise TypeError("text as a reward")
+            if array.dtype.kind not in "fiub" and not env_checks.is_real(array):
+                raise TypeError("no number as a reward")
             out[first : first + len(values)] = array
         except (TypeError, ValueError):
             for i, reward in enumerate(values, first):
@@ -285,7 +288,7 @@ class VectorStreams(_CurrentStream):
 
     def close(self) -> None:
         """See `Streams.close`."""
-        self.env.close()
+        close_env(self.env)
 
     def _store(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Copy what the environment observed, and read it where it lies from now on if it needs no conversion."""

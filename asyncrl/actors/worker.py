@@ -192,7 +192,7 @@ def _sleep_until_answered(requests: ActorRequests, part: int, commands: _Command
 
 
 def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) -> None:
-    send_frame(channel, {"kind": "spec", "spec": describe(source)})
+    describe(source, lambda spec: send_frame(channel, {"kind": "spec", "spec": spec}))
 
 
 def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict[str, int]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.envs.closing import close_env
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import require_at_least, require_positive
 
@@ -92,7 +93,7 @@ def run(options: EnjoyOptions) -> int:
         print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)
         return 0
     finally:
-        env.close()
+        close_env(env)
 
 
 def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:

@@ -26,6 +26,7 @@ from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, M
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0
+_SCALARS = ("reward", "terminated", "truncated")
 
 
 def spec_of(name: str, env: Any) -> EnvSpec:
@@ -166,7 +167,7 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
     must = "return (observation, reward, terminated, truncated, info)"
     if not (isinstance(returned, tuple) and len(returned) == 5):
         raise _old(name, "step", f"returned {_shape_of(returned)}", must)
-    for value, what in zip(returned[1:4], ("reward", "terminated", "truncated"), strict=True):
+    for value, what in zip(returned[1:4], _SCALARS, strict=True):
         if np.shape(value) != batch:
             kind = "number" if not batch else f"array of shape {batch}"
             raise _old(
@@ -175,18 +176,23 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
                 f"returned {what} {value!r} of shape {np.shape(value)}",
                 f"return a {kind} there",
             )
-    if is_text(returned[1]):
-        kind = "number" if not batch else "array of numbers"
-        raise _old(name, "step", f"returned the text {returned[1]!r} as reward", f"return a {kind} there")
+    for value, what, kind in zip(returned[1:4], _SCALARS, ("number", "bool", "bool"), strict=True):
+        if not is_real(value):
+            kind = kind if not batch else f"array of {kind}s"
+            raise _old(name, "step", f"returned {value!r} as {what}", f"return a {kind} there")
     return returned
 
 
-def is_text(rewards: object) -> bool:
-    """Whether rewards hold text. NumPy would parse it: the text "1.5" would pass for the number."""
-    array = np.asarray(rewards)
-    return array.dtype.kind in "USV" or (
-        array.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in array.flat)
-    )
+def is_real(values: object) -> bool:
+    """Whether values may pass for real numbers: None may, which is False, text, complex numbers and times may not.
+
+    NumPy would take them: the text "1.5" for a number, of 1j the real part, of five seconds the five; and Python the
+    text "False" for True.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        return not any(isinstance(value, str | bytes | complex) for value in array.flat)
+    return array.dtype.kind in "fiub"
 
 
 def check_observation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.envs.closing import close_env
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, error_text
 
@@ -35,12 +36,12 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
             raise _cannot_render(source, mode, f"{source.name} cannot render as {mode!r}", _other(modes))
         again: Any = source.build(mode)
         if again.render_mode != mode:
-            again.close()
+            close_env(again)
             again = _made_again(source, env, mode)
     except BaseException:
-        env.close()
+        close_env(env)
         raise
-    env.close()
+    close_env(env)
     return again  # type: ignore[no-any-return]
 
 
@@ -69,7 +70,7 @@ def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, An
     except Exception as error:  # of a wrapper that keeps no record, too
         raise _no_choice(source, mode, error_text(error)) from error
     if again.render_mode != mode:
-        again.close()
+        close_env(again)
         raise _no_choice(source, mode, f"it was made with {again.render_mode!r}")
     return again
 

@@ -21,6 +21,7 @@ import cloudpickle
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
+from asyncrl.envs.closing import close_env
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.registered import extra_for, find
 from asyncrl.errors import (
@@ -236,11 +237,11 @@ class EnvSource:
         )
 
 
-def describe(source: EnvSource) -> EnvSpec:
+def describe(source: EnvSource, say: Callable[[EnvSpec], None] = lambda spec: None) -> EnvSpec:
     """Build one environment, look at its spaces, reset and step it once, and say what it looks like.
 
     Runs in a process of its own (`asyncrl.actors.pool.probe`), because constructors may start threads, open
-    windows or die.
+    windows or die. `say` is told before the environment is closed, which may hang.
 
     Raises:
         EnvironmentFailed: it does not build, or breaks gymnasium's contract (ASYNC004, 012, 013, 018).
@@ -250,9 +251,10 @@ def describe(source: EnvSource) -> EnvSpec:
     try:
         spec = env_checks.spec_of(source.name, env)
         env_checks.check_calls(source.name, env, spec)
+        say(spec)
         return spec
     finally:
-        env.close()
+        close_env(env)
 
 
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:

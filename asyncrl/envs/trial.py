@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.envs import checks as env_checks
+from asyncrl.envs.closing import close_env
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
 
@@ -68,7 +69,7 @@ def try_out(source: EnvSource, seconds: float) -> Trial:
         walk.go(seconds)
         problems = (*walk.problems(), *_of_seeds(env))
     finally:
-        env.close()
+        close_env(env)
     return Trial(
         spec,
         built,

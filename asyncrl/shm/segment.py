@@ -155,6 +155,9 @@ class Segment:
     def attach(cls, fd: int, arrays: Sequence[ArraySpec], *, writable: bool = True) -> Segment:
         """Map memory that another process created; takes `fd` over and closes it in `close`.
 
+        A process that forks keeps the mapping to itself, on Linux: a child of an environment that goes on as if it
+        were the actor would be a second writer of its ring. It ends with SIGSEGV instead.
+
         Args:
             fd: its descriptor.
             arrays: the layout that it was created with.
@@ -167,7 +170,10 @@ class Segment:
         size, needed = os.fstat(fd).st_size, bytes_needed(arrays)
         if size < needed:
             raise ValueError(f"segment must hold the layout's {needed} bytes, got a descriptor of {size}")
-        return cls(fd, arrays, writable=writable)
+        segment = cls(fd, arrays, writable=writable)
+        if segment._map is not None and hasattr(mmap, "MADV_DONTFORK"):
+            segment._map.madvise(mmap.MADV_DONTFORK)
+        return segment
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The array of that name: a view. Raises KeyError where there is none or the segment is closed."""

@@ -62,7 +62,36 @@ class OverwritesWeights(ReadsNull):
         ctypes.memset(int(found[1], 16), 0xFF, 64)
 
 
+class CloseRaises(fakes.SimpleEnv):
+    def close(self) -> None:
+        raise RuntimeError("the window is gone")
+
+
+class CloseHangs(fakes.SimpleEnv):
+    def close(self) -> None:
+        while True:
+            time.sleep(3600)
+
+
+class HangsInAnotherGroup(fakes.Hangs):
+    """Moves itself to the process group of its parent, where a signal to its own does not reach it."""
+
+    def wait_for_godot(self) -> None:
+        os.setpgid(0, os.getpgid(os.getppid()))
+        super().wait_for_godot()
+
+
 class HangsInReset(fakes.SimpleEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         while True:
             time.sleep(3600)
+
+
+class ForksAndGoesOn(fakes.CountingEnv):
+    """Forks in a step; the child returns from it as if it were the actor."""
+
+    def step(self, action: Any) -> Any:
+        self.steps_of_all = getattr(self, "steps_of_all", 0) + 1
+        if self.steps_of_all == 20:
+            os.fork()
+        return super().step(action)

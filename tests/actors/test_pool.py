@@ -55,9 +55,10 @@ class StreamChecker:
         self.checked = published
 
 
-def test_every_row_of_every_stream_can_be_recomputed(server: ForkServer) -> None:
+@pytest.mark.parametrize("env", [fakes.CountingEnv, misbehaving.ForksAndGoesOn])
+def test_every_row_of_every_stream_can_be_recomputed(server: ForkServer, env: Any) -> None:
     async def story() -> None:
-        async with Rig(server, fakes.CountingEnv, num_actors=2, num_envs=3, num_slots=32) as rig:
+        async with Rig(server, env, num_actors=2, num_envs=3, num_slots=32) as rig:
             checkers = [StreamChecker(ring) for ring in rig.pool.rings]
             rig.publish_weights()
             while min(c.checked for c in checkers) < 3000:
@@ -70,6 +71,7 @@ def test_every_row_of_every_stream_can_be_recomputed(server: ForkServer) -> None
                     checker.check()
             assert all(np.all(c.ring.incarnation[:] == 0) for c in checkers)
             assert all(np.all(c.ring.version[:] == 1) for c in checkers)
+            assert not rig.deaths and not rig.failures
 
     asyncio.run(story())
 
@@ -236,6 +238,19 @@ def test_sigkill_names_the_memory_of_process_and_machine(server: ForkServer) -> 
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("env", [misbehaving.CloseRaises, misbehaving.CloseHangs])
+def test_environment_that_does_not_close_is_no_failure(server: ForkServer, env: Any, tmp_path: Any) -> None:
+    async def story() -> None:
+        async with Rig(server, env, log_dir=tmp_path) as rig:  # the probe has closed one
+            rig.publish_weights()
+            rig.grant()
+            await until(lambda: rig.pool.rings[0].published() > 0, "rows")
+        assert not rig.failures
+        assert env is misbehaving.CloseHangs or "the window is gone" in (tmp_path / "0.log").read_text()
+
+    asyncio.run(story())
+
+
 def test_process_that_leaves_by_itself_is_a_death_too(server: ForkServer) -> None:
     async def story() -> None:
         async with Rig(server, fakes.HugeReward, max_restarts=0) as rig:
@@ -336,7 +351,7 @@ def _first_only() -> Any:
     return fakes.SimpleEnv()
 
 
-@pytest.mark.parametrize("env", [fakes.Hangs, fakes.HangsInC])
+@pytest.mark.parametrize("env", [fakes.Hangs, fakes.HangsInC, misbehaving.HangsInAnotherGroup])
 def test_hanging_environment_is_shown_and_killed(server: ForkServer, env: Any) -> None:
     async def story() -> EnvironmentHung:
         async with Rig(server, env, num_envs=1, step_timeout_seconds=0.4, max_restarts=0) as rig:

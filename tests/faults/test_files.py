@@ -591,21 +591,31 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
     assert errors.printable("naïve 機械\ttab\nline") == "naïve 機械\ttab\nline"
 
 
-@pytest.mark.parametrize("reward", ["1.5", np.str_("1.5"), b"1.5"])
-def test_text_is_no_reward(reward: Any) -> None:
-    class TextReward(CountingEnv):
+@pytest.mark.parametrize(
+    ("which", "value"),
+    [
+        *((1, value) for value in ("1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5))),
+        *((2, value) for value in ("False", np.str_("False"), 1j)),
+        (3, b"no"),
+    ],
+)
+def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) -> None:
+    class Wrong(CountingEnv):
         def step(self, action: Any) -> Any:
-            obs, _, *rest = super().step(action)
-            return (obs, reward, *rest)
+            returned = [*super().step(action)]
+            returned[which] = value
+            return tuple(returned)
 
-    env = TextReward()
-    streams = PlainStreams([env], spec_of("text", env))
+    env = Wrong()
+    streams = PlainStreams([env], spec_of("wrong", env))
     obs = np.zeros((1, 4), np.float32)
     streams.reset([0], obs)
-    with pytest.raises(errors.OldGymAPI, match=r"returned the text b?'1\.5'|returned the text np.str_"):
+    what = ("", "reward; it must return a number", "terminated; it must return a bool")[min(which, 2)]
+    says = f"(?s)step returned .* as {what.replace('terminated', 'truncated') if which == 3 else what} there"
+    with pytest.raises(errors.OldGymAPI, match=says):
         streams.step(np.zeros(1, np.int64), obs, np.zeros(1))
-    with pytest.raises(errors.OldGymAPI, match="as reward; it must return a number there"):
-        EpisodePlayer(TextReward(), RandomPolicy()).play(1, 0)
+    with pytest.raises(errors.OldGymAPI, match=says):
+        EpisodePlayer(Wrong(), RandomPolicy()).play(1, 0)
 
 
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
