@@ -185,7 +185,7 @@ class PlainStreams(_CurrentStream):
         for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
             if ended[i]:
-                obs, _ = self._reset_one(i)
+                obs = env_checks.check_reset(self._name, self.envs[i].reset())
                 reward: Any = 0.0
                 ended[i] = False
                 events.append((i, RESET))
@@ -214,10 +214,6 @@ class PlainStreams(_CurrentStream):
         """See `Streams.close`."""
         for env in self.envs:
             close_env(env)
-
-    def _reset_one(self, i: int) -> tuple[Any, Any]:
-        returned = self.envs[i].reset()
-        return env_checks.check_reset(self._name, returned), None
 
     def _checked(self, obs: Any, call: str) -> NDArray[Any]:
         return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
