@@ -143,7 +143,6 @@ class InferenceServer:
             time.sleep(FIRST_WEIGHTS_SECONDS)
             return True
         for batch in batches(requests, self._most_rows):
-            self._take_newest_weights()
             self._answer(batch)
         return bool(requests)
 

@@ -122,22 +122,26 @@ def test_actors_of_a_convolutional_network_do_not_load_torch() -> None:
     assert loaded == {False}
 
 
+def dawdle(server: InferenceServer, batch: Any) -> None:
+    """Answer late, and sometimes later than the next request of another actor comes."""
+    assert len(batch) == 1, "outputs may depend on the rows of a pass"
+    time.sleep(DELAYS.exponential(0.001))
+    ANSWER(server, batch)
+
+
 @pytest.mark.parametrize(
     "name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("sac", marks=pytest.mark.slow)]
 )
-def test_in_lockstep_single_environments_give_the_numbers_of_actors_that_run_the_network(name: str) -> None:
+def test_in_lockstep_single_environments_give_the_numbers_of_actors_that_run_the_network(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two halves use the generator in another order, so only actors with one environment compare to the bit."""
+    monkeypatch.setattr(InferenceServer, "_answer", dawdle)
     found = []
     for inference in ("actor", "server"):
         trainer = trainer_of(name, None, inference=inference, envs_per_actor=1)
         found.append(numbers(trainer, trainer.learn(total_steps=250)))
     assert found[0] == found[1]
-
-
-def dawdle(server: InferenceServer, batch: Any) -> None:
-    """Answer late, and sometimes later than the next request of another actor comes."""
-    time.sleep(DELAYS.exponential(0.001))
-    ANSWER(server, batch)
 
 
 @pytest.mark.slow
