@@ -20,12 +20,12 @@ class BalanceStatistics:
         discipline: `replay`, or the discipline in which segments are consumed.
     """
 
-    target: float | None
-    achieved: float
-    inserted_steps: int
-    sampled: int
-    cursor: float
-    error_samples: float
-    rows_ahead: int
+    target: float | None = None
+    achieved: float = 0.0
+    inserted_steps: int = 0
+    sampled: int = 0
+    cursor: float = 0.0
+    error_samples: float = 0.0
+    rows_ahead: int = 0
     received_steps: int = 0
     discipline: str = "replay"

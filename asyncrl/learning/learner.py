@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,13 @@ DENSE_SECONDS = 0.001
 """A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
 DRAIN_SECONDS = 0.1
 """The longest sleep: what a lost bell costs."""
-NOTHING = HistogramStatistics()
-"""Distribution of no values."""
+NOTHING, NO_BALANCE = HistogramStatistics(), BalanceStatistics(discipline="")
+"""Distribution of no values; the balance before there is one."""
 
 
 @dataclass(frozen=True)
 class LearnerReport:
-    """What the learner says of itself; made on its thread, between two bursts.
+    """What the learner says of itself; made on its thread, between two bursts. The defaults are of none yet.
 
     Attributes:
         updates: gradient steps so far.
@@ -63,21 +63,21 @@ class LearnerReport:
         discarded_steps: environment steps given up because they were too stale, since the start.
     """
 
-    updates: int
-    policy_version: int
-    wait_seconds: float
-    train_metrics: dict[str, float]
-    staleness: HistogramStatistics
-    staleness_overall: HistogramStatistics
-    staleness_versions: HistogramStatistics
-    staleness_versions_overall: HistogramStatistics
-    policy_lag: HistogramStatistics
-    policy_lag_overall: HistogramStatistics
-    publish_interval: float
-    publish_seconds: float
-    balance: BalanceStatistics
-    stored_steps: int
-    discarded_steps: int
+    updates: int = 0
+    policy_version: int = 0
+    wait_seconds: float = 0.0
+    train_metrics: dict[str, float] = field(default_factory=dict)
+    staleness: HistogramStatistics = NOTHING
+    staleness_overall: HistogramStatistics = NOTHING
+    staleness_versions: HistogramStatistics = NOTHING
+    staleness_versions_overall: HistogramStatistics = NOTHING
+    policy_lag: HistogramStatistics = NOTHING
+    policy_lag_overall: HistogramStatistics = NOTHING
+    publish_interval: float = 0.0
+    publish_seconds: float = 0.0
+    balance: BalanceStatistics = NO_BALANCE
+    stored_steps: int = 0
+    discarded_steps: int = 0
 
 
 class Learner:

@@ -31,8 +31,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.report import summarize
 from asyncrl.run.saving import CheckpointSaver
+from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.storage.run_directory import RunDirectory
 

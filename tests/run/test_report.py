@@ -14,7 +14,8 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.run import report
-from asyncrl.run.report import SnapshotBuilder, summarize
+from asyncrl.run.report import SnapshotBuilder
+from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult
 
 STALENESS = HistogramStatistics(2.0, 5.0, 9, 100, (0, 1), (60, 40))

@@ -1,0 +1,86 @@
+"""Content of `summary.json`, made from the last snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.learning.learner import LearnerReport
+from asyncrl.run.report import distribution
+from asyncrl.show.group_statistics import summary_of
+from asyncrl.show.metrics import EvaluationResult, Snapshot
+
+
+def end_state(stop_reason: str | None) -> str:
+    """State of a run that has ended: `"failed"`, `"interrupted"`, `"stopped"`, or `"finished"` by a stopping rule."""
+    return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
+
+
+def summarize(
+    last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
+) -> dict[str, Any]:
+    """Content of `summary.json`; rates and fractions are over the whole of `train_seconds`.
+
+    Times to a target are on the training clock, which is paused while an evaluation holds training.
+    `time_to_target_seconds` belongs to a confirmed greedy evaluation, `time_to_training_target_seconds` to the mean of
+    the last 100 training episodes. Time, steps and updates to the greedy target are those at which the weights that
+    passed were copied, not those at which their evaluation ended.
+
+    Args:
+        last: the run's last snapshot.
+        learner: the learner's last report, None where the run failed before there was one.
+        final: evaluation of the weights that the run returns, None where none was made.
+        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
+    """
+    learner = learner or LearnerReport()
+    seconds = max(last.train_seconds, 1e-9)
+    return {
+        "algo": last.algo,
+        "env": last.env,
+        "seed": last.seed,
+        "state": end_state(last.stop_reason),
+        "error": last.error,
+        "stop_reason": last.stop_reason,
+        "env_steps": last.env_steps,
+        "updates": last.updates,
+        "episodes": last.episodes,
+        "policy_version": last.policy_version,
+        "wall_seconds": last.wall_seconds,
+        "train_seconds": last.train_seconds,
+        "startup_seconds": last.startup_seconds,
+        **_to_target(last, final),
+        "episodes_return_mean": last.return_mean,
+        "eval": {
+            "return_mean": final.return_mean if final else None,
+            "return_std": final.return_std if final else None,
+            "episodes": final.episodes if final else 0,
+        },
+        "env_steps_per_second": last.env_steps / seconds,
+        "updates_per_second": last.updates / seconds,
+        "staleness": {
+            **distribution(learner.staleness_overall),
+            "discarded_fraction": last.discarded_fraction,
+        },
+        "staleness_versions": distribution(learner.staleness_versions_overall),
+        "policy_lag": distribution(learner.policy_lag_overall),
+        "samples_per_insert": {
+            "target": last.samples_per_insert_target,
+            "achieved": last.samples_per_insert_achieved,
+        },
+        "learner_wait_fraction": min(1.0, learner.wait_seconds / seconds),
+        "actor_wait_fraction": min(1.0, actor_wait_seconds / seconds),
+        "actor_restarts": last.actor_restarts,
+        **summary_of(last.groups),
+    }
+
+
+def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:
+    """Time, steps and updates to the target that ended the run, None for the others."""
+    reached = final if last.stop_reason == "target_return" else None
+    trained = last.stop_reason == "target_training_return"
+    return {
+        "time_to_target_seconds": reached.train_seconds if reached else None,
+        "steps_to_target": reached.env_steps if reached else None,
+        "updates_to_target": reached.updates if reached else None,
+        "time_to_training_target_seconds": last.train_seconds if trained else None,
+        "steps_to_training_target": last.env_steps if trained else None,
+    }
