@@ -34,6 +34,7 @@ from harness import Report
 
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.replay import PrioritizedReplay, SumTree
+from asyncrl.replay.replay import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 
 INSERT, SAMPLE = 64, 256
@@ -68,8 +69,9 @@ class Ours:
         readers = [RingReader(segment, layout) for segment in self.segments]
         self.writers = [RingWriter(segment, layout) for segment in self.segments]
         rng = np.random.default_rng(0)
+        rules = PriorityRules(ALPHA, uniform)
         self.replay = PrioritizedReplay(
-            readers, n_step=3, gamma=0.99, alpha=ALPHA, uniform=uniform, rng=np.random.default_rng(0)
+            readers, n_step=3, gamma=0.99, priorities=rules, rng=np.random.default_rng(0)
         )
         self.rows = max(1, INSERT // (envs * actors))
         self.obs = rng.random((envs, self.rows, 4), np.float32)

@@ -21,7 +21,7 @@ from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.replay import PrioritizedReplay, PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 
@@ -158,7 +158,7 @@ class World:
                 self.readers,
                 n_step=s.n_step,
                 gamma=0.5,
-                uniform=not s.prioritized,
+                priorities=PriorityRules(uniform=not s.prioritized),
                 rng=np.random.default_rng(9),
             ),
             mailbox=self.mailbox,

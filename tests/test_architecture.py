@@ -229,7 +229,6 @@ LARGER = {
     "actors.server_process": 316,
     "actors.server_process.ServerProcess": 20,
     "errors": 333,
-    "replay.replay.PrioritizedReplay.__init__": 9,
 }
 
 

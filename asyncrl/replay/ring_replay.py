@@ -52,6 +52,34 @@ class ReplayStatistics:
     largest_priority: float
 
 
+@dataclass(frozen=True)
+class PriorityRules:
+    """How priorities are made of errors.
+
+    Attributes:
+        alpha: exponent, 0 (uniform) to 1 (proportional).
+        uniform: sample all alike and ignore `update_priorities`.
+        priority_eps: added to |TD error|, so that everything keeps a chance.
+        priority_window_updates: calls of `update_priorities` in a window; what is new gets the largest priority of the
+            present and the previous window.
+    """
+
+    alpha: float = 0.6
+    uniform: bool = False
+    priority_eps: float = 1e-6
+    priority_window_updates: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha}")
+        if not 1e-30 <= self.priority_eps <= 1e30:
+            raise ValueError(f"priority_eps must be between 1e-30 and 1e30, got {self.priority_eps}")
+        if self.priority_window_updates < 1:
+            raise ValueError(
+                f"priority_window_updates must be at least 1, got {self.priority_window_updates}"
+            )
+
+
 class RingReplay(ABC, Generic[B]):
     """What may be sampled from a set of rings of one layout; every method belongs to the learner's thread.
 
@@ -75,19 +103,29 @@ class RingReplay(ABC, Generic[B]):
         rings: Sequence[RingReader],
         *,
         shape: SequenceShape,
-        alpha: float,
-        uniform: bool,
-        frame_stack: int,
-        priority_eps: float,
-        priority_window_updates: int,
+        priorities: PriorityRules | None = None,
+        frame_stack: int = 1,
         rng: np.random.Generator,
     ) -> None:
-        _check(rings, shape, alpha, frame_stack, priority_eps)
-        if priority_window_updates < 1:
-            raise ValueError(f"priority_window_updates must be at least 1, got {priority_window_updates}")
+        """Begin with nothing sampleable.
+
+        Args:
+            rings: at least one; all of one layout.
+            shape: of what is sampled.
+            priorities: how priorities are made; None takes the defaults of `PriorityRules`.
+            frame_stack: observations joined along a new axis of `obs` (and `next_obs`), the first behind those of the
+                batch; 1 means no such axis.
+            rng: draws the strata.
+
+        Raises:
+            ValueError: an argument outside its range, rings of different layouts, or rings too small to hold one of
+                what is sampled.
+        """
+        _check(rings, shape, frame_stack)
+        rules = priorities or PriorityRules()
         self.rings = tuple(rings)
         self.shape = shape
-        self._uniform = uniform
+        self._uniform = rules.uniform
         self._rng = rng
         layout = self.rings[0].layout
         env_bits = (layout.num_envs - 1).bit_length()
@@ -95,9 +133,9 @@ class RingReplay(ABC, Generic[B]):
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
         self._state = state_table(
-            self.rings[0], self.tree.bits, env_bits, shape, frame_stack, priority_window_updates
+            self.rings[0], self.tree.bits, env_bits, shape, frame_stack, rules.priority_window_updates
         )
-        self._numbers = np.array([shape.gamma, alpha, priority_eps, 1.0, 0.0, 0.0])
+        self._numbers = np.array([shape.gamma, rules.alpha, rules.priority_eps, 1.0, 0.0, 0.0])
         self._batches: dict[int, tuple[B, Any]] = {}
         self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)
         self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
@@ -263,9 +301,7 @@ class RingReplay(ABC, Generic[B]):
         )
 
 
-def _check(
-    rings: Sequence[RingReader], shape: SequenceShape, alpha: float, frame_stack: int, eps: float
-) -> None:
+def _check(rings: Sequence[RingReader], shape: SequenceShape, frame_stack: int) -> None:
     if not rings:
         raise ValueError("rings must hold at least one ring, got none")
     for i, ring in enumerate(rings):
@@ -280,7 +316,3 @@ def _check(
         raise ValueError(
             f"num_slots must be at least {needed} for {what} and frame_stack {frame_stack}, got {slots}"
         )
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    if not 1e-30 <= eps <= 1e30:
-        raise ValueError(f"priority_eps must be between 1e-30 and 1e30, got {eps}")

@@ -33,7 +33,7 @@ from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
-from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.replay.replay import PrioritizedReplay, PriorityRules
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.sequence_replay import SequenceReplay
@@ -131,8 +131,7 @@ class ReplayBuilder:
             rings,
             n_step=algorithm.n_step,
             gamma=algorithm.gamma,
-            alpha=algorithm.alpha,
-            uniform=not algorithm.prioritized,
+            priorities=PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
             frame_stack=algorithm.frame_stack,
             rng=sampling_rng(self._config.seed),
         )
@@ -177,8 +176,7 @@ class SequenceBuilder(ReplayBuilder):
         return SequenceReplay(
             rings,
             shape=algorithm.sequence_shape,
-            alpha=algorithm.alpha,
-            uniform=not algorithm.prioritized,
+            priorities=PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
             frame_stack=algorithm.frame_stack,
             rng=sampling_rng(self._config.seed),
         )

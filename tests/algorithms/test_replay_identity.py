@@ -21,6 +21,7 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import Batch
 from asyncrl.replay import PrioritizedReplay
+from asyncrl.replay.replay import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 LOW, HIGH = np.array([-1.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
@@ -80,8 +81,7 @@ class Loop:
             [RingReader(segment, layout)],
             n_step=algorithm.n_step,
             gamma=algorithm.gamma,
-            alpha=algorithm.alpha,
-            uniform=not algorithm.prioritized,
+            priorities=PriorityRules(algorithm.alpha, uniform=not algorithm.prioritized),
             rng=np.random.default_rng(2),
         )
         self.batch = Batch.allocate(algorithm.batch_size, spec)

@@ -23,6 +23,7 @@ from asyncrl.interfaces import (
     FieldSpec,
 )
 from asyncrl.replay import PrioritizedReplay, SequenceReplay
+from asyncrl.replay.replay import PriorityRules
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
@@ -224,11 +225,8 @@ def rig(
     try:
         readers = [RingReader(segment, layout) for segment in segments]
         options: dict[str, Any] = {
-            "alpha": alpha,
-            "uniform": uniform,
+            "priorities": PriorityRules(alpha, uniform, EPS, window),
             "frame_stack": frame_stack,
-            "priority_eps": EPS,
-            "priority_window_updates": window,
             "rng": np.random.default_rng(seed),
         }
         replay: PrioritizedReplay | SequenceReplay

@@ -23,6 +23,7 @@ from scipy import stats
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
+from asyncrl.replay.replay import PriorityRules
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
@@ -337,10 +338,7 @@ def test_wrong_calls_are_named() -> None:
     [
         ({"n_step": 0}, "n_step must be between 1 and 255, got 0"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
-        ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
         ({"frame_stack": 0}, "frame_stack must be at least 1, got 0"),
-        ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
-        ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
         ({"n_step": 16}, r"num_slots must be at least 17 for .* n_step 16 and frame_stack 1, got 16"),
     ],
 )
@@ -349,6 +347,19 @@ def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
         PrioritizedReplay(
             r.replay.rings, **{"n_step": 1, "gamma": 0.9, "rng": np.random.default_rng(0), **options}
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"alpha": -0.1}, "alpha must be between 0 and 1, got -0.1"),
+        ({"priority_window_updates": 0}, "priority_window_updates must be at least 1, got 0"),
+        ({"priority_eps": 0.0}, "priority_eps must be between 1e-30 and 1e30, got 0.0"),
+    ],
+)
+def test_wrong_rules_of_priorities_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        PriorityRules(**options)
 
 
 def test_rings_must_be_alike() -> None:
