@@ -34,7 +34,7 @@ from harness import Report
 
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.replay import PrioritizedReplay, SumTree
-from asyncrl.replay.replay import PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment
 
 INSERT, SAMPLE = 64, 256

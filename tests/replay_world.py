@@ -21,7 +21,8 @@ from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
-from asyncrl.replay.replay import PrioritizedReplay, PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
+from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 

@@ -11,7 +11,7 @@ from asyncrl.interfaces import Batch
 from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.handles import address_of
-from asyncrl.replay.ring_replay import PriorityRules as PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.ring_replay import ReplayStatistics as ReplayStatistics
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sum_tree import on_pages

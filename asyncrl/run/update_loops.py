@@ -33,7 +33,8 @@ from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
-from asyncrl.replay.replay import PrioritizedReplay, PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
+from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.sequence_replay import SequenceReplay

@@ -21,7 +21,7 @@ from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import Batch
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.replay import PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailbox
 
 LOW, HIGH = np.array([-1.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)

@@ -23,7 +23,7 @@ from asyncrl.interfaces import (
     FieldSpec,
 )
 from asyncrl.replay import PrioritizedReplay, SequenceReplay
-from asyncrl.replay.replay import PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment

@@ -23,7 +23,7 @@ from scipy import stats
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import RESET
 from asyncrl.replay import PrioritizedReplay, gather, power, rows, sampling, sum_tree, tables, tree_kernels
-from asyncrl.replay.replay import PriorityRules
+from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.tables import ID_BITS
 from asyncrl.shm import RingWriter
 from asyncrl.shm.ring_layout import PUBLISHED
