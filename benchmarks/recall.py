@@ -22,20 +22,36 @@ COMMON: dict[str, Any] = {
     "recurrent_size": 32,
     "learning_rate": 3e-3,
 }
+OFF_POLICY: dict[str, Any] = {
+    "discipline": "lockstep",
+    "hidden_sizes": (32,),
+    "learning_rate": 2e-3,
+    "exploration_steps": 3000,
+}
 RUN: dict[str, Any] = {
     "num_actors": 1,
     "envs_per_actor": 16,
     "env_kwargs": {"delay": DELAY},
     "eval_interval_steps": 5000,
 }
-STEPS = {"ppo-gru": 500_000, "impala-lstm": 1_000_000, "ppo-none": 200_000}
+STEPS = {
+    "ppo-gru": 500_000,
+    "impala-lstm": 1_000_000,
+    "ppo-none": 200_000,
+    "r2d2-lstm": 200_000,
+    "dqn-none": 50_000,
+}
 
 
 def record(item: str) -> Any:
     """The algorithm of an item."""
-    from asyncrl import IMPALA, PPO
+    from asyncrl import DQN, IMPALA, PPO, R2D2
 
     name, cell = item.split("-")
+    if name == "r2d2":
+        return R2D2.preset("asyncrl/Recall-v0", recurrent=cell)
+    if name == "dqn":
+        return DQN(**OFF_POLICY)
     if name == "impala":
         return IMPALA(recurrent=cell, segment_length=64, minibatches=4, epochs=2, ent_coef=0.02, **COMMON)
     return PPO(recurrent=cell, segment_length=64, minibatch_size=256, **COMMON)

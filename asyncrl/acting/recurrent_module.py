@@ -47,6 +47,7 @@ class RecurrentModule(nn.Module):
         self.encoder = nn.Sequential(*layers)
         self.cell = (nn.GRU if cell.kind == "gru" else nn.LSTM)(features, cell.size)
         self.head = nn.Linear(cell.size, sizes[-1])
+        self.initialise_cell()
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One row of every stream: `[R, inputs]` and states `[R, state_size]` to `[R, outputs]` and the next states."""
@@ -76,14 +77,24 @@ class RecurrentModule(nn.Module):
     def initialise_orthogonally(self, head_gain: float) -> None:
         """Orthogonal weights: gain sqrt(2) in the encoder, 1 in each gate, `head_gain` in the head; zero biases.
 
-        But the bias of the gate that keeps the state (an LSTM's forget gate, a GRU's update gate) is 1, to remember at
-        first (Gers et al. 2000; Jozefowicz et al. 2015).
+        But for the bias of `initialise_cell`.
         """
         for layer in self.encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
                 assert layer.bias is not None
                 layer.bias.zero_()
+        self.initialise_cell()
+        nn.init.orthogonal_(self.head.weight, head_gain)
+        self.head.bias.zero_()
+
+    @torch.no_grad()
+    def initialise_cell(self) -> None:
+        """Orthogonal weights of each gate, and zero biases; 1 for the gate that keeps the state.
+
+        That is an LSTM's forget gate and a GRU's update gate: they remember at first (Gers et al. 2000; Jozefowicz et
+        al. 2015).
+        """
         size = self.cell.hidden_size
         for name, tensor in self.cell.named_parameters():
             if name.startswith("weight"):
@@ -93,5 +104,3 @@ class RecurrentModule(nn.Module):
                 tensor.zero_()
             if name == "bias_ih_l0":  # the second gate is the one that keeps, of both cells
                 tensor[size : 2 * size] = 1.0
-        nn.init.orthogonal_(self.head.weight, head_gain)
-        self.head.bias.zero_()

@@ -19,9 +19,20 @@ from replay_rig import (
 from scipy import stats
 
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
-from asyncrl.replay import gather, power, rows, sampling, sequence_gather, sum_tree, tables, tree_kernels
+from asyncrl.replay import (
+    SequenceReplay,
+    gather,
+    power,
+    rows,
+    sampling,
+    sequence_gather,
+    sum_tree,
+    tables,
+    tree_kernels,
+)
+from asyncrl.replay.replay_state import priorities_of, replay_state, restore_replay
 from asyncrl.replay.tables import ID_BITS
-from asyncrl.sequences import SequenceShape
+from asyncrl.sequences import SequenceBatch, SequenceShape
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -156,6 +167,32 @@ def test_priorities_are_of_sequences() -> None:
         positions = batch.ids & (1 << ID_BITS) - 1
         assert r.replay.tree.leaves[positions].tolist() == [1 + EPS, 2 + EPS, 3 + EPS, 4 + EPS]
         assert r.replay.statistics().sampled == 4 * 4
+
+
+@pytest.mark.parametrize("burn_in", [1, 5])
+def test_a_replay_goes_on_from_its_state(burn_in: int) -> None:
+    """To the same priorities; where sequences are longer now, with those that are published to their end."""
+    with rig(2, rings=2, envs=2, slots=32, n_step=2, sequences=(1, 4, 2)) as r:
+        for actor in r.actors:
+            actor.write(31)
+        r.ingest()
+        batch = r.batch(16)
+        r.replay.sample(batch, 0.5)
+        r.replay.update_priorities(batch.ids, np.arange(1, 17, dtype=np.float32))
+        state, kept = replay_state(r.replay), [(0, own.copy()) for own in priorities_of(r.replay)]
+        shape = SequenceShape(burn_in, 4, 2, 2, 0.5)
+        other = SequenceReplay(r.replay.rings, shape=shape, rng=np.random.default_rng(0))
+        restore_replay(other, state, kept)
+        last = 31 - shape.ahead  # the first row whose sequence is not published to its end
+        wanted = np.stack([own for _, own in kept])
+        assert (wanted[:, last:28] > 0).any() == (burn_in == 5)
+        wanted[:, last:] = 0.0
+        assert np.array_equal(priorities_of(other), wanted)
+        other.tree.check()
+        assert other.sampleable == np.count_nonzero(wanted)
+        more = SequenceBatch.allocate(64, shape, other.rings[0].layout.spec)
+        other.sample(more, 0.5)
+        assert ((more.ids & (1 << ID_BITS) - 1) >> 1).max() < last
 
 
 def test_wrong_batches_are_named() -> None:
