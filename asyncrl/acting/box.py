@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActingNetwork, ActionBox
+from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.noise import GaussianNoise
 from asyncrl.interfaces import BoxAction, EnvSpec
 
@@ -87,7 +88,7 @@ def scaling(action: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]
     return ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
 
 
-class BoxPolicy:
+class BoxPolicy(NetworkPolicy):
     """What both policies share: the network, the box, and uniformly random actions at the start of a run.
 
     One copy is used from one thread. It pickles with its weights; buffers are made anew on the other side.
@@ -126,23 +127,6 @@ class BoxPolicy:
         That of the noise, or that of the Gaussian before its tanh.
         """
         return self._exploration
-
-    @property
-    def network(self) -> ActingNetwork:
-        """The network, whose weights are the policy's."""
-        return self._network
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """The block that the network multiplies with, `[weight_count]`, not a copy."""
-        return self._network.weights
-
-    def weights_changed(self) -> None:
-        """Nothing to do: only `weights` itself is read."""
-
-    def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[weight_count]` in. Raises ValueError if the length is another."""
-        self._network.load(weights)
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """The action without noise, or at the Gaussian's mean, `[E, *act_shape]` float32; a fresh array."""

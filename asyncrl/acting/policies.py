@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import WithStatistics, parameter_count
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActingNetwork
+from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.noisy import NoisyActingNetwork
-from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
+from asyncrl.acting.recurrent import Cell
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.envs.observations import allowed_choice, mask_reader
 from asyncrl.interfaces import BoxAction, EnvSpec
@@ -89,7 +89,7 @@ def has_epsilon(policy: object) -> bool:
     return isinstance(policy, QPolicy) and (policy.epsilon.initial > 0 or policy.epsilon.final > 0)
 
 
-class QPolicy:
+class QPolicy(NetworkPolicy):
     """Epsilon-greedy over the action values of a multilayer perceptron. Implements `Policy`.
 
     One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights;
@@ -139,32 +139,6 @@ class QPolicy:
         self._left = np.zeros(count, np.int64)
         if self.memory is not None:
             self.memory.forget(count)
-
-    @property
-    def memory(self) -> RecurrentActingNetwork | None:
-        """The recurrent state; None where the policy has none."""
-        return self._network if isinstance(self._network, RecurrentActingNetwork) else None
-
-    @property
-    def network(self) -> ActingNetwork:
-        """The network, whose weights are the policy's."""
-        return self._network
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """The block that the network multiplies with, `[weight_count]`, not a copy."""
-        return self._network.weights
-
-    def weights_changed(self) -> None:
-        """Nothing to do: only `weights` itself is read."""
-
-    def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[weight_count]` in.
-
-        Raises:
-            ValueError: if the length is another.
-        """
-        self._network.load(weights)
 
     def q_values(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """Action values `[E, num_actions]` of `obs` `[E, *obs_shape]`; a fresh array."""

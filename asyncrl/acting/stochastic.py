@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
 from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActingNetwork, ActionBox
-from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork
+from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network_policy import NetworkPolicy
+from asyncrl.acting.recurrent import Cell
 from asyncrl.envs.observations import FORBIDDEN, mask_reader
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 
@@ -127,7 +128,7 @@ def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
     return tuple(fields)
 
 
-class StochasticPolicy:
+class StochasticPolicy(NetworkPolicy):
     """Draws actions from the distribution that a network gives. Implements `Policy`.
 
     All streams act alike, so any number of rows may be asked for, unless the policy is recurrent. One copy is used
@@ -167,39 +168,15 @@ class StochasticPolicy:
         """At the last `act`: mean probability of not taking the likeliest choice; for a Gaussian the mean std."""
         return self._exploration
 
-    @property
-    def memory(self) -> RecurrentActingNetwork | None:
-        """The recurrent state; None where the policy has none."""
-        return self._network if isinstance(self._network, RecurrentActingNetwork) else None
-
     def assign_streams(self, first: int, count: int, total: int) -> None:
         """All streams act alike; a recurrent policy begins episodes in `count` streams."""
         if self.memory is not None:
             self.memory.forget(count)
 
     @property
-    def network(self) -> ActingNetwork:
-        """The network, whose weights are the policy's."""
-        return self._network
-
-    @property
     def own_weights(self) -> slice:
         """Where the weights stand that `act` reads itself: the log standard deviations."""
         return self._log_std
-
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """The block that the policy multiplies with, `[weight_count]`, not a copy."""
-        return self._network.weights
-
-    def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[weight_count]` in.
-
-        Raises:
-            ValueError: if the length is another.
-        """
-        self._network.load(weights)
-        self.weights_changed()
 
     def weights_changed(self) -> None:
         """Note that `weights` was written: the exploration rate is taken of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,26 +92,7 @@ class StagedBatch:
         """Copy the batch in; nothing of it is kept."""
         if self._copied is not None:
             self._copied.synchronize()
-        shape = self._obs.shape
-        obs, next_obs = batch.obs, batch.next_obs
-        if self._mask is not None:
-            self.next_mask = torch.from_numpy(self._mask(next_obs)).to(self.rows.device)
-        if self._unpack is not None:
-            self._unpack(obs, self._obs)
-            self._unpack(next_obs, self._next_obs)
-            obs, next_obs = self._obs, self._next_obs
-        if self._statistics is not None:
-            self._statistics.observe(obs.reshape(shape))
-            self._statistics.normalize(obs.reshape(shape), self._obs)
-            self._statistics.normalize(next_obs.reshape(shape), self._next_obs)
-        elif self._unpack is not None:
-            pass
-        elif self._scale is None:
-            np.copyto(self._obs, obs.reshape(shape), casting="same_kind")
-            np.copyto(self._next_obs, next_obs.reshape(shape), casting="same_kind")
-        else:
-            np.multiply(obs.reshape(shape), self._scale, out=self._obs)
-            np.multiply(next_obs.reshape(shape), self._scale, out=self._next_obs)
+        self._stage_observations(batch.obs, batch.next_obs)
         reward, discount, weight = self._columns
         np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)
@@ -130,6 +112,27 @@ class StagedBatch:
             self.rows.copy_(self._bytes, non_blocking=True).mul_(1 / 255)
         if self._copied is not None:
             self._copied.record()
+
+    def _stage_observations(self, obs: NDArray[Any], next_obs: NDArray[Any]) -> None:
+        shape = self._obs.shape
+        if self._mask is not None:
+            self.next_mask = torch.from_numpy(self._mask(next_obs)).to(self.rows.device)
+        if self._unpack is not None:
+            self._unpack(obs, self._obs)
+            self._unpack(next_obs, self._next_obs)
+            obs, next_obs = self._obs, self._next_obs
+        if self._statistics is not None:
+            self._statistics.observe(obs.reshape(shape))
+            self._statistics.normalize(obs.reshape(shape), self._obs)
+            self._statistics.normalize(next_obs.reshape(shape), self._next_obs)
+        elif self._unpack is not None:
+            return
+        elif self._scale is None:
+            np.copyto(self._obs, obs.reshape(shape), casting="same_kind")
+            np.copyto(self._next_obs, next_obs.reshape(shape), casting="same_kind")
+        else:
+            np.multiply(obs.reshape(shape), self._scale, out=self._obs)
+            np.multiply(next_obs.reshape(shape), self._scale, out=self._next_obs)
 
     def on_host(self, values: Tensor) -> NDArray[np.float32]:
         """Absolute values of a column `[B, 1]` as an array `[B]` on the host; the same array every time."""

@@ -71,28 +71,13 @@ def onnx_model(policy: TrainedPolicy) -> Any:
     Raises:
         ConfigurationError: it has a memory, a network of the user's own, or structured observations.
     """
-    if policy.recurrent:
-        raise ConfigurationError(
-            "the policy is recurrent, and only networks without memory are exported",
-            fix="act with asyncrl.load(path).predict(obs, state=state, episode_start=done), which needs no torch",
-        )
+    refuse_unexportable(policy)
     import onnx
     from onnx import helper
 
-    head = _HEADS.get(type(policy.policy))
-    if head is None or not can_export(policy):
-        raise ConfigurationError(
-            "the policy has a network of its own, and only networks of asyncrl are exported",
-            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
-        )
-    if policy.spec.leaves:
-        raise ConfigurationError(
-            "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
-            fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
-        )
     graph, spec, frames = Graph(), policy.spec, policy.policy.frame_stack
     seen = spec.observation_shape if frames == 1 else (frames, *spec.observation_shape)
-    head(graph, policy, network_outputs(graph, policy))
+    _HEADS[type(policy.policy)](graph, policy, network_outputs(graph, policy))
 
     def info(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -114,6 +99,25 @@ def onnx_model(policy: TrainedPolicy) -> Any:
     )
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def refuse_unexportable(policy: TrainedPolicy) -> None:
+    """Raise ConfigurationError for a policy that no graph is made of."""
+    if policy.recurrent:
+        raise ConfigurationError(
+            "the policy is recurrent, and only networks without memory are exported",
+            fix="act with asyncrl.load(path).predict(obs, state=state, episode_start=done), which needs no torch",
+        )
+    if type(policy.policy) not in _HEADS or not can_export(policy):
+        raise ConfigurationError(
+            "the policy has a network of its own, and only networks of asyncrl are exported",
+            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
+        )
+    if policy.spec.leaves:
+        raise ConfigurationError(
+            "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
+            fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
+        )
 
 
 def _greedy_values(graph: Graph, policy: TrainedPolicy, out: str) -> None:

@@ -1,0 +1,41 @@
+"""What every policy with a network of asyncrl has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.acting.network import ActingNetwork
+from asyncrl.acting.recurrent import RecurrentActingNetwork
+
+
+class NetworkPolicy:
+    """A policy whose weights are those of one network; what it acts with stands in `_network`."""
+
+    _network: Any
+
+    @property
+    def network(self) -> ActingNetwork:
+        """The network, whose weights are the policy's."""
+        network: ActingNetwork = self._network
+        return network
+
+    @property
+    def memory(self) -> RecurrentActingNetwork | None:
+        """The recurrent state; None where the policy has none."""
+        return self._network if isinstance(self._network, RecurrentActingNetwork) else None
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The block that the network multiplies with, `[weight_count]`, not a copy."""
+        return self.network.weights
+
+    def weights_changed(self) -> None:
+        """Nothing to do: only `weights` itself is read."""
+
+    def load_weights(self, weights: NDArray[np.float32]) -> None:
+        """Copy `weights` `[weight_count]` in. Raises ValueError if the length is another."""
+        self.network.load(weights)
+        self.weights_changed()
