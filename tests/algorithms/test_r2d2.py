@@ -188,6 +188,28 @@ def test_state_behind_is_that_of_the_slow_recursion(kind: str, share: float) -> 
     assert not found.requires_grad
 
 
+@pytest.mark.parametrize("kind", ["bytes", "normalised", "frames"])
+def test_observations_are_staged_as_actors_see_them(kind: str) -> None:
+    config = R2D2(
+        **SMALL, normalize_observations=kind == "normalised", frame_stack=2 if kind == "frames" else 1
+    )
+    shape, dtype = ((3, 4), "uint8") if kind == "bytes" else ((4,), "float32")
+    spec = EnvSpec("test", shape, dtype, DiscreteAction(3))
+    seen = config.seen(spec)
+    core, policy = config.make_updater(spec, "cpu", 0), config.make_policy(spec)
+    batch = filled_batch(config, seen, 0, size=4)
+    if kind == "normalised":
+        batch.obs[:] = 50.0 + 9.0 * batch.obs
+    core.update(batch)
+    core.write_weights(policy.weights)
+    rows = torch.cat((core._buffers.batch.burn_in, core._buffers.batch.x.unflatten(0, (4, -1))), dim=1)
+    assert rows.abs().max() < 6.0 and rows.std() > 0.2
+    policy.assign_streams(0, 4 * rows.shape[1], 4 * rows.shape[1])
+    acted = policy.q_values(batch.obs.reshape(-1, *seen.observation_shape))
+    learned = core.action_values(rows.flatten(0, 1).numpy())
+    np.testing.assert_allclose(rescale_inverse(torch.from_numpy(acted)), learned, rtol=1e-3, atol=1e-5)
+
+
 def test_untrained_rows_change_nothing() -> None:
     config = R2D2(**SMALL)
     first, second = (filled_batch(config, SPEC, 0, size=4) for _ in range(2))

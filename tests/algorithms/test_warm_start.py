@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl import A2C, C51, DQN, PPO, QRDQN, SAC, TD3, CrossQ
+from asyncrl import A2C, C51, DQN, PPO, QRDQN, R2D2, SAC, TD3, CrossQ
 from asyncrl.algorithms.warm_start import begin_with
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
@@ -28,6 +28,7 @@ def weights_of(core: Any) -> Any:
         (DQN(hidden_sizes=(8, 8), dueling=True), DISCRETE),
         (C51(hidden_sizes=(8,)), DISCRETE),
         (QRDQN(hidden_sizes=(8,)), DISCRETE),
+        (R2D2(hidden_sizes=(8,), normalize_observations=True), DISCRETE),
         (PPO(hidden_sizes=(8,)), DISCRETE),
         (PPO(hidden_sizes=(8,), normalize_observations=True), BOX),
         (A2C(hidden_sizes=(8,)), DISCRETE),

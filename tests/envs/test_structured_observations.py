@@ -12,9 +12,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from asyncrl import DQN, IMPALA, PPO, QRDQN, SAC, Trainer
+from asyncrl import DQN, IMPALA, PPO, QRDQN, R2D2, SAC, Trainer
 from asyncrl.acting.images import CombinedNetwork
 from asyncrl.acting.trained_policy import TrainedPolicy
+from asyncrl.algorithms.r2d2 import rescale, rescale_inverse
 from asyncrl.algorithms.rollout import forbid
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.envs.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
@@ -22,6 +23,7 @@ from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import ObservationOffSpace
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
+from asyncrl.sequences import SequenceBatch
 
 VECTORS = spaces.Dict(
     {
@@ -242,7 +244,7 @@ def test_random_choices_are_uniform_over_what_is_allowed() -> None:
     assert (chosen[:, 1] == 3).all()
 
 
-@pytest.mark.parametrize("record", [DQN, QRDQN, PPO, IMPALA])
+@pytest.mark.parametrize("record", [DQN, QRDQN, R2D2, PPO, IMPALA])
 def test_no_policy_takes_a_forbidden_action(record: Any) -> None:
     spec = replace(spec_of(MASKED), action=DiscreteAction(4))
     algorithm = record()
@@ -280,6 +282,27 @@ def test_targets_bootstrap_from_allowed_actions() -> None:
     result = core.update(batch)
     assert result.priorities is not None
     np.testing.assert_allclose(result.priorities, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_bootstrap_from_allowed_actions() -> None:
+    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    algorithm = R2D2(sequence_length=3, burn_in=2, n_step=2, batch_size=8, double=False)
+    batch = SequenceBatch.allocate(8, algorithm.sequence_shape, spec, algorithm.extra_fields(spec))
+    batch.obs[:] = np.reshape([pack(MASKED.sample(), spec) for _ in range(8 * 7)], batch.obs.shape)
+    batch.begins[:], batch.trained[:], batch.action[:], batch.weight[:] = False, True, 1, 1.0
+    batch.reward[:], batch.discount[:], batch.extras["state"][:] = 0.5, 0.9, 0.0
+    batch.bootstrap[:] = [3, 5, 6]
+    core, read = algorithm.make_updater(spec, "cpu", 0), mask_reader(spec)
+    core.update(batch)
+    assert read is not None and core._buffers is not None
+    wanted = read(batch.obs[:, [3, 5, 6]].reshape(24, -1))
+    assert (core._buffers.batch.next_mask.numpy() == wanted).all() and not wanted.all()
+    _, next_out, _, staged = core._buffers.loss_arguments()
+    staged.next_mask[:] = torch.eye(4, dtype=torch.bool)[[2]]  # one action is left: it is the one that counts
+    result = core._loss_of(*core._buffers.loss_arguments())
+    target = rescale(0.5 + 0.9 * rescale_inverse(next_out[:, 2:3]).clamp(staged.low, staged.high))
+    errors = (target - core._buffers.loss_arguments()[0][:, 1:2]).abs().view(8, 3)
+    torch.testing.assert_close(result.priorities[:, 0], 0.9 * errors.amax(1) + 0.1 * errors.mean(1))
 
 
 def test_forbidden_logits_have_no_probability_and_no_gradient() -> None:
