@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncrl.actors.descriptors import descriptors_or_error
+from asyncrl.actors.forked import ChildExit
 from asyncrl.actors.forking import serve
 from asyncrl.actors.restarts import WINDOW_SECONDS, RestartBudget
-from asyncrl.actors.server_process import ChildExit, ForkRefused, ServerLost, ServerProcess
+from asyncrl.actors.server_process import ForkRefused, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
 
 __all__ = ["ChildExit", "ForkServer"]
@@ -158,7 +159,7 @@ class ForkServer:
             if self._life is not life or self._ending:
                 return  # somebody else has
             await life.gone()
-            status = life.exit_status()
+            status = life.exit_status
             crashed = not life.was_ready and status is not None and 0 < status < 128
             pause = None if crashed else self._budget.spend(useful=life.was_ready)
             if pause is None:

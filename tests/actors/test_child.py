@@ -10,9 +10,10 @@ import socket
 from typing import Any
 
 from asyncrl.actors.child import Child
+from asyncrl.actors.forked import ChildExit
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
-from asyncrl.actors.server_process import ChildExit, ServerLost
+from asyncrl.actors.server_process import ServerLost
 
 
 class Server:

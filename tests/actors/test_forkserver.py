@@ -302,7 +302,7 @@ def closing(server: ForkServer, story: Callable[[], Coroutine[Any, Any, None]]) 
 def ready_was_sent(server: ForkServer) -> bool:
     """Whether READY lies in the socket, still unread."""
     assert server._life is not None
-    return bool(select.select([server._life._socket], [], [], 0)[0])
+    return bool(select.select([server._life._wire._socket], [], [], 0)[0])
 
 
 def end_between_ready_and_the_first_fork(server: ForkServer) -> None:
