@@ -90,6 +90,7 @@ class EpisodePlayer:
         alive: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._policy, self._memory = policy, memory_of(policy)
+        self._states = np.zeros((0, 0), np.float32)  # recurrent state of each episode of a `play`
         self._alive = alive
         self._source = source if isinstance(source, EnvSource) else None
         self._max_envs = max_envs if self._source is not None else 0
