@@ -90,11 +90,11 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
     for _ in range(50):
         core.update(batch)
     fusion = fusion_of(mode, made, core) if mode != "none" else None
-    lost = [0.0]
+    lost, busy = [0.0], [0.0]
     for name in ("on_update", "on_step"):
         if (hook := getattr(core.vector, name)) is not None:
-            setattr(core.vector, name, timed(hook, lost))
-    updates, started = 0, time.perf_counter()
+            setattr(core.vector, name, timed(hook, lost, busy))
+    updates, started, computed = 0, time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < seconds:
         before, waited = time.perf_counter(), lost[0]
         core.update(batch)
@@ -102,18 +102,26 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
         if slowed and made.place.rank:
             time.sleep(9 * (time.perf_counter() - before - (lost[0] - waited)))
     took, share = time.perf_counter() - started, lost[0]
+    computing = busy[0] / (time.thread_time() - computed)
     if fusion is not None:
         fusion.finish()
         fusion.close()
-    return {"updates_per_second": updates / took, "hook_fraction": share / took}
+    return {
+        "updates_per_second": updates / took,
+        "hook_fraction": share / took,
+        "hook_cpu_fraction": computing,
+    }
 
 
-def timed(hook: Callable[..., Any], lost: list[float]) -> Callable[..., Any]:
+def timed(hook: Callable[..., Any], lost: list[float], busy: list[float]) -> Callable[..., Any]:
+    """`hook`, adding its seconds to `lost` and those that its thread has computed to `busy`."""
+
     def call(*arguments: Any) -> Any:
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), time.thread_time()
         try:
             return hook(*arguments)
         finally:
+            busy[0] += time.thread_time() - computed
             lost[0] += time.perf_counter() - started
 
     return call
@@ -178,7 +186,8 @@ def main() -> None:
             alone = alone or rates
             report.add(f"{kind}_{mode}_updates_per_second", rates, "updates/s")
             report.add_ratio(f"{kind}_{mode}_to_none", rates, alone)
-            report.add(f"{kind}_{mode}_hook_fraction", [f["hook_fraction"] for f in found], "")
+            for name in ("hook_fraction", "hook_cpu_fraction"):
+                report.add(f"{kind}_{mode}_{name}", [f[name] for f in found], "")
     report.note("machine_was", options.note)
     report.write()
 

@@ -87,7 +87,6 @@ class ActorCritic:
         )
         self.parameters = torch.cat(parts).to(self.device)
         self.gradient = torch.zeros_like(self.parameters)
-        self.vector = FlatVector(self.parameters, self.gradient)
         self._sizes = [part.numel() for part in parts]
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
@@ -95,6 +94,9 @@ class ActorCritic:
         self._acting_count = sum(self._sizes[:2])
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = RunningMoments(layout.inputs), RunningMoments(layout.inputs)
+        # What groups hear counts when what was noted does.
+        told = self._noted if layout.normalized else None
+        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
         self._mean = np.zeros(layout.inputs, np.float32)
         self._scale = np.ones(layout.inputs, np.float32)
 

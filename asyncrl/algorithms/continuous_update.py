@@ -120,7 +120,8 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self.log_alpha, self.log_alpha_gradient = self._flat[end], self._gradient[end]
         self._parts = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
         self._to_host = HostCopy(self.policy.flat)
-        self.vector = FlatVector(self._flat, self._gradient)
+        shared = self.statistics, self.bounds
+        self.vector = FlatVector(self._flat, self._gradient, self._parts["critics"], shared)
 
     def _make_targets(self, shape: Shape) -> None:
         count = self.critics.flat.numel()

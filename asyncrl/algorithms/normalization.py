@@ -21,7 +21,7 @@ REWARD_CLIP = 10.0
 
 
 class RunningMoments:
-    """Mean and variance of everything seen so far, per component, in float64.
+    """Mean and variance of everything seen so far, per component, in float64. Implements `Shareable`.
 
     Attributes:
         count: how many rows were seen.
@@ -33,13 +33,42 @@ class RunningMoments:
         self.count = 0
         self.mean = np.zeros(size)
         self.square = np.zeros(size)
+        self._untold: RunningMoments | None = None
 
     def add(self, rows: NDArray[Any]) -> None:
         """Take in `rows` `[R, N]`; none is allowed."""
         if rows.shape[0]:
             values = rows.astype(np.float64)
             mean = values.mean(axis=0)
-            self._merge(rows.shape[0], mean, ((values - mean) ** 2).sum(axis=0))
+            square = ((values - mean) ** 2).sum(axis=0)
+            self._merge(rows.shape[0], mean, square)
+            if self._untold is not None:
+                self._untold._merge(rows.shape[0], mean, square)
+
+    @property
+    def size(self) -> int:
+        """Values that tell of the moments."""
+        return 1 + 2 * self.mean.size
+
+    def tell(self) -> NDArray[np.float64]:
+        """See `Shareable`: count, mean and square of what was added since the last call."""
+        untold, self._untold = self._untold, RunningMoments(self.mean.size)
+        if untold is None:
+            return np.zeros(self.size)
+        return np.concatenate(([untold.count], untold.mean, untold.square))
+
+    def hear(self, told: NDArray[np.float64]) -> None:
+        """See `Shareable`."""
+        if told[0] > 0:
+            mean, square = np.split(told[1:], 2)
+            self._merge(int(told[0]), mean, square)
+
+    def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Shareable`."""
+        both = RunningMoments(self.mean.size)
+        both.hear(first)
+        both.hear(second)
+        return np.concatenate(([both.count], both.mean, both.square))
 
     def begin_with(self, mean: NDArray[np.float32], scale: NDArray[np.float32], count: int) -> None:
         """Go on as if `count` rows of this mean and this 1 / deviation had been seen."""
@@ -76,7 +105,7 @@ class RunningMoments:
 
 
 class ObservationStatistics:
-    """Mean and deviation of the observations that a learner on replay samples.
+    """Mean and deviation of the observations that a learner on replay samples. Implements `Shareable`.
 
     They are published with the weights, because an actor normalises what it sees. All of the first `EVERY_BATCH`
     batches count, then one of `INTERVAL`: they hardly move any more, and moments of wide observations are costly.
@@ -112,6 +141,25 @@ class ObservationStatistics:
         np.multiply(out, self.scale, out=out)
         np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
 
+    @property
+    def size(self) -> int:
+        """See `RunningMoments`."""
+        return self._moments.size
+
+    def tell(self) -> NDArray[np.float64]:
+        """See `RunningMoments`."""
+        return self._moments.tell()
+
+    def hear(self, told: NDArray[np.float64]) -> None:
+        """See `RunningMoments`; it counts at once."""
+        if told[0] > 0:
+            self._moments.hear(told)
+            self._set()
+
+    def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `RunningMoments`."""
+        return self._moments.merged(first, second)
+
     def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
         """Take over what `write` wrote, as the statistics of `count` observations."""
         mean, scale = weights[self._layout.obs_mean], weights[self._layout.obs_scale]
@@ -145,17 +193,20 @@ class RewardScale:
 
     Args:
         gamma: discount per step.
+
+    Attributes:
+        moments: of the returns.
     """
 
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
-        self._moments = RunningMoments(1)
+        self.moments = RunningMoments(1)
         self._returns: dict[int, NDArray[np.float64]] = {}
 
     @property
     def divisor(self) -> float:
         """What rewards are divided by now."""
-        return float(np.sqrt(self._moments.variance[0] + 1e-8))
+        return float(np.sqrt(self.moments.variance[0] + 1e-8))
 
     def observe(self, segments: Sequence[Segment]) -> None:
         """Take in the rewards of those of `segments` that are fresh, all of one shape, in this order."""
@@ -183,7 +234,7 @@ class RewardScale:
             total = total * self._gamma + reward[:, t]
             returns[:, t] = total
             total = total * goes_on[:, t]
-        self._moments.add(returns[counts][:, None])
+        self.moments.add(returns[counts][:, None])
         self._returns.update(zip((s.ring for s in segments), np.split(total, len(segments)), strict=True))
 
     def scaled(self, reward: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -194,9 +245,9 @@ class RewardScale:
     def state_dict(self) -> dict[str, Any]:
         """The moments and every stream's return, as copies."""
         returns = {str(ring): total.copy() for ring, total in self._returns.items()}
-        return {"moments": self._moments.state_dict(), "returns": returns}
+        return {"moments": self.moments.state_dict(), "returns": returns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over (copy) what `state_dict` returned."""
-        self._moments.load_state_dict(state["moments"])
+        self.moments.load_state_dict(state["moments"])
         self._returns = {int(ring): np.array(total, np.float64) for ring, total in state["returns"].items()}

@@ -72,6 +72,8 @@ class OnPolicyUpdate:
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
         self._parts: list[tuple[Part, Tensor]] = []
         self._rewards = RewardScale(config.gamma)
+        if config.normalize_rewards:
+            self.vector.shared += (self._rewards.moments,)
         self._rollout: Rollout | None = None
         self._batches: dict[int, Minibatch] = {}
         self._batch: Minibatch | None = None

@@ -101,7 +101,7 @@ class QLearningUpdate:
             (own,) = np.random.SeedSequence(seed).spawn(1)  # independent of the initial weights
             self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
         self._to_host = HostCopy(flat)
-        self.vector = FlatVector(flat, self._gradient)
+        self.vector = FlatVector(flat, self._gradient, shared=(self._statistics, self._bounds))
         self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:

@@ -41,7 +41,7 @@ TOLERANCE = 2.0
 
 
 class ValueBounds:
-    """Running bounds over all transitions seen; learner thread only.
+    """Running bounds over all transitions seen; learner thread only. Implements `Shareable`.
 
     Attributes:
         values: float32 `[2]`, low and high of equation (2), in the units of the action values.
@@ -53,6 +53,23 @@ class ValueBounds:
     def extend(self, reward: NDArray[np.float32], discount: NDArray[np.float32]) -> None:
         """Take in transitions: G and d, `[B]` float32 each, contiguous."""
         _extend(reward, discount, self.values)
+
+    @property
+    def size(self) -> int:
+        """Values that tell of the bounds."""
+        return 2
+
+    def tell(self) -> NDArray[np.float64]:
+        """See `Shareable`: the bounds as they are."""
+        return self.values.astype(np.float64)
+
+    def hear(self, told: NDArray[np.float64]) -> None:
+        """See `Shareable`."""
+        self.values[:] = self.merged(self.values.astype(np.float64), told)
+
+    def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Shareable`: the wider ones."""
+        return np.array((min(first[0], second[0]), max(first[1], second[1])))
 
     def metrics(self) -> dict[str, float]:
         """Both bounds by metric name, those that are finite."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from asyncrl.groups.async_server import HEAD_BYTES
+from asyncrl.groups.async_messages import AsyncMessage
 from asyncrl.groups.messages import Encoding, Feedback
 from asyncrl.groups.peers import Peers
+from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.statistics import FusionStatistics
 
 
@@ -17,6 +20,7 @@ class AsyncClient:
     Args:
         peers: the connection to rank 0.
         encoding: of the messages.
+        shared: statistics that travel with them.
 
     Attributes:
         base: `[P]`, the fused weights as this group received them last; at first those to start from.
@@ -25,37 +29,51 @@ class AsyncClient:
         PeerLost: rank 0 does not answer.
     """
 
-    def __init__(self, peers: Peers, encoding: Encoding) -> None:
-        self._peers, self._encoding = peers, encoding
+    def __init__(self, peers: Peers, encoding: Encoding, shared: SharedStatistics) -> None:
+        self._peers, self._encoding, self._shared = peers, encoding, shared
         self.base = torch.empty(encoding.size)
         version = torch.empty(1, dtype=torch.int64)
         peers.broadcast(version, 0)
         peers.broadcast(self.base, 0)
         self._version = int(version)
         self._feedback = Feedback(encoding)
-        self._message = torch.empty(HEAD_BYTES + encoding.message_bytes, dtype=torch.uint8)
+        self._change = torch.empty(encoding.size)
+        self._sent, self._answer = (AsyncMessage(encoding, shared.size) for _ in range(2))
+        self._work: tuple[Any, Any] = (None, None)
+        self._finished = False
         self._fusions = self._staleness_sum = self._staleness_max = 0
 
     @torch.no_grad()
-    def fuse(self, snapshot: Tensor, finished: bool) -> tuple[Tensor, bool]:
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """See `Fuser`. Raises `PeerLost`."""
+        sent, peers = self._sent, self._peers
+        sent.head[0], sent.head[1] = self._version, finished
+        sent.told.copy_(self._shared.tell())
+        self._feedback.encode(torch.sub(snapshot, self.base, out=self._change), sent.body)
+        self._finished = finished
+        self._work = peers.begin_broadcast(sent.bytes, 1), peers.begin_broadcast(self._answer.bytes, 0)
+
+    def done(self) -> bool:
+        """See `Fuser`."""
+        return bool(self._work[1].is_completed())
+
+    @torch.no_grad()
+    def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final where `finished`. Raises `PeerLost`."""
-        message, encoding = self._message, self._encoding
-        head, body = message[:HEAD_BYTES].view(torch.int64), message[HEAD_BYTES:]
-        head[0], head[1] = self._version, finished
-        self._feedback.encode(snapshot - self.base, body)
-        self._peers.broadcast(message, 1)
-        self._peers.broadcast(message, 0)
-        self._version, staleness = int(head[0]), int(head[1])
+        for work in self._work:
+            self._peers.wait(work)
+        answer, encoding = self._answer, self._encoding
+        self._version, staleness = int(answer.head[0]), int(answer.head[1])
+        self._shared.hear(answer.told)
         if encoding.exact:
-            encoding.decode(body, self.base)
+            encoding.decode(answer.body, self.base)
         else:
-            change = torch.empty(encoding.size)
-            encoding.decode(body, change)
-            self.base.add_(change)
+            encoding.decode(answer.body, self._change)
+            self.base.add_(self._change)
         self._fusions += 1
         self._staleness_sum += staleness
         self._staleness_max = max(self._staleness_max, staleness)
-        return self.base, finished
+        return self.base, self._finished
 
     def close(self) -> None:
         """See `Fuser`."""

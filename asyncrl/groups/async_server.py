@@ -6,8 +6,9 @@
 Each group has a connection of its own, so that one that is slow, suspended or dead holds up nobody. A group that was
 started again makes a new connection, is given the fused weights, and goes on.
 
-A message is a head of two integers and an encoded vector. Where the encoding loses something, rank 0 keeps a copy of
-what the group holds and sends the difference to that, so that what one message lost is in the next one.
+Where the encoding of messages (`async_messages.py`) loses something, rank 0 keeps a copy of what the group holds and
+sends the difference to that, so that what one message lost is in the next one. Of the shared statistics it keeps for
+each group what the others have told and that group has not heard yet.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from asyncrl.groups.async_messages import AsyncMessage
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.messages import Encoding
 from asyncrl.groups.peers import PeerLost, Peers
+from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.statistics import FusionStatistics
 
-HEAD_BYTES = 16
-"""Two int64: base version and whether the group has finished; version and staleness on the way back."""
 LOOK_SECONDS = 0.2
 """Interval at which a group that was lost is looked for."""
 FINISH_SECONDS = 30.0
@@ -42,17 +43,26 @@ class AsyncServer:
         encoding: of the messages.
         ranks: the other groups.
         connect: makes connections; called on the threads of the groups.
+        shared: statistics that travel with the messages.
 
     Attributes:
         lost: ranks that are away now, with the cause.
     """
 
     def __init__(
-        self, weights: FusedWeights, encoding: Encoding, ranks: Sequence[int], connect: Connect
+        self,
+        weights: FusedWeights,
+        encoding: Encoding,
+        ranks: Sequence[int],
+        connect: Connect,
+        shared: SharedStatistics,
     ) -> None:
         self.lost: dict[int, str] = {}
         self._weights, self._encoding, self._connect = weights, encoding, connect
-        self._base = torch.empty(encoding.size)
+        self._shared = shared
+        self._unheard = {rank: torch.zeros(shared.size) for rank in (0, *ranks)}
+        self._base, self._delta = torch.empty(encoding.size), torch.empty(encoding.size)
+        self._ending = False
         self._version = weights.copy(self._base)
         self._closed = threading.Event()
         self._finished: set[int] = set()
@@ -70,16 +80,25 @@ class AsyncServer:
     # --- rank 0's own learner ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def fuse(self, snapshot: Tensor, finished: bool) -> tuple[Tensor, bool]:
-        """See `Fuser`; with `finished` it waits until the others are finished or lost, at most `FINISH_SECONDS`."""
-        delta = snapshot - self._base
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """See `Fuser`; it is fused at once."""
+        delta = torch.sub(snapshot, self._base, out=self._delta)
         self._version, staleness = self._weights.take(delta, self._version, self._base)
         self._count(staleness)
-        if finished:
+        self._ending = finished
+        self._shared.hear(self._pass_on(0, self._shared.tell()))
+
+    def done(self) -> bool:
+        """See `Fuser`."""
+        return True
+
+    def end(self) -> tuple[Tensor, bool]:
+        """See `Fuser`; at the end it waits until the others are finished or lost, at most `FINISH_SECONDS`."""
+        if self._ending:
             with self._changed:
                 self._changed.wait_for(self._all_gone, FINISH_SECONDS)
             self._version = self._weights.copy(self._base)
-        return self._base, finished
+        return self._base, self._ending
 
     def _all_gone(self) -> bool:
         return self._closed.is_set() or len(self._finished | set(self.lost)) == len(self._threads)
@@ -136,27 +155,37 @@ class AsyncServer:
         encoding = self._encoding
         fused = torch.empty(encoding.size)
         version = self._weights.copy(fused)
-        held = fused.clone()
+        held, delta = fused.clone(), torch.empty(encoding.size)
         peers.broadcast(torch.tensor([version]), 0)
         peers.broadcast(held.clone(), 0)
-        message = torch.empty(HEAD_BYTES + encoding.message_bytes, dtype=torch.uint8)
-        head, body = message[:HEAD_BYTES].view(torch.int64), message[HEAD_BYTES:]
-        delta = torch.empty(encoding.size)
+        message = AsyncMessage(encoding, self._shared.size)
         while True:
-            peers.broadcast(message, 1)
-            base, finished = int(head[0]), bool(head[1])
-            encoding.decode(body, delta)
+            peers.broadcast(message.bytes, 1)
+            base, finished = int(message.head[0]), bool(message.head[1])
+            encoding.decode(message.body, delta)
             version, staleness = self._weights.take(delta, base, fused)
             self._count(staleness)
-            head[0], head[1] = version, staleness
-            encoding.encode(fused if encoding.exact else fused - held, body)
+            message.head[0], message.head[1] = version, staleness
+            message.told.copy_(self._pass_on(rank, message.told))
+            encoding.encode(fused if encoding.exact else torch.sub(fused, held, out=delta), message.body)
             if not encoding.exact:
-                encoding.decode(body, delta)
+                encoding.decode(message.body, delta)
                 held.add_(delta)
-            peers.broadcast(message, 0)
+            peers.broadcast(message.bytes, 0)
             if finished:
                 self._note(rank, None, finished=True)
                 return
+
+    def _pass_on(self, rank: int, told: Tensor) -> Tensor:
+        """Keep what `rank` has told for the others; returns what they have told it since it heard last."""
+        if not self._shared.size:
+            return told
+        with self._changed:
+            for other, unheard in self._unheard.items():
+                if other != rank:
+                    self._unheard[other] = self._shared.merged(unheard, told)
+            heard, self._unheard[rank] = self._unheard[rank], torch.zeros(self._shared.size)
+            return heard
 
     def _note(self, rank: int, peers: Peers | None, cause: str = "", finished: bool = False) -> None:
         """A group has come (with `peers`), has finished, or was lost."""
@@ -169,6 +198,7 @@ class AsyncServer:
                 self._finished.add(rank)
             elif peers is not None:
                 self._connections[rank] = peers
+                self._unheard[rank] = torch.zeros(self._shared.size)  # it has just taken over rank 0's
             else:
                 self.lost[rank] = cause
             self._changed.notify_all()

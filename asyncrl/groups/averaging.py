@@ -42,16 +42,24 @@ class AverageFuser:
         self._velocity = torch.zeros_like(self.anchor)
 
     @torch.no_grad()
-    def fuse(self, snapshot: Tensor, finished: bool) -> tuple[Tensor, bool]:
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """See `Fuser`. Raises `PeerLost`."""
+        self._rounds.begin(torch.sub(snapshot, self.anchor, out=self._delta), finished=finished)
+
+    def done(self) -> bool:
+        """See `Fuser`."""
+        return self._rounds.done()
+
+    @torch.no_grad()
+    def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final where every group has finished. Raises `PeerLost`."""
-        torch.sub(snapshot, self.anchor, out=self._delta)
-        round_ = self._rounds.exchange(self._delta, finished=finished)
-        assert round_.mean is not None
+        round_ = self._rounds.end()
+        mean = round_.mean(out=self._delta)
         if self._momentum:
-            self._velocity.mul_(self._momentum).add_(round_.mean)
+            self._velocity.mul_(self._momentum).add_(mean)
             self.anchor.add_(self._velocity, alpha=self._rate * self._momentum)
-        self.anchor.add_(round_.mean, alpha=self._rate)
-        return self.anchor, all(round_.finished)
+        self.anchor.add_(mean, alpha=self._rate)
+        return self.anchor, round_.finished
 
     def close(self) -> None:
         """See `Fuser`."""

@@ -1,15 +1,18 @@
 """Fusion of weights in the background: learning goes on while a snapshot of the weights is fused.
 
     learner's thread    update ... update | snapshot | update ... update | w += fused - snapshot | update ...
-    fusion's thread                       | fuse the snapshot ........... |
+    gloo's thread                         | fuse the snapshot ........... |
 
 Nothing that was learned meanwhile is lost. A group takes its next snapshot `interval` updates after the last one, or
 as soon as the last one is fused, whichever is later: a slow fusion makes fusions rarer and never holds the learner.
+Where numbers must be exact, what is fused is applied exactly `interval` updates after its snapshot, and waited for.
+
+There is no Python thread for it. With one, its wake-ups and its turns at the GIL took the learner's time: 3 to 7 ms for
+a fusion where other work shared the cores (docs/groups.md).
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -20,17 +23,25 @@ from asyncrl.networks.flat_vector import FlatVector
 
 
 class Fuser(Protocol):
-    """Fuses a group's weights with those of the others; fusion's thread only, but for `statistics`."""
+    """Fuses a group's weights with those of the others; learner's thread only, but for `close` and `statistics`."""
 
-    def fuse(self, snapshot: Tensor, finished: bool) -> tuple[Tensor, bool]:
-        """Fuse `snapshot` `[P]`; returns what takes its place, valid until the next call, and whether that is final.
+    def begin(self, snapshot: Tensor, finished: bool) -> None:
+        """Begin to fuse `snapshot` `[P]` on the CPU, which stays as it is until `end`; waits for nobody.
 
-        With `finished` this group learns nothing further, and calls again until the answer is final.
+        With `finished` this group learns nothing further, and fuses again until the outcome is final.
         """
         ...
 
+    def done(self) -> bool:
+        """Whether `end` would not wait."""
+        ...
+
+    def end(self) -> tuple[Tensor, bool]:
+        """What takes the snapshot's place, valid until the next `begin`, and whether it is final."""
+        ...
+
     def close(self) -> None:
-        """Let a `fuse` that waits raise `PeerLost`; any thread."""
+        """Let an `end` that waits raise `PeerLost`; any thread."""
         ...
 
     def statistics(self) -> FusionStatistics:
@@ -39,28 +50,28 @@ class Fuser(Protocol):
 
 
 class BackgroundFusion:
-    """One group's fusions; learner's thread only, but for `close` and `statistics`.
+    """One group's fusions; learner's thread only, but for `abort`, `close` and `statistics`.
 
     Args:
         fuser: what a snapshot goes through.
         vector: the learner's.
         interval: updates between two snapshots, at least 1.
+        exact: apply what is fused at a fixed update, and wait for it there.
     """
 
-    def __init__(self, fuser: Fuser, vector: FlatVector, interval: int) -> None:
-        self._fuser, self._vector, self._interval = fuser, vector, interval
-        self._thread = ThreadPoolExecutor(1, "asyncrl-fusion", initializer=_prepare_thread)
+    def __init__(self, fuser: Fuser, vector: FlatVector, interval: int, *, exact: bool = False) -> None:
+        self._fuser, self._vector, self._interval, self._exact = fuser, vector, interval, exact
         self._snapshot = torch.empty(vector.parameters.numel())
         self._since = -1
-        self._running: Future[tuple[Tensor, bool]] | None = None
+        self.running = False
         vector.on_update = self._update
 
     @torch.no_grad()
     def _update(self) -> None:
         """An update begins: apply what is fused; begin the next fusion where `interval` updates were made."""
         self._since += 1
-        if self._running is not None:
-            if not self._running.done():
+        if self.running:
+            if self._since < self._interval if self._exact else not self._fuser.done():
                 return
             self._apply()
         if self._since >= self._interval:
@@ -73,7 +84,7 @@ class BackgroundFusion:
         The weights are the fused ones then, the same in all groups but for `async`.
         """
         self._vector.on_update = None
-        if self._running is not None:
+        if self.running:
             self._apply()
         final = False
         while not final:
@@ -83,21 +94,21 @@ class BackgroundFusion:
     def _begin(self, finished: bool) -> None:
         self._since = 0
         self._snapshot.copy_(self._vector.parameters)
-        self._running = self._thread.submit(self._fuser.fuse, self._snapshot, finished)
+        self._fuser.begin(self._snapshot, finished)
+        self.running = True
 
     def _apply(self, nothing_learned: bool = False) -> bool:
         """Set w += fused - snapshot; return whether that is final. Waits for it, raises what it raised.
 
         With `nothing_learned` since the snapshot, w = fused without rounding.
         """
-        assert self._running is not None
-        running, self._running = self._running, None
-        fused, final = running.result()
+        self.running = False
+        fused, final = self._fuser.end()
         parameters = self._vector.parameters
         if nothing_learned:
             parameters.copy_(fused)
         else:
-            parameters.add_(fused.sub(self._snapshot).to(parameters.device))
+            parameters.add_(torch.sub(fused, self._snapshot, out=self._snapshot).to(parameters.device))
         return final
 
     def abort(self) -> None:
@@ -105,15 +116,9 @@ class BackgroundFusion:
         self._fuser.close()
 
     def close(self) -> None:
-        """End the fusion and its thread, within a second. Any thread, idempotent."""
+        """End the fusion and its threads, within seconds. Any thread, idempotent."""
         self.abort()
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def statistics(self) -> FusionStatistics:
         """A frozen record; any thread."""
         return self._fuser.statistics()
-
-
-def _prepare_thread() -> None:
-    """Intra-operation threads are per thread."""
-    torch.set_num_threads(1)

@@ -20,6 +20,7 @@ from asyncrl.groups.messages import ENCODINGS, Encoding
 from asyncrl.groups.peers import PeerLost, Peers, broadcast_bytes
 from asyncrl.groups.place import Place
 from asyncrl.groups.rounds import Rounds
+from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.state import Core, share, take_over
 
 OVER = "over"
@@ -54,18 +55,22 @@ def _encoding(options: FusionOptions, core: Core) -> Encoding:
     return ENCODINGS[options.dtype](core.vector.parameters.numel())
 
 
+def _shared(core: Core) -> SharedStatistics:
+    return SharedStatistics(core.vector.shared)
+
+
 def collective_fusion(connection: Connection, options: FusionOptions, core: Core) -> Fusion:
     """Fusion by `gradients` or `average`, from rank 0's state; collective. Raises `PeerLost`."""
     place = connection.place
     peers = Peers(connection.store, "all", place.rank, place.size, connection.address)
     share(core, peers, source=0)
-    rounds = Rounds(peers, _encoding(options, core))
+    rounds = Rounds(peers, _encoding(options, core), tail=1, shared=_shared(core))
     if options.mode == "gradients":
         return GradientFusion(rounds, core)
     fuser = AverageFuser(
         rounds, core.vector.parameters, learning_rate=options.learning_rate, momentum=options.momentum
     )
-    return BackgroundFusion(fuser, core.vector, options.interval)
+    return BackgroundFusion(fuser, core.vector, options.interval, exact=options.exact)
 
 
 class Reception:
@@ -107,7 +112,7 @@ def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> 
     """Rank 0's fusion by `async`."""
     weights = FusedWeights(core.vector.parameters, options.max_staleness)
     ranks = range(1, reception.connection.place.size)
-    server = AsyncServer(weights, _encoding(options, core), ranks, reception)
+    server = AsyncServer(weights, _encoding(options, core), ranks, reception, _shared(core))
     return BackgroundFusion(server, core.vector, options.interval)
 
 
@@ -132,6 +137,6 @@ def client_fusion(
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))
     tie()
-    client = AsyncClient(peers, _encoding(options, core))
+    client = AsyncClient(peers, _encoding(options, core), _shared(core))
     core.vector.parameters.copy_(client.base)
     return BackgroundFusion(client, core.vector, options.interval)

@@ -2,6 +2,16 @@
 
 All groups make the same updates of the same weights, as one learner would with the union of their batches. A group that
 has used up its steps stays in the rounds with weight 0; at the end it takes over the state of those that went on.
+
+Where batches are drawn from replay, the groups' shards are one replay, stratified over the shards (the parallel
+learners of Zhang et al. 2021, PAL). With shard g of total priority P_g, from which its group draws B items with
+probability p_i / P_g each, and f_i the gradient at an item, one replay's expectation is estimated without bias by
+
+    sum_g P_g mean_g(w_i f_i) / sum_g P_g                                                       (1)
+    w_i = (p_i / p_min)^-beta        p_min the smallest p_i drawn by any group                   (2)
+
+A group has divided its weights by its own largest, so it multiplies its gradient by that before the sum, and all divide
+by the largest of all after it. That is exact, and needs no message before the update.
 """
 
 from __future__ import annotations
@@ -19,7 +29,7 @@ class GradientFusion:
     """One group's part in the fusion of gradients; learner's thread only.
 
     Args:
-        rounds: with the other groups.
+        rounds: with the other groups, with a tail of one value.
         core: the learner's.
     """
 
@@ -31,11 +41,20 @@ class GradientFusion:
     def _fuse(self, samples: float, ends: bool) -> bool:
         """One update's round. A pass ends for all groups where it ends for one."""
         started = time.perf_counter()
-        gradient = self._core.vector.gradient
-        round_ = self._rounds.exchange(None if ends else gradient, samples, ends=ends)
+        vector = self._core.vector
+        weight, largest, drawn = samples, 1.0, vector.drawn
+        weighted = vector.gradient[vector.weighted]
+        if drawn is not None:
+            weight, largest = samples * drawn.priority, drawn.largest_weight
+        if largest != 1.0:
+            weighted.mul_(largest)
+        self._rounds.begin(None if ends else vector.gradient, weight, ends=ends, tail=(largest,))
+        round_ = self._rounds.end()
+        if round_.weight > 0:
+            round_.mean(out=vector.gradient)
+            if (most := float(round_.tails.max())) != 1.0:
+                weighted.div_(most)
         self._wait_seconds += time.perf_counter() - started
-        if round_.mean is not None:
-            gradient.copy_(round_.mean)
         return round_.ends
 
     def finish(self) -> None:
@@ -45,7 +64,7 @@ class GradientFusion:
         """
         self._core.vector.on_step = None
         behind = False
-        while not all(self._rounds.exchange(None, finished=True).finished):
+        while not self._rounds.exchange(None, finished=True).finished:
             behind = True
         peers = self._rounds.peers
         flags = [torch.zeros(1) for _ in range(peers.size)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ class Peers:
         sent_bytes, received_bytes: payload so far, as it passes this rank's network interface.
 
     Raises:
-        PeerLost: a rank does not come.
+        PeerLost: a rank does not come; of every other method: the connection has broken, or was closed here.
     """
 
     def __init__(
@@ -70,16 +71,24 @@ class Peers:
 
     def sum(self, vector: Tensor) -> None:
         """Replace `vector` by its sum over all ranks, the same to the bit on each of them."""
-        self._wait(self._group.allreduce([vector]))
+        self.wait(self.begin_sum(vector))
+
+    def begin_sum(self, vector: Tensor) -> Any:
+        """Begin `sum`; `vector` belongs to gloo until the work that is returned is over."""
         moved = 2 * vector.nbytes * (self.size - 1) // self.size
         self.sent_bytes += moved
         self.received_bytes += moved
+        return self._begin(self._group.allreduce, [vector])
 
     def gather(self, message: Tensor, out: list[Tensor]) -> None:
         """Fill `out`, one tensor for each rank, with the messages of all."""
-        self._wait(self._group.allgather([out], [message]))
+        self.wait(self.begin_gather(message, out))
+
+    def begin_gather(self, message: Tensor, out: list[Tensor]) -> Any:
+        """Begin `gather`; see `begin_sum`."""
         self.sent_bytes += message.nbytes * (self.size - 1)
         self.received_bytes += message.nbytes * (self.size - 1)
+        return self._begin(self._group.allgather, [out], [message])
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Fill `message` with that of the rank `source`.
@@ -87,19 +96,30 @@ class Peers:
         Between two ranks this is sending and receiving. torch's own `recv` would break the connection where its wait
         has a limit.
         """
+        self.wait(self.begin_broadcast(message, source))
+
+    def begin_broadcast(self, message: Tensor, source: int) -> Any:
+        """Begin `broadcast`; see `begin_sum`. What is begun first is done first."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        self._wait(self._group.broadcast([message], options))
         if source == self.rank:
             self.sent_bytes += message.nbytes
         else:
             self.received_bytes += message.nbytes
+        return self._begin(self._group.broadcast, [message], options)
 
     def close(self) -> None:
         """Let whoever waits raise `PeerLost` within half a second, and every later call at once; any thread."""
         self._closed = True
 
-    def _wait(self, work: Any) -> None:
+    def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return operation(*arguments)
+        except RuntimeError as error:  # the connection has broken in an earlier one
+            raise PeerLost(_first_line(error)) from error
+
+    def wait(self, work: Any) -> None:
+        """Wait for what was begun."""
         while True:
             if self._closed:
                 raise PeerLost("the connection was closed here")

@@ -1,61 +1,95 @@
 """A round: every rank gives one vector and gets the weighted mean of all, in one message.
 
 Each rank's row of a small table travels with the vector: its weight, whether it has finished, whether it ends its pass
-here, and what else it tells the others. So all ranks know of every round who took part in it, and a rank that has
-finished stays in the rounds of those that have not.
+here, what else it tells the others, and its statistics. So all ranks know of every round who took part in it, and a
+rank that has finished stays in the rounds of those that have not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.groups.messages import Encoding, Feedback
 from asyncrl.groups.peers import Peers
+from asyncrl.groups.shared_statistics import SharedStatistics
 
 _WEIGHT, _FINISHED, _ENDS, _TAIL = range(4)
 
 
 @dataclass(frozen=True)
 class Round:
-    """What all ranks know after a round.
+    """What all ranks know after a round; valid until the next one.
 
     Attributes:
-        mean: `[P]`, sum of weight times vector over the sum of weights; valid until the next round. None where no rank
-            gave a weight.
-        weights, finished: of each rank.
-        ends: whether a rank ends its pass.
-        tails: `[ranks, K]`, what else each rank told.
+        total: `[P]`, sum of weight times vector.
+        weight: sum of the weights; 0 where no rank gave a vector.
+        table: `[ranks, columns]` float32.
     """
 
-    mean: Tensor | None
-    weights: tuple[float, ...]
-    finished: tuple[bool, ...]
-    ends: bool
-    tails: Tensor
+    total: Tensor
+    weight: float
+    table: NDArray[np.float32]
+    tail: int
+
+    def mean(self, out: Tensor) -> Tensor:
+        """Write the weighted mean into `out` `[P]`, on any device, and return it; needs a weight above 0."""
+        if out.device.type == "cpu":
+            return torch.div(self.total, self.weight, out=out)
+        return out.copy_(self.total).div_(self.weight)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weight of each rank."""
+        return tuple(self.table[:, _WEIGHT].tolist())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has finished."""
+        return bool(self.table[:, _FINISHED].all())
+
+    @property
+    def ends(self) -> bool:
+        """Whether a rank ends its pass."""
+        return bool(self.table[:, _ENDS].any())
+
+    @property
+    def tails(self) -> NDArray[np.float32]:
+        """`[ranks, K]`, what else each rank told."""
+        return self.table[:, _TAIL : _TAIL + self.tail]
 
 
 class Rounds:
-    """The rounds of one rank, one after the other, in the same order on every rank.
+    """The rounds of one rank, one after the other, in the same order on every rank; one thread.
 
     Args:
         peers: all ranks.
         encoding: of the vectors. An exact one takes one all-reduce; others are gathered and summed in rank order.
         tail: K, further values that each rank tells.
+        shared: statistics that travel with every round.
 
     Attributes:
         count: rounds so far.
     """
 
-    def __init__(self, peers: Peers, encoding: Encoding, tail: int = 0) -> None:
+    def __init__(
+        self, peers: Peers, encoding: Encoding, tail: int = 0, shared: SharedStatistics | None = None
+    ) -> None:
         self.peers, self.count = peers, 0
         self._encoding, self._tail = encoding, tail
-        ranks, columns, size = peers.size, _TAIL + tail, encoding.size
+        self._shared = shared if shared is not None and shared.size else None
+        told = self._shared.size if self._shared is not None else 0
+        ranks, columns, size = peers.size, _TAIL + tail + told, encoding.size
         self._feedback = Feedback(encoding)
-        self._mean = torch.zeros(size + ranks * columns)
-        self._vector, self._table = self._mean[:size], self._mean[size:].view(ranks, columns)
+        self._sum = torch.zeros(size + ranks * columns)
+        self._vector, self._rows = self._sum[:size], self._sum[size:].view(ranks, columns)
+        self._table = self._rows.numpy()
+        self._work: Any = None
         if not encoding.exact:
             length = 4 * columns + encoding.message_bytes
             length += -length % 4
@@ -63,58 +97,76 @@ class Rounds:
             self._messages = [torch.zeros(length, dtype=torch.uint8) for _ in range(ranks)]
             self._decoded = torch.zeros(size)
 
-    def exchange(
+    def exchange(self, vector: Tensor | None, weight: float = 1.0, **row: Any) -> Round:
+        """Take part in the next round; waits until every rank does. Arguments as `begin` has them."""
+        self.begin(vector, weight, **row)
+        return self.end()
+
+    def begin(
         self,
         vector: Tensor | None,
         weight: float = 1.0,
         *,
         finished: bool = False,
         ends: bool = False,
-        tail: Tensor | None = None,
-    ) -> Round:
-        """Take part in the next round; waits until every rank does. Raises `PeerLost`.
+        tail: tuple[float, ...] = (),
+    ) -> None:
+        """Begin to take part in the next round; waits for nobody. Raises `PeerLost`.
 
         Args:
-            vector: `[P]` on any device; None counts as zeros of weight 0.
+            vector: `[P]` on any device, copied; None counts as zeros of weight 0.
             weight: at least 0.
             finished: whether this rank makes no further updates.
             ends: whether this rank ends its pass.
-            tail: `[K]`.
+            tail: K values; none are zeros.
         """
-        row = torch.zeros(_TAIL + self._tail)
-        row[_WEIGHT], row[_FINISHED], row[_ENDS] = weight if vector is not None else 0.0, finished, ends
-        if tail is not None:
-            row[_TAIL:] = tail
-        self._sum(vector, row) if self._encoding.exact else self._gather(vector, row)
-        self.count += 1
-        table = self._table
-        total = float(table[:, _WEIGHT].sum())
-        return Round(
-            mean=self._vector.div_(total) if total > 0 else None,
-            weights=tuple(table[:, _WEIGHT].tolist()),
-            finished=tuple(bool(f) for f in table[:, _FINISHED].tolist()),
-            ends=bool(table[:, _ENDS].any()),
-            tails=table[:, _TAIL:],
-        )
-
-    def _sum(self, vector: Tensor | None, row: Tensor) -> None:
-        self._mean.zero_()
-        if vector is not None:
+        rank, table = self.peers.rank, self._table
+        table.fill(0.0)
+        table[rank, :_TAIL] = weight if vector is not None else 0.0, finished, ends
+        table[rank, _TAIL : _TAIL + len(tail)] = tail
+        if self._shared is not None:
+            table[rank, _TAIL + self._tail :] = self._shared.tell().numpy()
+        if not self._encoding.exact:
+            self._begin_gather(vector)
+            return
+        if vector is None:
+            self._vector.zero_()
+        else:
             self._vector.copy_(vector)
-            if float(row[_WEIGHT]) != 1.0:
-                self._vector.mul_(row[_WEIGHT])
-        self._table[self.peers.rank] = row
-        self.peers.sum(self._mean)
+            if weight != 1.0:
+                self._vector.mul_(weight)
+        self._work = self.peers.begin_sum(self._sum)
 
-    def _gather(self, vector: Tensor | None, row: Tensor) -> None:
+    def done(self) -> bool:
+        """Whether `end` would not wait."""
+        return bool(self._work.is_completed())
+
+    def end(self) -> Round:
+        """Wait until every rank takes part in the round; its outcome. Raises `PeerLost`."""
+        self.peers.wait(self._work)
+        self._work = None
+        if not self._encoding.exact:
+            self._decode()
+        self.count += 1
+        if self._shared is not None:
+            for rank in range(self.peers.size):
+                if rank != self.peers.rank:
+                    self._shared.hear(self._rows[rank, _TAIL + self._tail :])
+        return Round(self._vector, float(self._table[:, _WEIGHT].sum()), self._table, self._tail)
+
+    def _begin_gather(self, vector: Tensor | None) -> None:
+        row = self._rows[self.peers.rank]
         head, length = 4 * row.numel(), self._encoding.message_bytes
         self._message[:head].view(torch.float32).copy_(row)
         if vector is not None:
             self._feedback.encode(vector.cpu(), self._message[head : head + length])
-        self.peers.gather(self._message, self._messages)
+        self._work = self.peers.begin_gather(self._message, self._messages)
+
+    def _decode(self) -> None:
+        head, length = 4 * self._rows.shape[1], self._encoding.message_bytes
         self._vector.zero_()
         for rank, message in enumerate(self._messages):
-            self._table[rank] = message[:head].view(torch.float32)
+            self._rows[rank] = message[:head].view(torch.float32)
             weight = float(self._table[rank, _WEIGHT])
             if weight > 0:
                 self._encoding.decode(message[head : head + length], self._decoded)

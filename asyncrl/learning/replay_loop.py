@@ -22,6 +22,7 @@ from asyncrl.learning.quarantine import Quarantine
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.sequences import SequenceBatch
@@ -105,6 +106,7 @@ class ReplayLoop:
             options.publish_interval,
         )
         self.inserted_steps = 0
+        self._vector: FlatVector | None = getattr(parts.core, "vector", None)
         self._replay = parts.replay
         self._pace = pace
         self._staleness = parts.staleness
@@ -187,6 +189,8 @@ class ReplayLoop:
         batch = self._batch
         batch.progress = self._progress()
         self._replay.sample(batch, beta)
+        if self._vector is not None and self._vector.on_step is not None:
+            self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
         self._staleness.measure(self.updates, self.publisher.version, batch)
         try:
             result = self.core.update(batch)

@@ -179,6 +179,16 @@ class RingReplay(ABC, Generic[B]):
         self._rng.random(out=to.uniforms)
         self._draw(to, 0.0 if self._uniform else beta)
 
+    def drawn(self, batch: B, beta: float) -> tuple[float, float]:
+        """Total priority, and the largest importance weight of the last `sample` before it was divided by it.
+
+        The weight is p^-beta of the smallest priority p drawn, so that weights of several replays can be compared.
+        Called right after `sample` with the same arguments.
+        """
+        total = self.tree.total
+        smallest = self._batches[id(batch)][1].rest.min() * total / self.sampleable
+        return total, 1.0 if self._uniform else float(smallest**-beta)
+
     def update_priorities(self, ids: NDArray[np.int64], td_abs: NDArray[np.float32]) -> int:
         """Set the priorities of sampled rows to `(td_abs + priority_eps) ** alpha`.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
+from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Algorithm
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
 from asyncrl.show.group_statistics import GroupStatistics
@@ -140,6 +141,7 @@ class Group:
             dtype=config.fusion_dtype,
             learning_rate=config.fusion_learning_rate,
             momentum=config.fusion_momentum,
+            exact=is_exact(algorithm),
         )
         shared = shared_options(config, algorithm)
         session = await asyncio.to_thread(Session, place, options, shared, cancelled)

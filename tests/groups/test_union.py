@@ -66,7 +66,7 @@ def share_noise(core: Any, first: int, count: int) -> None:
 
 
 def fused(core: Any, meeting: Meeting, rank: int, learn: Callable[[], None]) -> torch.Tensor:
-    rounds = Rounds(meeting.peers(rank), ENCODINGS["float32"](core.vector.parameters.numel()))
+    rounds = Rounds(meeting.peers(rank), ENCODINGS["float32"](core.vector.parameters.numel()), tail=1)
     fusion = GradientFusion(rounds, core)
     learn()
     fusion.finish()

@@ -20,12 +20,27 @@ from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.rounds import Rounds
+from asyncrl.groups.shared_statistics import SharedStatistics
 
 SIZE = 11
+NOTHING = SharedStatistics(())
 
 
 def scripted(updates: int, seed: int) -> torch.Tensor:
     return torch.randint(-4, 5, (updates, SIZE), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def wait_for(fusion: BackgroundFusion) -> None:
+    """Until the fusion that runs is over."""
+    deadline = time.monotonic() + 30
+    while not fusion._fuser.done() and time.monotonic() < deadline:
+        time.sleep(1e-5)
+
+
+def fuse(fuser: Any, snapshot: torch.Tensor, finished: bool = False) -> tuple[torch.Tensor, bool]:
+    fuser.begin(snapshot, finished)
+    fused, final = fuser.end()
+    return fused, final
 
 
 def learn(fusion: BackgroundFusion, vector: Any, deltas: torch.Tensor, rng: np.random.Generator) -> None:
@@ -33,8 +48,8 @@ def learn(fusion: BackgroundFusion, vector: Any, deltas: torch.Tensor, rng: np.r
     for delta in deltas:
         vector.begin_update()
         vector.parameters.add_(delta)
-        if rng.random() < 0.2 and fusion._running is not None:
-            fusion._running.exception()  # else all the updates would be made within a few fusions
+        if rng.random() < 0.2 and fusion.running:
+            wait_for(fusion)  # else all the updates would be made within a few fusions
     fusion.finish()
 
 
@@ -45,9 +60,13 @@ class RecordedAverage(AverageFuser):
         super().__init__(*args, **options)
         self.record: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def fuse(self, snapshot: torch.Tensor, finished: bool) -> tuple[torch.Tensor, bool]:
-        fused, final = super().fuse(snapshot, finished)
-        self.record.append((snapshot.clone(), fused.clone()))
+    def begin(self, snapshot: torch.Tensor, finished: bool) -> None:
+        self.snapshot = snapshot.clone()
+        super().begin(snapshot, finished)
+
+    def end(self) -> tuple[torch.Tensor, bool]:
+        fused, final = super().end()
+        self.record.append((self.snapshot, fused.clone()))
         return fused, final
 
 
@@ -70,6 +89,32 @@ def test_average_is_the_mean_of_the_snapshots_and_loses_nothing() -> None:
     assert torch.equal(first, start + total / 2) and torch.equal(second, first)
 
 
+def test_where_numbers_are_exact_average_is_applied_at_fixed_updates() -> None:
+    updates, interval = (60, 40), 4
+
+    def run(delay: float) -> list[torch.Tensor]:
+        meeting = Meeting(2)
+
+        def rank(index: int) -> torch.Tensor:
+            vector = vector_of(torch.ones(SIZE))
+            fuser = AverageFuser(Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE)), vector.parameters)
+            fusion = BackgroundFusion(fuser, vector, interval, exact=True)
+            rng = np.random.default_rng()  # the delays differ from run to run
+            for _ in range(updates[index]):
+                vector.begin_update()
+                vector.parameters.mul_(0.9 + 0.05 * index)
+                time.sleep(delay * rng.random() * (1 - index))
+            fusion.finish()
+            fusion.close()
+            return vector.parameters
+
+        found: list[torch.Tensor] = on_ranks(2, rank)
+        return found
+
+    (first, second), (again, also) = run(0.0), run(1e-3)
+    assert torch.equal(first, second) and torch.equal(first, again) and torch.equal(first, also)
+
+
 def test_the_outer_step_is_nesterovs() -> None:
     meeting, start = Meeting(2), torch.zeros(SIZE)
     snapshots = [torch.randn(2, SIZE, generator=torch.Generator().manual_seed(s)) for s in range(5)]
@@ -77,7 +122,7 @@ def test_the_outer_step_is_nesterovs() -> None:
     def rank(index: int) -> list[torch.Tensor]:
         rounds = Rounds(meeting.peers(index), ENCODINGS["float32"](SIZE))
         fuser = AverageFuser(rounds, start, learning_rate=0.7, momentum=0.9)
-        return [fuser.fuse(both[index], False)[0].clone() for both in snapshots]
+        return [fuse(fuser, both[index])[0].clone() for both in snapshots]
 
     found = on_ranks(2, rank)
     # As torch.optim.SGD defines it; the outer gradient is the anchor minus the mean of the weights.
@@ -102,8 +147,8 @@ def test_short_messages_lead_to_the_same_weights_everywhere_and_near_the_mean(na
         for _ in range(500):  # gradient descent on a quadratic of its own: together they go to the mean
             vector.begin_update()
             vector.parameters.sub_(vector.parameters - targets[index], alpha=0.01)
-            if fusion._running is not None:
-                fusion._running.exception()
+            if fusion.running:
+                wait_for(fusion)
         fusion.finish()
         fusion.close()
         return vector.parameters
@@ -157,18 +202,18 @@ def run_async(
     def rank(index: int) -> torch.Tensor:
         fuser: AsyncServer | AsyncClient
         if index == 0:
-            fuser = AsyncServer(weights, encoding, range(1, meeting.ranks), connect)
+            fuser = AsyncServer(weights, encoding, range(1, meeting.ranks), connect, NOTHING)
             vector = vector_of(torch.zeros(SIZE))
         else:
-            fuser = AsyncClient(meeting.pair(index, 1), encoding)
+            fuser = AsyncClient(meeting.pair(index, 1), encoding, NOTHING)
             vector = vector_of(fuser.base)
         fusion = BackgroundFusion(fuser, vector, interval)
         rng = np.random.default_rng(index)
         for delta in scripted(updates[index], index):
             vector.begin_update()
             vector.parameters.add_(delta)
-            if rng.random() < (0.3 if index else 0.1) and fusion._running is not None:
-                fusion._running.exception()  # else all the updates would be made within a few fusions
+            if rng.random() < (0.3 if index else 0.1) and fusion.running:
+                wait_for(fusion)  # else all the updates would be made within a few fusions
             if index and rng.random() < 0.05:
                 time.sleep(delay * rng.random())
         fusion.finish()
@@ -230,13 +275,13 @@ def test_a_group_that_is_lost_holds_up_nobody_and_may_come_back() -> None:
     def rank(index: int) -> None:
         if index == 1:
             for life in range(2):
-                client = AsyncClient(meeting.pair(1, 1, life), encoding)
-                client.fuse(client.base + 16.0, finished=life == 1)
+                client = AsyncClient(meeting.pair(1, 1, life), encoding, NOTHING)
+                fuse(client, client.base + 16.0, finished=life == 1)
                 if life == 0:
                     del client  # closes its sockets, as a killed process does
                     came_back.set()
             return
-        server = AsyncServer(weights, encoding, [1], connect)
+        server = AsyncServer(weights, encoding, [1], connect, NOTHING)
         vector = vector_of(torch.zeros(SIZE))
         fusion = BackgroundFusion(server, vector, 1)
         while 1 not in server._finished:

@@ -246,6 +246,8 @@ def test_weights_of_a_batch_by_hand() -> None:
             sampled = np.array([priority[key] for key in r.keys(batch.ids)])
             weights = (len(keys) * sampled / sum(priority.values())) ** -beta
             np.testing.assert_allclose(batch.weight, weights / weights.max(), rtol=1e-5)
+            drawn = sum(priority.values()), sampled.min() ** -beta
+            np.testing.assert_allclose(r.replay.drawn(batch, beta), drawn, rtol=1e-5)
 
 
 def test_alpha_shapes_priorities() -> None:
@@ -266,7 +268,7 @@ def test_uniform_sampling_ignores_priorities() -> None:
         counts = dict.fromkeys(r.twin.priority, 0)
         for _ in range(1500):
             r.replay.sample(batch, 0.7)
-            assert (batch.weight == 1.0).all()
+            assert (batch.weight == 1.0).all() and r.replay.drawn(batch, 0.7) == (r.replay.sampleable, 1.0)
             errors = (batch.ids % 7).astype(np.float32)
             assert r.replay.update_priorities(batch.ids, errors) == 0
             for key in r.keys(batch.ids):
