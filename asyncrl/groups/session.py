@@ -30,13 +30,15 @@ from asyncrl.groups.fusing import Fusion, FusionOptions, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, meet, open_store
-from asyncrl.groups.peers import PeerLost, own_address
+from asyncrl.groups.peers import PeerLost, dist, own_address
 from asyncrl.groups.place import Place
 from asyncrl.groups.state import Core
 from asyncrl.groups.statistics import FusionStatistics
 
 START_SECONDS = 60.0
 """Longest wait of rank 0 for the others at the start of `async`."""
+START = "start"
+"""Key of what rank 0 begins with."""
 SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
 EXPLAIN_SECONDS = 5.0
 """Longest wait for the name of a rank that a broken connection is due to."""
@@ -85,6 +87,16 @@ class Session:
     def leads(self) -> bool:
         """Whether this is rank 0, which evaluates and writes the run."""
         return self.place.rank == 0
+
+    def share_start(self, data: bytes) -> bytes:
+        """The bytes that rank 0 gives, on every rank; the others' are ignored. Raises `GroupLost`."""
+        try:
+            if self.leads:
+                self._store.set(START, data)
+                return data
+            return bytes(self._store.get(START))
+        except (RuntimeError, dist.DistError) as error:
+            raise self._lost(0, str(error).partition("\n")[0]) from error
 
     # --- learner's thread --------------------------------------------------------------------------------------------
 

@@ -191,6 +191,8 @@ class Coordinator:
         with single_error():
             parts = await build(setup, self._reporting, stack, on_failure=self.fail)
         stack.push_async_callback(self._group.leave)
+        if parts.saver.capture is not None:
+            parts.saver.capture.others = self._group.others
         await self._group.attach(parts.learner, self.stop, self.fail)
         return parts
 

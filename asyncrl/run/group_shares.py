@@ -31,15 +31,16 @@ OWN_OPTIONS = (
 
 
 def share_of(
-    config: TrainerConfig, rank: int, groups: int, *, on_machine: int = 1, done: int = 0
+    config: TrainerConfig, rank: int, groups: int, *, on_machine: int = 1, done: int = 0, counted: int = 0
 ) -> TrainerConfig:
     """The options of one group; `on_machine` groups share the cores of this machine.
 
-    Of a run that goes on, rank 0 goes on after its `done` steps; the others begin anew and take what is left of theirs.
-    Stopping rules but for `total_steps` are rank 0's, which tells the others.
+    Of a run that goes on after `done` steps of all groups, each goes on counting from `counted`, and takes its part of
+    what is left. Stopping rules but for `total_steps` are rank 0's, which tells the others.
     """
+    left = None if config.total_steps is None else max(0, config.total_steps - done)
     changed: dict[str, Any] = {
-        "total_steps": _part(config.total_steps, groups),
+        "total_steps": None if left is None else max(1, counted + math.ceil(left / groups)),
         "report_interval_steps": _part(config.report_interval_steps, groups),
         "eval_interval_steps": _part(config.eval_interval_steps, groups),
         "num_actors": config.num_actors or max(1, usable_cores() // on_machine - 1),
@@ -47,8 +48,6 @@ def share_of(
     if rank:
         rules = ("max_seconds", "target_return", "target_training_return", "eval_interval_steps")
         changed |= dict.fromkeys((*rules, "eval_interval_seconds"))
-        if config.total_steps is not None:
-            changed["total_steps"] = max(1, changed["total_steps"] - done)
         changed |= {"http": "off", "seed": seed_of(config.seed, rank)}
         if config.run_dir is not None:
             changed["run_dir"] = str(_free(Path(config.run_dir) / "groups", str(rank)))

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import TrainerConfig
@@ -20,7 +22,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
-from asyncrl.storage.resume import Resumption
+from asyncrl.storage.resume import Resumption, prepare_resumption
 
 if TYPE_CHECKING:
     from asyncrl.groups.place import Place
@@ -46,6 +48,20 @@ def own_place(config: TrainerConfig) -> Place | None:
     return place
 
 
+def _last_checkpoint(config: TrainerConfig) -> Resumption | None:
+    """Where a run that torchrun has started again goes on from; None where it left nothing."""
+    latest = Path(config.run_dir or "") / "checkpoints" / "latest"
+    if config.run_dir is None or not latest.exists():
+        return None
+    return prepare_resumption(Path(config.run_dir), "latest", None, {}, restore_episodes=True)[2]
+
+
+def _before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
+    """Steps and updates that were made before, beyond those from which `groups` groups go on counting."""
+    again = (groups - 1) * resumed.env_steps, (groups - 1) * resumed.meta.updates
+    return resumed.other_steps - again[0], resumed.other_updates - (fusion != "gradients") * again[1]
+
+
 class Alone:
     """A run with one group, or with groups that are still to be started: nothing to tell, nobody to wait for.
 
@@ -65,6 +81,11 @@ class Alone:
     ) -> None:
         self.whole, self.config, self.algorithm = (config, algorithm), config, algorithm
         self.resumed = resumed
+        self._before = (0, 0)
+        if resumed is not None and config.groups == 1 and (before := resumed.other_steps):
+            self._before = before, resumed.other_updates  # of groups that the run had, and has no longer
+            if config.total_steps is not None:
+                self.config = dataclasses.replace(config, total_steps=max(1, config.total_steps - before))
 
     async def attach(self, learner: Learner, stop: Any, fail: Any) -> None:
         """See `Group`."""
@@ -79,9 +100,22 @@ class Alone:
     def tell_failure(self, error: BaseException) -> None:
         """See `Group`."""
 
+    def others(self) -> dict[str, list[int]]:
+        """See `Group`."""
+        steps, updates = self._before
+        return {"env_steps": [steps], "updates": [updates]} if steps else {}
+
     def shown(self, snapshot: Snapshot) -> Snapshot:
         """See `Group`."""
-        return snapshot
+        steps, updates = self._before
+        if not steps:
+            return snapshot
+        return dataclasses.replace(
+            snapshot,
+            total_steps=self.whole[0].total_steps,
+            env_steps=snapshot.env_steps + steps,
+            updates=snapshot.updates + updates,
+        )
 
     async def leave(self) -> None:
         """See `Group`."""
@@ -93,7 +127,7 @@ class Group:
     Args:
         session: with the other ranks.
         config, algorithm: of the whole run.
-        resumed: the checkpoint that rank 0 goes on from, and gives to the others.
+        resumed: the checkpoint of rank 0 that the run goes on from.
 
     Attributes:
         session: as given.
@@ -107,14 +141,21 @@ class Group:
     def __init__(
         self, session: Session, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None
     ) -> None:
-        done = resumed.env_steps if resumed is not None else 0
-        self.resumed = resumed if session.leads else None
         place = session.place
+        self.resumed = resumed if session.leads or resumed is None else resumed.for_another_group()
         self.session, self.whole = session, (config, algorithm)
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.config = share_of(config, place.rank, place.size, on_machine=machine, done=done)
+        counted, done = 0, 0
+        self._before = 0, 0
+        if resumed is not None:
+            counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
+            self._before = _before(resumed, place.size, config.fusion)
+        shares = {"on_machine": machine, "done": done, "counted": counted}
+        self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
-        self.step_limit = config.total_steps if config.fusion == "async" else self.config.total_steps
+        self.step_limit = self.config.total_steps
+        if config.fusion == "async" and config.total_steps is not None:
+            self.step_limit = counted + max(1, config.total_steps - done)
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._rates: tuple[float, float] = 0.0, 0.0
@@ -144,7 +185,13 @@ class Group:
             exact=is_exact(algorithm),
         )
         shared = shared_options(config, algorithm)
+        if place.life and resumed is None and config.fusion != "async":
+            resumed = await asyncio.to_thread(_last_checkpoint, config)
         session = await asyncio.to_thread(Session, place, options, shared, cancelled)
+        data = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
+        told = await asyncio.to_thread(session.share_start, data)
+        if not session.leads:
+            resumed = pickle.loads(told) if told else None
         return cls(session, config, algorithm, resumed)
 
     @property
@@ -232,7 +279,8 @@ class Group:
         """On rank 0 with `async`, end the job where all groups together have taken its steps."""
         total = self.whole[0].total_steps
         counts = self.leads and self.whole[0].fusion == "async" and total is not None
-        if counts and sum(status["env_steps"] for status in statuses.values()) >= (total or 0):
+        done = self._before[0] + sum(status["env_steps"] for status in statuses.values())
+        if counts and done >= (total or 0):
             self._stop("total_steps")
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
@@ -242,20 +290,33 @@ class Group:
         self._rates = snapshot.env_steps_per_second, snapshot.updates_per_second
         if not self.leads:
             return snapshot
-        groups = self.groups()
-        together = self.whole[0].fusion != "gradients"  # otherwise all groups make the same updates
+        groups, counted = self.groups(), self.others()
         others = [group for group in groups if group.rank]
+        together = self.whole[0].fusion != "gradients"  # otherwise all groups make the same updates
         return dataclasses.replace(
             snapshot,
             groups=groups,
             total_steps=self.whole[0].total_steps,
-            env_steps=snapshot.env_steps + sum(group.env_steps for group in others),
+            env_steps=snapshot.env_steps + sum(counted["env_steps"]),
             env_steps_per_second=snapshot.env_steps_per_second
             + sum(group.env_steps_per_second for group in others),
-            updates=snapshot.updates + together * sum(group.updates for group in others),
+            updates=snapshot.updates + sum(counted["updates"]),
             updates_per_second=snapshot.updates_per_second
             + together * sum(group.updates_per_second for group in others),
         )
+
+    def others(self) -> dict[str, list[int]]:
+        """Steps and updates of the other groups so far, as they count beside rank 0's; for its checkpoints.
+
+        Fused gradients are the same updates in all groups, which count once.
+        """
+        others = [group for group in self.groups() if group.rank]
+        together = self.whole[0].fusion != "gradients"
+        steps, updates = self._before
+        return {
+            "env_steps": [steps, *(group.env_steps for group in others)],
+            "updates": [updates, *(group.updates for group in others)] if together else [updates],
+        }
 
     def groups(self) -> tuple[GroupStatistics, ...]:
         """What every group has told last, in the order of ranks."""

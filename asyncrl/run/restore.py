@@ -85,12 +85,25 @@ async def restore_learner(learner: Learner, resumed: Resumption) -> None:
             for first, ring in zip(firsts, rings, strict=True)
             if "priorities" in ring
         ]
+    state = {**resumed.run["learner"], "core": resumed.core}
     try:
-        await learner.restore({**resumed.run["learner"], "core": resumed.core}, priorities)
+        if resumed.another_group:
+            state |= await _own_random_numbers(learner, state)
+        await learner.restore(state, priorities)
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise does_not_fit(resumed.path, error_text(error) or type(error).__name__) from error
+
+
+async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group keeps of its own where it takes over another's state: the same numbers would be drawn twice."""
+    from asyncrl.groups.state import OWN
+
+    own = await learner.state_dict()
+    core = {name: own["core"][name] for name in OWN if name in own["core"]}
+    kept = {"core": {**state["core"], **core}, "past": None}
+    return kept | ({"generator": own["generator"]} if "generator" in own else {})
 
 
 async def restore_records(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class RunCapture:
         algorithm: its record.
         rows: whether rows are kept; see `keeps_rows`.
         written: the file of rows that was written last, and where learner and rings stood.
+        others: counters of the other groups.
     """
 
     learner: Learner
@@ -66,6 +67,7 @@ class RunCapture:
     algorithm: Algorithm
     rows: bool
     written: tuple[str, tuple[int, ...]] = ("", ())
+    others: Callable[[], dict[str, list[int]]] = dict
 
     async def take(self) -> dict[str, Any]:
         """The entries `core` and `run` of a checkpoint, without rows."""
@@ -107,6 +109,7 @@ class RunCapture:
             "learner": learner,
             "rings": self._positions(learner),
             "episodes": self.reporting.episodes.state(),
+            "groups": self.others(),
             "evaluations": _columns(EvaluationResult, schedule.evaluations),
             "rounds": schedule.rounds,
             "pending": [vars(copy) for copy in schedule.pending(self.learner.snapshots.waiting())],

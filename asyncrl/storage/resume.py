@@ -40,6 +40,8 @@ class Resumption:
         states: states of the actors, or None: then they begin new episodes.
         best: state of the best checkpoint, which this one may be older than; empty where there is none.
         notes: what does not go on as it was, one line each.
+        another_group: whether it is the checkpoint of rank 0 that another group goes on from, with its own random
+            numbers.
     """
 
     path: Path
@@ -50,6 +52,26 @@ class Resumption:
     states: tuple[bytes, ...] | None
     best: Mapping[str, Any]
     notes: tuple[str, ...]
+    another_group: bool = False
+
+    @property
+    def other_steps(self) -> int:
+        """Environment steps of all groups but rank 0 so far."""
+        return _of_others(self.run, "env_steps")
+
+    @property
+    def other_updates(self) -> int:
+        """Updates of all groups but rank 0 so far, of those that count (see `Group.others`)."""
+        return _of_others(self.run, "updates")
+
+    def for_another_group(self) -> Resumption:
+        """What another group goes on from: the learner's state and its counters, without rows and evaluations."""
+        run = {name: value for name, value in self.run.items() if name not in ("rows", "why")}
+        run["evaluations"] = {name: values[:0] for name, values in self.run["evaluations"].items()}
+        run["pending"] = []
+        return dataclasses.replace(
+            self, run=run, rows=None, states=None, best={}, notes=(), another_group=True
+        )
 
     @property
     def env_steps(self) -> int:
@@ -171,7 +193,7 @@ def prepare_resumption(
     if not isinstance(state.get("run"), dict) or "core" not in state:
         raise does_not_fit(path, "it holds no run to go on from, only a policy")
     done = _steps_made(state["run"], meta) if state["run"].get("rows") else meta.env_steps
-    done *= config.groups  # a checkpoint counts the steps of the first group, the total those of all
+    done += _of_others(state["run"], "env_steps")
     total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
@@ -196,6 +218,10 @@ def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any
         return False
     long_enough = np.asarray(evaluations["episodes"]) >= config.target_eval_episodes
     return bool((np.asarray(evaluations["return_mean"])[long_enough] >= config.target_return).any())
+
+
+def _of_others(run: Mapping[str, Any], name: str) -> int:
+    return int(sum(run.get("groups", {}).get(name, ())))
 
 
 def _steps_made(run: Mapping[str, Any], meta: CheckpointMeta) -> int:

@@ -44,7 +44,7 @@ def main(directory: Path) -> int:
     threading.Thread(target=_obey, args=(launcher, run), name="asyncrl-launcher", daemon=True).start()
     if rank == 0:
         _tell(run, launcher)
-    run.start(job.config, Callbacks(None))
+    run.start(job.config, Callbacks(None, (_Relay(launcher),) if rank == 0 else ()))
     error = _ended(run)
     if rank == 0 or error is not None:
         outcome = run.coordinator.outcome if run.coordinator is not None and rank == 0 else None
@@ -54,6 +54,18 @@ def main(directory: Path) -> int:
     if error is None or isinstance(error, StoppedWhileStarting):
         return 0  # else the agent would start this rank again
     return error.exit_code if isinstance(error, AsyncRLError) else 1
+
+
+class _Relay:
+    """Tells the launcher of checkpoints, whose callbacks the user has given there."""
+
+    def __init__(self, launcher: Channel) -> None:
+        self._launcher = launcher
+
+    def on_checkpoint(self, trainer: None, path: str) -> None:
+        """See `Callback`."""
+        with contextlib.suppress(OSError):  # the launcher has gone; the run ends for that
+            self._launcher.send("checkpoint", path)
 
 
 def _ended(run: RunThread) -> BaseException | None:

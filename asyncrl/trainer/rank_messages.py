@@ -1,6 +1,6 @@
 """Messages between the process that starts a run's groups and the ranks: pickles with their length, over a socket.
 
-    rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot),
+    rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot), ("checkpoint", path),
                         ("outcome", Outcome or None, error or None)
     launcher -> rank    ("stop", reason)
 

@@ -46,7 +46,7 @@ class Ranks:
         config, algorithm, source: of the whole run.
         server: a fork server, which the ranks do not need; it is closed.
         on_snapshot: called on the loop thread with every snapshot of rank 0's.
-        callbacks: the user's; `on_start`, `on_report`, `on_evaluation` and `on_end` are called.
+        callbacks: the user's; called on the launcher's loop, when rank 0 has told of the event.
         started: not used; every rank counts its own start-up.
         group: the whole run, with the checkpoint that it goes on from.
 
@@ -195,6 +195,8 @@ class Ranks:
             self.url, self.page_url = values
         elif kind == "snapshot":
             self._show(values[0])
+        elif kind == "checkpoint":
+            self._callbacks.checkpoint(values[0])
         elif kind == "outcome":
             rank, outcome, error = values
             if error is not None:
