@@ -1,8 +1,8 @@
 """Faults of groups: each kind of fault in each fusion, and what became of the run.
 
-Every case starts `asyncrl train` with two groups in a process group of its own, waits until both groups have fused, does
-the fault, and looks: exit code, seconds until the run is over, what it says, which checkpoint is left, which processes
-are left. The outcomes that are allowed are written down in `CASES`; the script fails where another one is seen.
+Every case starts `asyncrl train` with two groups in a process group of its own, waits until both groups have fused,
+does the fault, and looks: exit code, seconds until the run is over, what it says, which checkpoint is left, which
+processes are left. `CASES` has the outcomes that are allowed; the script fails where another one is seen.
 
     python benchmarks/groups_faults.py
     python benchmarks/groups_faults.py --only kill-rank-1 --fusion async

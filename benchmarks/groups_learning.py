@@ -1,8 +1,8 @@
 """One group or two, on the same cores: speed, and steps, time and CPU time to a target, for each fusion.
 
-Two groups get what one has: the same machine, the same `total_steps`, the same target. Every run is a fresh process; the
-runs of one seed follow one another, so that their ratios see the same machine. CPU seconds are those of all processes of
-a run, start-up included (about three times as much with two groups: each loads torch).
+Two groups get what one has: the same machine, the same `total_steps`, the same target. Every run is a fresh process;
+the runs of one seed follow one another, so that their ratios see the same machine. CPU seconds are those of all
+processes of a run, start-up included (about three times as much with two groups: each loads torch).
 
     python benchmarks/groups_learning.py --seeds 3
     python benchmarks/groups_learning.py --only dqn-CartPole-v1 --seeds 1
@@ -38,8 +38,8 @@ _RUN = """
 import json, sys
 from asyncrl import Trainer
 env, algo, options = json.loads(sys.argv[1])
-summary = Trainer(env, algo, num_actors=1, http="off", eval_episodes=10, target_eval_episodes=50, **options).learn().summary
-print(json.dumps(summary))
+options |= {"num_actors": 1, "http": "off", "eval_episodes": 10, "target_eval_episodes": 50}
+print(json.dumps(Trainer(env, algo, **options).learn().summary))
 """
 
 
@@ -85,7 +85,9 @@ def main() -> None:
             ):
                 report.add(f"{key}_{name}", [one[name] for one in runs], unit)
             if side != "one":
-                rates = [[one["env_steps_per_second"] for one in runs] for runs in (found[side], found["one"])]
+                rates = [
+                    [one["env_steps_per_second"] for one in runs] for runs in (found[side], found["one"])
+                ]
                 report.add_ratio(f"{key}_steps_per_second_to_one", *rates)
         report.write()
 

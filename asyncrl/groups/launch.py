@@ -30,7 +30,8 @@ class Launch:
         command: what each rank runs, without its place, which it finds in its environment.
         ranks: how many.
         alone: whether each rank has an agent of its own.
-        max_restarts: times that a dead rank is started again.
+        max_restarts: times that a dead rank is started again; where each has an agent of its own, rank 0 is not: the
+            others have ended with it.
         on_end: told that all ranks have ended, with their failures; on a thread of the launch's own.
     """
 
@@ -43,7 +44,8 @@ class Launch:
         max_restarts: int,
         on_end: Callable[[list[Failure]], None],
     ) -> None:
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        for name in ("", ".agent.server.api"):  # what matters of it is told by the run's own error
+            logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)
         self._command, self._on_end = list(command), on_end
         self._failures: list[Failure] = []
         self._lock = threading.Lock()
@@ -98,7 +100,7 @@ def _options(agents: int, each: int, node: int, endpoint: str, job: str, max_res
         "rdzv_backend": "static",
         "rdzv_endpoint": endpoint,
         "rdzv_configs": {"rank": node, "timeout": 60},
-        "max_restarts": max_restarts,
+        "max_restarts": max_restarts if node or agents == 1 else 0,
         "shutdown_timeout": SHUTDOWN_SECONDS,
     }
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from asyncrl.errors import AsyncRLError, StoppedWhileStarting
+from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, sendable
@@ -51,8 +51,8 @@ def main(directory: Path) -> int:
         with contextlib.suppress(OSError):
             launcher.send("outcome", rank, outcome, sendable(error))
     launcher.close()
-    if error is None or isinstance(error, StoppedWhileStarting):
-        return 0  # else the agent would start this rank again
+    if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
+        return 0  # else the agent would start this rank again; the launcher has been told
     return error.exit_code if isinstance(error, AsyncRLError) else 1
 
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from asyncrl import DQN, PPO, SAC, TrainerConfig
+from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.run.group_shares import seed_of, share_of, share_of_algorithm, shared_options
+from asyncrl.run.grouped import Alone, _before
+from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.resume import Resumption
 
+SPEC = EnvSpec("any", (4,), "float32", DiscreteAction(2))
 CONFIG = TrainerConfig(
     env="CartPole-v1",
     algo="dqn",
@@ -43,9 +51,42 @@ def test_other_groups_write_into_the_run_and_never_over_an_earlier_life(tmp_path
         Path(own).mkdir(parents=True)
 
 
-def test_a_run_that_goes_on_gives_the_others_what_is_left() -> None:
-    assert share_of(CONFIG, 0, 2, done=4000).total_steps == 5001
-    assert share_of(CONFIG, 1, 2, done=4000).total_steps == 1001
+def test_a_run_that_goes_on_divides_what_is_left() -> None:
+    for rank in range(2):
+        assert share_of(CONFIG, rank, 2, done=8000, counted=4000).total_steps == 4000 + 1001
+    for rank in range(3):  # of two groups that were of different speed three go on
+        assert share_of(CONFIG, rank, 3, done=7001, counted=5000).total_steps == 5000 + 1000
+
+
+def going_on(own: int, others: list[int], updates: int, updates_of_others: list[int]) -> Resumption:
+    meta = CheckpointMeta(
+        env="any", algo="dqn", spec=SPEC, options={}, seed=0, env_steps=own, updates=updates
+    )
+    run: dict[str, Any] = {"groups": {"env_steps": others, "updates": updates_of_others}}
+    run |= {"rings": {"steps": np.array([own])}, "evaluations": {}, "pending": [1]}
+    return Resumption(Path("x"), meta, {}, run, {}, (b"",), {"weights": 1}, ("note",))
+
+
+def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
+    resumed = going_on(5000, [0, 2001], 700, [0, 300])
+    assert (resumed.env_steps, resumed.other_steps, resumed.other_updates) == (5000, 2001, 300)
+    for groups in (2, 3):  # each counts from 5000 steps and 700 updates
+        steps, updates = _before(resumed, groups, "average")
+        assert (steps + groups * 5000, updates + groups * 700) == (7001, 1000)
+    assert _before(going_on(5000, [0, 5000], 700, [0]), 2, "gradients") == (0, 0)
+
+
+def test_one_group_goes_on_with_what_several_have_begun() -> None:
+    alone = Alone(CONFIG, DQN(), going_on(5000, [0, 2001], 700, [0, 300]))
+    assert alone.config.total_steps == CONFIG.total_steps - 2001
+    assert alone.others() == {"env_steps": [2001], "updates": [300]}
+    assert Alone(CONFIG, DQN(), going_on(5000, [], 700, [])).config == CONFIG
+
+
+def test_another_group_goes_on_without_what_is_rank_0s() -> None:
+    resumed = going_on(5000, [0, 2001], 700, [0, 300]).for_another_group()
+    assert resumed.another_group and resumed.rows is None and resumed.states is None
+    assert resumed.run["pending"] == [] and resumed.best == {} and resumed.other_steps == 2001
 
 
 def test_steps_of_the_algorithm_are_divided_and_batches_are_not() -> None:

@@ -30,10 +30,24 @@ def libuv_of_torch_has_started() -> None:
     dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 
+class Checkpoints:
+    """Notes the checkpoints that it is told of."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def on_checkpoint(self, trainer: Trainer, path: str) -> None:
+        assert isinstance(trainer, Trainer)
+        self.paths.append(path)
+
+
 def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path: Path) -> None:
     shown: list[Snapshot] = []
     options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "run_dir": tmp_path / "run"}
-    result = Trainer("CartPole-v1", "dqn", total_steps=4000, **options).learn(on_snapshot=shown.append)
+    checkpoints = Checkpoints()
+    trainer = Trainer("CartPole-v1", "dqn", total_steps=4000, **options)
+    result = trainer.learn(on_snapshot=shown.append, callbacks=[checkpoints])
+    assert checkpoints.paths and all(Path(path).exists() for path in checkpoints.paths)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert result.summary["fusions"] == summary["fusions"]
     assert summary["fusions"]["count"] > 5 and summary["fusions"]["sent_bytes"] > 0
@@ -45,6 +59,11 @@ def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path:
     assert result.policy.predict([0.0] * 4)[0] in (0, 1)
     assert (tmp_path / "run" / "groups" / "1" / "summary.json").exists()
     assert "total_steps = 4000" in (tmp_path / "run" / "config.toml").read_text()
+    more = Trainer.resume(tmp_path / "run", total_steps="+1000").learn().summary
+    assert summary["env_steps"] + 1000 <= more["env_steps"] < summary["env_steps"] + 1200
+    assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
+    for before, after in zip(groups, more["groups"], strict=True):
+        assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
 
 
 def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
@@ -75,7 +94,8 @@ def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["env_steps"] >= 3000
     first, second = summary["groups"]
-    assert first["updates"] == second["updates"] == summary["updates"]
+    assert abs(first["updates"] - second["updates"]) < 10, "the last ones are of the group that ended last"
+    assert first["updates"] == summary["updates"]
 
 
 def rank_process(rank: int) -> psutil.Process:
