@@ -16,6 +16,7 @@ class Place:
         rank, size: of this group, and how many there are.
         host, port: of the store where they find each other.
         life: how often this rank was started again.
+        agents: torchrun's agents. One starts all of its ranks again where one of them dies; each of several its own.
         agent_store: whether torchrun's agent serves the store; otherwise rank 0 does.
     """
 
@@ -24,6 +25,7 @@ class Place:
     host: str
     port: int
     life: int = 0
+    agents: int = 1
     agent_store: bool = False
 
     @property
@@ -45,5 +47,6 @@ def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
         host=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),
         life=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        agents=int(environ.get("GROUP_WORLD_SIZE", "1")),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

@@ -72,7 +72,7 @@ class Session:
         self.place, self.options = place, options
         self.failure: GroupLost | None = None
         self._asynchronous = options.mode == "async"
-        self._store = open_store(place, every_life=self._asynchronous)
+        self._store = open_store(place, every_life=self._asynchronous and place.agents > 1)
         self._address = own_address(place.host, place.port)
         cards = meet(self._store, place, card_of(place, shared), cancelled=cancelled)
         self.hosts = [card["host"] for card in cards]

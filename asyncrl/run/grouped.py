@@ -185,7 +185,7 @@ class Group:
             exact=is_exact(algorithm),
         )
         shared = shared_options(config, algorithm)
-        if place.life and resumed is None and config.fusion != "async":
+        if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
             resumed = await asyncio.to_thread(_last_checkpoint, config)
         session = await asyncio.to_thread(Session, place, options, shared, cancelled)
         data = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""

@@ -74,7 +74,8 @@ def test_a_place_is_read_from_torchruns_variables() -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert place_of_process(variables) == Place(1, 4, "10.0.0.1", 29500)
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert place_of_process(variables | agent) == Place(1, 4, "10.0.0.1", 29500, 2, True)
+    agent["GROUP_WORLD_SIZE"] = "3"
+    assert place_of_process(variables | agent) == Place(1, 4, "10.0.0.1", 29500, 2, 3, True)
     assert place_of_process(variables | {"WORLD_SIZE": "1"}) is None
     assert place_of_process({"RANK": "0"}) is None
 
