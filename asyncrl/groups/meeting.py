@@ -105,6 +105,21 @@ def meet(
     return cards
 
 
+def hand_out(store: Any, place: Place, start: bytes) -> bytes:
+    """The bytes that rank 0 gives, on every rank. Raises `GroupLost`."""
+    try:
+        if place.rank == 0:
+            store.set("start", start)
+            return start
+        return bytes(store.get("start"))
+    except (RuntimeError, dist.DistError) as error:
+        raise GroupLost(
+            "Rank 0 is lost; it has not said what the run begins with.",
+            facts={"noticed by": f"rank {place.rank} on {place.machine}"},
+            fix="look at the output of rank 0",
+        ) from error
+
+
 def _key(rank: int) -> str:
     return f"card/{rank}"
 

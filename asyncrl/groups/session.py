@@ -29,16 +29,14 @@ from asyncrl.groups.connecting import (
 from asyncrl.groups.fusing import Fusion, FusionOptions, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
-from asyncrl.groups.meeting import LOOK_SECONDS, card_of, meet, open_store
-from asyncrl.groups.peers import PeerLost, dist, own_address
+from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
+from asyncrl.groups.peers import PeerLost, own_address
 from asyncrl.groups.place import Place
 from asyncrl.groups.state import Core
 from asyncrl.groups.statistics import FusionStatistics
 
 START_SECONDS = 60.0
 """Longest wait of rank 0 for the others at the start of `async`."""
-START = "start"
-"""Key of what rank 0 begins with."""
 SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
 EXPLAIN_SECONDS = 5.0
 """Longest wait for the name of a rank that a broken connection is due to."""
@@ -52,8 +50,10 @@ class Session:
         options: of the fusion.
         shared: options of the run that must be the same on every rank.
         cancelled: asked while it waits for the others.
+        start: what rank 0 begins with; ignored of the others.
 
     Attributes:
+        start: that of rank 0.
         place, options: as given.
         hosts: names of the machines of all ranks.
         failure: the loss that has ended the job, or None.
@@ -68,6 +68,7 @@ class Session:
         options: FusionOptions,
         shared: Mapping[str, Any],
         cancelled: Callable[[], bool] = lambda: False,
+        start: bytes = b"",
     ) -> None:
         self.place, self.options = place, options
         self.failure: GroupLost | None = None
@@ -76,6 +77,7 @@ class Session:
         self._address = own_address(place.host, place.port)
         cards = meet(self._store, place, card_of(place, shared), cancelled=cancelled)
         self.hosts = [card["host"] for card in cards]
+        self.start = hand_out(self._store, place, start)
         self._fusion: Fusion | None = None
         self._heartbeat: Heartbeat | None = None
         self._lifelines: dict[int, Lifeline] = {}
@@ -87,16 +89,6 @@ class Session:
     def leads(self) -> bool:
         """Whether this is rank 0, which evaluates and writes the run."""
         return self.place.rank == 0
-
-    def share_start(self, data: bytes) -> bytes:
-        """The bytes that rank 0 gives, on every rank; the others' are ignored. Raises `GroupLost`."""
-        try:
-            if self.leads:
-                self._store.set(START, data)
-                return data
-            return bytes(self._store.get(START))
-        except (RuntimeError, dist.DistError) as error:
-            raise self._lost(0, str(error).partition("\n")[0]) from error
 
     # --- learner's thread --------------------------------------------------------------------------------------------
 

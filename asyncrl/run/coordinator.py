@@ -26,10 +26,11 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
+from asyncrl.run.alone import Alone
 from asyncrl.run.build import build, prepare_kernels, single_error
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
-from asyncrl.run.grouped import Alone, Group
+from asyncrl.run.grouped import Group
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.serving import Served, serve

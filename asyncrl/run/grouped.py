@@ -11,7 +11,6 @@ import dataclasses
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import TrainerConfig
@@ -19,10 +18,11 @@ from asyncrl.errors import ConfigurationError, describe_error
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Algorithm
+from asyncrl.run.group_counters import last_checkpoint, made_before
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
-from asyncrl.storage.resume import Resumption, prepare_resumption
+from asyncrl.storage.resume import Resumption
 
 if TYPE_CHECKING:
     from asyncrl.groups.place import Place
@@ -46,79 +46,6 @@ def own_place(config: TrainerConfig) -> Place | None:
             fix="leave --groups out under torchrun: every rank is a group",
         )
     return place
-
-
-def _last_checkpoint(config: TrainerConfig) -> Resumption | None:
-    """Where a run that torchrun has started again goes on from; None where it left nothing."""
-    latest = Path(config.run_dir or "") / "checkpoints" / "latest"
-    if config.run_dir is None or not latest.exists():
-        return None
-    return prepare_resumption(Path(config.run_dir), "latest", None, {}, restore_episodes=True)[2]
-
-
-def _before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
-    """Steps and updates that were made before, beyond those from which `groups` groups go on counting."""
-    again = (groups - 1) * resumed.env_steps, (groups - 1) * resumed.meta.updates
-    return resumed.other_steps - again[0], resumed.other_updates - (fusion != "gradients") * again[1]
-
-
-class Alone:
-    """A run with one group, or with groups that are still to be started: nothing to tell, nobody to wait for.
-
-    Args:
-        config: options of the run.
-        algorithm: its record.
-        resumed: the checkpoint that it goes on from, or None.
-
-    Attributes: see `Group`.
-    """
-
-    leads = True
-    step_limit: int | None = None
-
-    def __init__(
-        self, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None = None
-    ) -> None:
-        self.whole, self.config, self.algorithm = (config, algorithm), config, algorithm
-        self.resumed = resumed
-        self._before = (0, 0)
-        if resumed is not None and config.groups == 1 and (before := resumed.other_steps):
-            self._before = before, resumed.other_updates  # of groups that the run had, and has no longer
-            if config.total_steps is not None:
-                self.config = dataclasses.replace(config, total_steps=max(1, config.total_steps - before))
-
-    async def attach(self, learner: Learner, stop: Any, fail: Any) -> None:
-        """See `Group`."""
-
-    async def learn(self, learner: Learner) -> None:
-        """See `Group`."""
-        await learner.run()
-
-    def tell_stop(self, reason: str) -> None:
-        """See `Group`."""
-
-    def tell_failure(self, error: BaseException) -> None:
-        """See `Group`."""
-
-    def others(self) -> dict[str, list[int]]:
-        """See `Group`."""
-        steps, updates = self._before
-        return {"env_steps": [steps], "updates": [updates]} if steps else {}
-
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """See `Group`."""
-        steps, updates = self._before
-        if not steps:
-            return snapshot
-        return dataclasses.replace(
-            snapshot,
-            total_steps=self.whole[0].total_steps,
-            env_steps=snapshot.env_steps + steps,
-            updates=snapshot.updates + updates,
-        )
-
-    async def leave(self) -> None:
-        """See `Group`."""
 
 
 class Group:
@@ -149,7 +76,7 @@ class Group:
         self._before = 0, 0
         if resumed is not None:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
-            self._before = _before(resumed, place.size, config.fusion)
+            self._before = made_before(resumed, place.size, config.fusion)
         shares = {"on_machine": machine, "done": done, "counted": counted}
         self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
@@ -186,12 +113,11 @@ class Group:
         )
         shared = shared_options(config, algorithm)
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
-            resumed = await asyncio.to_thread(_last_checkpoint, config)
-        session = await asyncio.to_thread(Session, place, options, shared, cancelled)
-        data = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
-        told = await asyncio.to_thread(session.share_start, data)
+            resumed = await asyncio.to_thread(last_checkpoint, config)
+        start = pickle.dumps(resumed.for_another_group()) if resumed is not None else b""
+        session = await asyncio.to_thread(Session, place, options, shared, cancelled, start)
         if not session.leads:
-            resumed = pickle.loads(told) if told else None
+            resumed = pickle.loads(session.start) if session.start else None
         return cls(session, config, algorithm, resumed)
 
     @property

@@ -9,9 +9,10 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.protocols import Algorithm
+from asyncrl.run.alone import Alone
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.coordinator import Coordinator
-from asyncrl.run.grouped import Alone, Group, own_place
+from asyncrl.run.grouped import Group, own_place
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.resume import Resumption
 from asyncrl.trainer.ranks import Ranks

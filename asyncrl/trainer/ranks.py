@@ -26,8 +26,9 @@ from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import GroupLost, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
+from asyncrl.run.alone import Alone
 from asyncrl.run.callbacks import Callbacks
-from asyncrl.run.grouped import Alone, Group
+from asyncrl.run.grouped import Group
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, Message
 

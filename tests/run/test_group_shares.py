@@ -11,8 +11,9 @@ import numpy as np
 
 from asyncrl import DQN, PPO, SAC, TrainerConfig
 from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.run.alone import Alone
+from asyncrl.run.group_counters import made_before
 from asyncrl.run.group_shares import seed_of, share_of, share_of_algorithm, shared_options
-from asyncrl.run.grouped import Alone, _before
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
 
@@ -71,9 +72,9 @@ def test_counters_go_on_over_all_groups_whatever_their_number() -> None:
     resumed = going_on(5000, [0, 2001], 700, [0, 300])
     assert (resumed.env_steps, resumed.other_steps, resumed.other_updates) == (5000, 2001, 300)
     for groups in (2, 3):  # each counts from 5000 steps and 700 updates
-        steps, updates = _before(resumed, groups, "average")
+        steps, updates = made_before(resumed, groups, "average")
         assert (steps + groups * 5000, updates + groups * 700) == (7001, 1000)
-    assert _before(going_on(5000, [0, 5000], 700, [0]), 2, "gradients") == (0, 0)
+    assert made_before(going_on(5000, [0, 5000], 700, [0]), 2, "gradients") == (0, 0)
 
 
 def test_one_group_goes_on_with_what_several_have_begun() -> None:
