@@ -182,8 +182,7 @@ class RingReplay(ABC, Generic[B]):
     def drawn(self, batch: B, beta: float) -> tuple[float, float]:
         """Total priority, and the largest importance weight of the last `sample` before it was divided by it.
 
-        The weight is p^-beta of the smallest priority p drawn, so that weights of several replays can be compared.
-        Called right after `sample` with the same arguments.
+        Called right after it. The weight is p^-beta of the smallest priority p drawn; so replays can be compared.
         """
         total = self.tree.total
         smallest = self._batches[id(batch)][1].rest.min() * total / self.sampleable
