@@ -88,14 +88,12 @@ def test_every_group_has_the_statistics_of_what_all_have_seen(mode: str) -> None
     rows = seen.reshape(-1, 2)
     complete = (
         cores if mode != "async" else cores[:1]
-    )  # rank 0 has heard everybody, the others all but the last words
+    )  # the others miss last words, or have ended before anybody came
     for core in complete:
         assert core.moments.count == rows.shape[0]
         np.testing.assert_allclose(core.moments.mean, rows.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(core.moments.variance, rows.var(axis=0), rtol=1e-6)
         assert core.bounds.values.tolist() == [-2.0, 2.0 * (UPDATES - 1)]
-    for core in cores:
-        assert core.moments.count > UPDATES * 5, "it has heard of others"
 
 
 def test_values_travel_with_twice_the_digits_of_float32() -> None:
