@@ -1,8 +1,10 @@
-"""What groups cost: a fusion against its bare message, the learner's time, and one of two groups slowed ten times.
+"""What groups cost: a fusion against its bare message, the learner's time, a slow group, and slow messages.
 
 Two processes over gloo on loopback. Bare messages and fusions alternate call by call; each repeat is the median of its
 calls. The learner makes updates of DQN's CartPole preset of a fixed batch; its time lost is what it spends in the
-fusion's hooks. The slowed group sleeps nine times as long as its own update takes.
+fusion's hooks, by the clock and by its thread's CPU time: where other work shares the cores, a hook that wakes gloo's
+thread may be preempted. The slowed group sleeps nine times as long as its own update takes. A slow message is over that
+many milliseconds after it was begun at the earliest.
 
     python benchmarks/groups.py --repeats 3
 """
@@ -37,6 +39,34 @@ from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 SIZES = (17_410, 150_000, 1_000_000)
 """Values of a vector; about the presets of DQN on CartPole and of SAC on HalfCheetah, and a small convolution."""
 MODES = ("none", "gradients", "average", "async")
+
+
+DELAYS = (1, 10, 100)
+"""Milliseconds."""
+
+
+class DelayedWork:
+    """A message that is over some seconds after it was begun at the earliest."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._over = work, time.monotonic() + seconds
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed() and time.monotonic() >= self._over
+
+    def wait(self, limit: Any) -> None:
+        self._work.wait(limit)
+        time.sleep(max(0.0, self._over - time.monotonic()))
+
+
+def delay_messages(seconds: float) -> None:
+    """From here on every message of this process takes at least `seconds`."""
+    begin = Peers._begin
+
+    def begin_slowly(self: Peers, operation: Any, *arguments: Any) -> Any:
+        return DelayedWork(begin(self, operation, *arguments), seconds)
+
+    Peers._begin = begin_slowly  # type: ignore[method-assign]
 
 
 def connection(rank: int, port: int, name: str) -> Connection:
@@ -103,6 +133,7 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
             time.sleep(9 * (time.perf_counter() - before - (lost[0] - waited)))
     took, share = time.perf_counter() - started, lost[0]
     computing = busy[0] / (time.thread_time() - computed)
+    fusions = fusion.statistics().fusions / took if fusion is not None else 0.0
     if fusion is not None:
         fusion.finish()
         fusion.close()
@@ -110,6 +141,7 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
         "updates_per_second": updates / took,
         "hook_fraction": share / took,
         "hook_cpu_fraction": computing,
+        "fusions_per_second": fusions,
     }
 
 
@@ -144,11 +176,29 @@ def measure(options: argparse.Namespace) -> None:
     if kind == "messages":
         found = messages(made, int(rest[0]), int(rest[1]))
     else:
+        if kind.startswith("delayed"):
+            delay_messages(1e-3 * float(kind.removeprefix("delayed")))
         found = learning(made, rest[0], float(rest[1]), slowed=kind == "slowed")
     made.store.add("done", 1)
     while options.rank == 0 and made.store.add("done", 0) < 2:
         time.sleep(0.01)
     print(json.dumps(found))
+
+
+def compare_modes(report: Report, kind: str, repeats: int, seconds: float) -> None:
+    """Rank 0's learning with every mode; the modes of one repeat follow one another."""
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    for _ in range(repeats):
+        for mode in MODES:
+            found[mode].append(both(free_port(), "l", kind, mode, str(seconds))[0])
+    rates = {mode: [f["updates_per_second"] for f in those] for mode, those in found.items()}
+    for mode, those in found.items():
+        report.add(f"{kind}_{mode}_updates_per_second", rates[mode], "updates/s")
+        if mode == "none":
+            continue
+        report.add_ratio(f"{kind}_{mode}_to_none", rates[mode], rates["none"])
+        for name, unit in (("hook_fraction", ""), ("hook_cpu_fraction", ""), ("fusions_per_second", "1/s")):
+            report.add(f"{kind}_{mode}_{name}", [f[name] for f in those], unit)
 
 
 def main() -> None:
@@ -176,18 +226,8 @@ def main() -> None:
         report.add(f"all_reduce_microseconds_{size}", bare, "us")
         report.add(f"round_microseconds_{size}", rounds, "us")
         report.add_ratio(f"round_to_all_reduce_{size}", rounds, bare)
-    for kind in ("even", "slowed"):
-        alone: list[float] = []
-        for mode in MODES:
-            found = [
-                both(free_port(), "l", kind, mode, str(options.seconds))[0] for _ in range(options.repeats)
-            ]
-            rates = [f["updates_per_second"] for f in found]
-            alone = alone or rates
-            report.add(f"{kind}_{mode}_updates_per_second", rates, "updates/s")
-            report.add_ratio(f"{kind}_{mode}_to_none", rates, alone)
-            for name in ("hook_fraction", "hook_cpu_fraction"):
-                report.add(f"{kind}_{mode}_{name}", [f[name] for f in found], "")
+    for kind in ("even", "slowed", *(f"delayed{milliseconds}" for milliseconds in DELAYS)):
+        compare_modes(report, kind, options.repeats, options.seconds)
     report.note("machine_was", options.note)
     report.write()
 
