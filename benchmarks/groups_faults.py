@@ -31,8 +31,8 @@ from harness import Report
 from asyncrl.groups.launch import free_port
 
 FUSIONS = ("gradients", "average", "async")
-END_SECONDS = 120.0
-START_SECONDS = 120.0
+END_SECONDS = 180.0
+START_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
