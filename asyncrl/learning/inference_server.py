@@ -47,8 +47,8 @@ SLEEP_SECONDS = 0.1
 FIRST_WEIGHTS_SECONDS = 0.001
 """Interval at which the first weights are looked for."""
 MOST_ROWS = {"cpu": 32, "cuda": 4096}
-"""Rows of a pass from which no further request joins it. A CPU is no faster with more: the Nature CNN took 0.54 ms a row
-for 16 rows, 0.52 for 32, 0.59 for 64 and 0.56 for 256."""
+"""Rows of a pass from which no further request joins it. A CPU is no faster with more: the Nature CNN took 0.54 ms a
+row for 16 rows, 0.52 for 32, 0.59 for 64 and 0.56 for 256."""
 
 
 @dataclass(frozen=True)
