@@ -16,7 +16,7 @@ bit.
 
 A row has one policy version: the older one, where its parts were answered by two.
 
-Measured on two busy cores with the Nature CNN (benchmarks/inference.py): one actor in halves made 1.12 (16 environments)
+Measured on two busy cores, Nature CNN (benchmarks/inference.py): one actor in halves made 1.12 (16 environments)
 and 1.33 times (64) the steps/s of one that asks for all at once. Two actors fill each other's waits: halves then win
 nothing, and for a small network they cost 10 to 35 % more CPU, with twice as many passes. Which applies depends on the
 machine, and what is learned must not, so there are halves wherever there can be.
