@@ -38,7 +38,7 @@ DOORS = {
             "learning.learner_thread",
             "learning.divergence",
         ),
-        *("storage.checkpoint", "run.machine", "groups.*"),
+        *("storage.state_tensors", "run.machine", "groups.*"),
     ),
     "torch.distributed": ("groups.*",),
     "matplotlib": ("show.picture",),

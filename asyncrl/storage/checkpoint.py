@@ -1,24 +1,21 @@
 """Checkpoints of a learner: one file that is either whole and right, or refused; `checkpoint_format.py` has its layout.
 
 A file is read as if an enemy had written it (a digest keeps nobody from writing another): the sizes are compared
-with the file's before anything of that size is read, the header has a schema, the payload may hold nothing compressed
-and no objects, and whatever fails is ASYNC019 in a few words.
+with the file's before anything of that size is read, the header has a schema, the payload holds tensors and JSON and
+nothing that is run (`state_tensors.py`), and whatever fails is ASYNC019 in a few words.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.errors import CheckpointError, error_text, printable
@@ -32,17 +29,13 @@ from asyncrl.storage.checkpoint_format import (
     write_atomically,
 )
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
+from asyncrl.storage.state_tensors import pack, unpack
 from asyncrl.version import __version__
 
 __all__ = ["CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
 MAX_HEADER_BYTES = 16 << 20
 """Longest header: the bounds of a box of a hundred thousand actions fit."""
-MAX_STATE_NODES = 100_000
-"""Most dicts, lists, tensors and numbers in a state; a pickle can say so many in a few bytes."""
-
-# Key of a dict that is an array in disguise: `weights_only` lets tensors through but no NumPy array.
-_ARRAY = "asyncrl:ndarray"
 
 
 @dataclass(frozen=True)
@@ -63,14 +56,16 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
 
     Args:
         path: where; its directory must exist.
-        state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings and None. The entry
+        state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. The entry
             `"weights"` (flat float32) is what `read_policy` returns.
         meta: goes into the header.
+
+    Raises:
+        OSError: it cannot be written.
+        TypeError: the state holds something else.
     """
-    payload = io.BytesIO()
-    torch.save(_tensors(state), payload)
     header = json.dumps(meta_to_json(meta)).encode()
-    write_atomically(path, encode(header, payload.getvalue()))
+    write_atomically(path, encode(header, pack(state)))
 
 
 def load(
@@ -114,7 +109,7 @@ def does_not_fit(path: Path, what: str) -> CheckpointError:
     return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
-def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
+def _decode(path: Path) -> tuple[CheckpointMeta, bytes]:
     """The header and the payload, after every check that the bytes alone allow, the cheapest first."""
     try:
         # Without waiting: a pipe under that name has perhaps no writer.
@@ -126,7 +121,7 @@ def _decode(path: Path) -> tuple[CheckpointMeta, memoryview]:
         ) from error
 
 
-def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryview]:
+def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, bytes]:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise _refused(path, "the checkpoint cannot be read: it is not a file", "open", "check the path")
@@ -152,7 +147,7 @@ def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, memoryvie
         raise _damaged(path, "SHA-256", "the bytes are not those that were written")
     file.seek(PREFIX.size)
     meta = _read_header(path, file.read(header_length))
-    return meta, memoryview(file.read(payload_length))
+    return meta, file.read(payload_length)
 
 
 def _read_header(path: Path, header: bytes) -> CheckpointMeta:
@@ -167,19 +162,11 @@ def _read_header(path: Path, header: bytes) -> CheckpointMeta:
         ) from None
 
 
-def _read_state(path: Path, payload: memoryview) -> dict[str, Any]:
+def _read_state(path: Path, payload: bytes) -> dict[str, Any]:
     """The state out of the payload; nothing in it is executed, and nothing is larger than its bytes."""
     try:
-        with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-            members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("it is compressed")
-        state = _arrays(torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True), _Budget())
-        if not isinstance(state, dict):
-            raise TypeError(f"it holds a {type(state).__name__}, not a dict")
-        return state
+        return unpack(payload)
     except Exception as error:
-        # Of torch's text only the first sentence: it goes on with advice to switch the protection off.
         raise _refused(
             path,
             f"the checkpoint's payload is not one that asyncrl writes: {_short(error)}",
@@ -214,46 +201,3 @@ def _damaged(path: Path, check: str, how: str) -> CheckpointError:
 
 def _refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
     return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
-
-
-@dataclass
-class _Budget:
-    """How many more nodes of a state are walked."""
-
-    nodes: int = MAX_STATE_NODES
-
-    def spend(self) -> None:
-        self.nodes -= 1
-        if self.nodes < 0:
-            raise ValueError(f"it holds more than {MAX_STATE_NODES:,} values")
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {_ARRAY: torch.from_numpy(np.array(value, order="C"))}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {key: _tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_tensors(item) for item in value)
-    return value
-
-
-def _arrays(value: Any, budget: _Budget) -> Any:
-    budget.spend()
-    if isinstance(value, dict):
-        if value.keys() == {_ARRAY}:
-            return _array(value[_ARRAY])
-        return {key: _arrays(item, budget) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_arrays(item, budget) for item in value)
-    return value
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    """A tensor as the array it was, which lay dense: one that is larger than its bytes was not written by us."""
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
-        raise TypeError("an array in it is not a dense tensor")
-    array: NDArray[Any] = tensor.numpy()
-    return array

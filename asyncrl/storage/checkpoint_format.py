@@ -9,10 +9,11 @@ Layout, little-endian:
         44       4  length h of the header
         48       8  length p of the payload
         56       h  header: `CheckpointMeta` as JSON (UTF-8)
-      56+h       p  payload: the state as `torch.save` writes it, read with `weights_only=True`
+      56+h       p  payload: the state as a safetensors file (`state_tensors.py`)
 
-The digest is ours because the payload has none that is checked: `torch.load` returned silently wrong
-numbers for 300 of 300 single flipped bits. A file appears under its name only by rename, after its bytes
+Sizes and digest stand in front because a reader checks them before it parses anything; safetensors has no digest. No
+part is a pickle: `torch.load` returned silently wrong numbers for 300 of 300 single flipped bits, and it keeps code out
+by a list of what is allowed. A file appears under its name only by rename, after its bytes
 and before its directory entry are synced, so that a kill at any moment leaves the old file or the new one;
 written in place, 136 of 150 files were unreadable after a kill.
 """

@@ -12,7 +12,6 @@ import random
 import shutil
 import struct
 import threading
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,8 @@ import numpy as np
 import pytest
 import torch
 from fakes import CountingEnv, RandomPolicy, SimpleEnv
+from safetensors.numpy import load as parse_tensors
+from safetensors.numpy import save as pack_tensors
 from snapshots import make_snapshot
 
 from asyncrl import DQN, errors
@@ -142,43 +143,45 @@ class Malicious:
         return os.mkdir, (str(self.mark),)
 
 
-def payload_of(state: Any) -> bytes:
+def pickled_by_torch(state: Any) -> bytes:
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def laughter(levels: int) -> list[Any]:
-    """2 ** levels values in a few hundred bytes."""
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value, value]
-    return value
+def payload_of(tree: Any, **tensors: Any) -> bytes:
+    """A payload with any tree."""
+    return pack_tensors(tensors, metadata={"state": tree if isinstance(tree, str) else json.dumps(tree)})
 
 
-def compressed(payload: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(payload)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    return file.getvalue()
+def without_metadata(payload: bytes) -> bytes:
+    return pack_tensors(parse_tensors(payload))
 
 
 def test_a_malicious_payload_does_nothing_and_is_named_in_a_few_words(tmp_path: Path) -> None:
     path = tmp_path / "latest"
     header, good = parts(path)
     mark = tmp_path / "executed"
-    huge = {"weights": {"asyncrl:ndarray": torch.zeros(1).expand(1 << 40)}}
+    one = np.zeros(3, np.float32)
     for payload, says in (
-        (payload_of({"core": Malicious(mark)}), "payload"),
+        (pickled_by_torch({"core": Malicious(mark)}), "payload"),
         (pickle.dumps({"core": Malicious(mark)}), "payload"),
         (b"", "payload"),
         (good[: len(good) // 2], "payload"),
-        (compressed(good), "it is compressed"),
-        (payload_of([1, 2]), "it holds a list, not a dict"),
-        (payload_of({"core": laughter(40)}), "more than 100,000 values"),
-        (payload_of(huge), "not a dense tensor"),
-        (payload_of({"weights": {"asyncrl:ndarray": 3}}), "not a dense tensor"),
+        (struct.pack("<Q", 1 << 62) + good[8:], "payload"),
+        (without_metadata(good), "payload"),
+        (payload_of(["list", 1, 2]), "it holds a list, not a dict"),
+        (payload_of({"core": 3}), "its tree is not in order"),
+        (payload_of(["eval", "1"]), "its tree is not in order"),
+        (payload_of([["dict"]]), "payload"),
+        (payload_of(["dict", ["core"]]), "payload"),
+        (payload_of(["dict", [1.5, 2]]), "its tree is not in order"),
+        (payload_of("[" * 200_000), "nested too deep"),
+        (payload_of(["dict", ["core", ["list"] + [0] * 200_000]]), "more than 100,000 values"),
+        (payload_of(["dict", ["weights", ["array", "0"]]]), "payload"),
+        (payload_of(["dict", ["a", ["array", "0"]], ["b", ["array", "0"]]], **{"0": one}), "payload"),
+        (payload_of(["dict", ["a", ["bytes", "0"]]], **{"0": one}), "tensor 0 is float32"),
+        (payload_of(["dict", ["a", ["bfloat16", "0"]]], **{"0": one}), "tensor 0 is float32"),
     ):
         forge(path, header, payload)
         error = refused(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
+import struct
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from asyncrl.errors import CheckpointError
@@ -52,7 +55,9 @@ def test_every_kind_of_state_comes_back_equal(tmp_path: Path) -> None:
         "optimiser": optimiser.state_dict(),
         "rng": rng.bit_generator.state,
         "arrays": [np.int64(3), np.zeros((0, 2), np.int32), np.array(2.5), np.arange(6).reshape(2, 3).T],
-        "plain": (1, 2.5, "x", None, True, b"bytes"),
+        "plain": (1, 2.5, "x", None, True, b"bytes", (), [], {}, 1 << 127, -0.0, float("inf")),
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "view": net.weight.T,
         7: "int key",
     }
     save(tmp_path / "latest", state, META)
@@ -71,7 +76,25 @@ def test_every_kind_of_state_comes_back_equal(tmp_path: Path) -> None:
         assert (mine == theirs).all()
         mine[...] = 0  # the caller's own, writable
     assert got["plain"] == state["plain"]
+    assert math.copysign(1.0, got["plain"][-2]) == -1
+    assert got["half"].dtype == torch.bfloat16
+    assert torch.equal(got["half"], state["half"])
+    assert torch.equal(got["view"], net.weight.T)
     assert got[7] == "int key"
+
+
+def test_there_is_no_pickle_in_the_file_and_the_payload_is_safetensors(tmp_path: Path) -> None:
+    save(tmp_path / "latest", small_state(), META)
+    data = (tmp_path / "latest").read_bytes()
+    header, payload = struct.unpack_from("<IQ", data, 44)
+    tensors = safetensors.numpy.load(data[56 + header :])
+    assert len(data) == 56 + header + payload
+    assert sorted(tensor.shape for tensor in tensors.values()) == [(2, 3), (8,)]
+    with pytest.raises(TypeError, match="a state may hold tensors, arrays, numbers and texts, got object"):
+        save(tmp_path / "latest", {"core": object()}, META)
+    with pytest.raises(TypeError, match=r"keys of a state must be text or integers, got \(1, 2\)"):
+        save(tmp_path / "latest", {"core": {(1, 2): 3}}, META)
+    assert (tmp_path / "latest").read_bytes() == data
 
 
 @pytest.mark.parametrize(
