@@ -234,13 +234,17 @@ def evaluation_seconds(clock: TrainClock) -> float:
 async def save_before_evaluating(saver: CheckpointSaver, weights: NDArray[np.float32] | None = None) -> None:
     """Write a checkpoint with `weights`, or the learner's present ones, before anything that may fail or take long.
 
-    Raises `TrainingDiverged` where those are NaN or infinite; whatever else fails is a warning.
+    Raises `TrainingDiverged` where those are NaN or infinite; whatever else fails is a warning. A disk that hangs is
+    waited for, and told of, once.
     """
+    if saver.hangs:
+        return
     try:
         await _limited(saver.save_latest(weights))
     except TrainingDiverged:
         raise
     except Exception as error:
+        saver.hangs = True
         _warn_of_file("the last checkpoint", error)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class CheckpointSaver:
         failure: why the last save failed, "" where it did not.
         on_saved: called with the path of every checkpoint that was written.
         capture: takes the state; set before the first save.
+        hangs: whether the end of the run has waited for a save in vain; it does not wait for another.
     """
 
     def __init__(
@@ -75,10 +77,14 @@ class CheckpointSaver:
         self.capture: RunCapture | None = None
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
+        self._written: tuple[str, tuple[object, ...]] = ("", ())
         self.failure = ""
+        self.hangs = False
 
     async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
         """Save the learner with these acting weights, or its present ones; the file's path, "" where none was written.
+
+        A state that was written already is not written again: a run that ends saves before each thing that may fail.
 
         Raises:
             TrainingDiverged: the weights are NaN or infinite.
@@ -124,6 +130,9 @@ class CheckpointSaver:
             try:
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
+                what = self._what(weights)
+                if best is None and self._stands(what):
+                    return self._written[0]
                 state = {"weights": weights, **await self._state(rows=best is None)}
                 meta = self._meta(best)
                 if best is not None:
@@ -133,6 +142,7 @@ class CheckpointSaver:
                     self._unsaved_best = None
                 if best is None:
                     path = await self._write(state, meta, best=False)
+                    self._written = (path, what)
             except TrainingDiverged:
                 raise
             except Exception as error:  # of a full disk or of a bug: neither may end training
@@ -140,6 +150,23 @@ class CheckpointSaver:
                 return ""
             self.failure = ""
             return path
+
+    def _stands(self, what: tuple[object, ...]) -> bool:
+        """Whether this state was written last, and its file is still there."""
+        return self._written[1] == what and Path(self._written[0]).exists()
+
+    def _what(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
+        """What tells one state of the run from another."""
+        assert self.capture is not None
+        learner = self._learner
+        evaluations = len(self.capture.schedule.evaluations)
+        return (
+            learner.updates,
+            learner.inserted_steps,
+            evaluations,
+            self._unsaved_best is None,
+            weights.tobytes(),
+        )
 
     async def _state(self, *, rows: bool) -> dict[str, Any]:
         """What the run goes on from; with rows where the run keeps them, unless the best weights are saved only."""

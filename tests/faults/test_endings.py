@@ -467,6 +467,7 @@ class Rig:
 
     updates = 7
     max_seconds: float | None = None
+    hangs = False
     cut_episodes = finished_episodes = 0
     best = best_weights = None
 
@@ -576,9 +577,8 @@ def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome, error = rig.end()
-    evaluated = fails == "save"
-    assert {type(w.message) for w in caught} == ({warning} if warning else set())
-    assert (rig.log, error) == ([*STEPS[:-1], *["save"] * evaluated, STEPS[-1]], None)
+    assert [type(w.message) for w in caught] == ([warning] if warning else [])  # once, also of two saves
+    assert (rig.log, error) == (STEPS, None)
     assert outcome.policy.tolist() == [1, 1]
     assert summary_of(tmp_path)["state"] == "finished"
     assert (eval_error or "") in (outcome.summary["eval"]["error"] or "")

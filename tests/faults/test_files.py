@@ -423,6 +423,7 @@ class FakeCapture:
     """Takes an empty state, without rows."""
 
     rows = False
+    schedule = SimpleNamespace(evaluations=())
 
     async def take(self) -> dict[str, Any]:
         return {"core": {}, "run": {}}
@@ -476,6 +477,33 @@ def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
     assert (read_policy(folder / "best").weights == best).all()
     assert load(folder / "best")[1].env_steps == 10
     assert load(folder / "latest")[1].env_steps == 20
+    directory.close()
+
+
+def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None:
+    directory, learner = RunDirectory(tmp_path), FakeLearner()
+    saved: list[str] = []
+
+    async def main() -> None:
+        saving = saver(directory, learner)
+        saving.on_saved = saved.append
+        path = await saving.save_latest()
+        assert await saving.save_latest() == path == await saving.save_on_request()
+        assert len(saved) == 1
+        await saving.save_latest(np.ones(3, np.float32))  # other weights act
+        assert len(saved) == 2
+        Path(path).unlink()
+        await saving.save_latest(np.ones(3, np.float32))
+        assert len(saved) == 3
+        assert Path(path).exists()
+        assert saving.capture is not None
+        saving.capture.schedule = SimpleNamespace(evaluations=(1,))  # type: ignore[assignment]
+        await saving.save_latest(np.ones(3, np.float32))
+        learner.updates += 1
+        await saving.save_latest(np.ones(3, np.float32))
+        assert len(saved) == 5
+
+    asyncio.run(main())
     directory.close()
 
 
