@@ -46,10 +46,11 @@ class Bare:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """End it."""
+        """End it, with its child."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdin.close()
-        self._process.wait(10.0)
+        self._process.wait()
         self._process.stdout.close()
 
     def _wait(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 TARGETS = ("main_sigint", "server", "evaluator", "main_sigkill", "main_sigterm")
-LIMIT_SECONDS = 90.0
-"""A run that has not ended so long after the signal hangs: it takes seconds by itself."""
+LIMIT_SECONDS = 300.0
+"""A run that has not ended so long after the signal hangs: it takes seconds by itself, and a minute on a busy machine."""
 ORPHAN_SECONDS = 2.0
 MARK = "ASYNCRL_FAULT_INJECTION"
 
@@ -115,6 +115,7 @@ def one_run(target: str, moment: float, outcome: Outcome) -> None:
                 outcome.stories.append(f"{target} after {moment:.2f} s: hangs")
                 main.kill()
                 said, _ = main.communicate()
+                outcome.stories.append(said[-600:])
             outcome.seconds.append(time.monotonic() - sent)
             code = str(main.returncode)
             outcome.exit_codes[code] = outcome.exit_codes.get(code, 0) + 1
