@@ -19,7 +19,7 @@ from faults_env import CountingEnv
 from faults_rows import GAMMA, Findings, RowCheck, check_batch, check_segments
 from harness import Report
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 900.0
 BARE_EVERY = 10
 """The bare fork server is timed after every so many kills."""
 SAMPLE_SECONDS = 2.0
