@@ -20,7 +20,7 @@ import psutil
 
 TARGETS = ("main_sigint", "server", "evaluator", "main_sigkill", "main_sigterm")
 LIMIT_SECONDS = 300.0
-"""A run that has not ended so long after the signal hangs: it takes seconds by itself, and a minute on a busy machine."""
+"""A run that has not ended so long after the signal hangs: it takes seconds, and a minute on a busy machine."""
 ORPHAN_SECONDS = 2.0
 MARK = "ASYNCRL_FAULT_INJECTION"
 
