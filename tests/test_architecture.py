@@ -52,7 +52,7 @@ DOORS = {
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
     "onnx": ("policies.onnx_export", "policies.onnx_graph", "policies.onnx_networks"),
-    "safetensors": ("policies.policy_file",),
+    "safetensors": ("policies.policy_file", "storage.state_tensors"),
     "multiprocessing": (),
 }
 
