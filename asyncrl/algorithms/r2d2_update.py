@@ -109,9 +109,9 @@ class SequencePass:
         own = grad_output.unflatten(0, (size, -1))
         grad.unflatten(0, (size, -1))[:, : own.shape[1]] = own
         with torch.enable_grad(), self._precision:
-            grads = torch.autograd.grad(self._graph, self._parameters, grad)
+            grads = torch.autograd.grad(self._graph, self._parameters, grad, allow_unused=True)
         for into, found in zip(self._gradients, grads, strict=True):
-            into.copy_(found)
+            into.zero_() if found is None else into.copy_(found)
 
 
 class SequenceBuffers:

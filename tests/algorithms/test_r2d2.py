@@ -272,6 +272,28 @@ def check_states(core: Any, batch: SequenceBatch, stored: NDArray[np.float32], s
         np.testing.assert_allclose(found.numpy(), stored[streams, positions + k], rtol=1e-3, atol=1e-5)
 
 
+class OwnEncoder(nn.Module):
+    """With a parameter that has no gradient, and a buffer."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.unused, self.linear = nn.Parameter(torch.ones(2)), nn.Linear(inputs, outputs)
+        self.register_buffer("scale", torch.full((outputs,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_an_encoder_of_the_users_own_acts_as_it_learns() -> None:
+    config = R2D2(**SMALL, network=OwnEncoder, value_rescaling=False)
+    core, policy = config.make_updater(SPEC, "cpu", 0), config.make_policy(SPEC)
+    core.update(filled_batch(config, SPEC, 0, size=4))
+    core.write_weights(policy.weights)
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    policy.assign_streams(0, 5, 5)
+    np.testing.assert_allclose(policy.q_values(obs), core.action_values(obs), rtol=1e-4, atol=1e-6)
+
+
 def test_options() -> None:
     assert R2D2().sequence_shape.period == 20 and R2D2(sequence_length=1).sequence_shape.period == 1
     assert R2D2(sequence_period=3).sequence_shape.period == 3
