@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=120.0)
     parsed = parser.parse_args()
     env, algo = parsed.env, parsed.algo
-    report = Report(f"held_out_{env}_{algo}".lower().replace("-", "_"))
+    report = Report(f"held_out_{env}_{algo}".lower().translate(str.maketrans("-/", "__")))
     seeds = range(FIRST_SEED, FIRST_SEED + parsed.seeds)
     report.note("seeds", f"{seeds.start} to {seeds.stop - 1}")
     rows = []
