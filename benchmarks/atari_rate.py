@@ -25,12 +25,13 @@ import ale_py
 import gymnasium
 import numpy as np
 import psutil
+from gymnasium.wrappers import AtariPreprocessing, TransformReward
 from harness import Report
 
 from asyncrl import DQN
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import make_streams
-from asyncrl.envs.atari import make_atari
+from asyncrl.envs.atari import EpisodicLife, sign
 from asyncrl.envs.atari_vector import AtariVector
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -56,13 +57,12 @@ class Bare:
 
 
 class Wrappers:
-    """gymnasium's wrappers in a loop, as ours were until the colours were left out."""
+    """gymnasium's wrappers in a loop."""
 
     def __init__(self) -> None:
-        self.envs = [make_atari(gymnasium.spec(NAME), True) for _ in range(ENVS)]
+        games = [gymnasium.make(NAME, frameskip=1, disable_env_checker=True) for _ in range(ENVS)]
+        self.envs = [TransformReward(EpisodicLife(AtariPreprocessing(game)), sign) for game in games]
         for i, env in enumerate(self.envs):
-            game = env.unwrapped
-            del game._get_obs  # type: ignore[attr-defined]
             env.reset(seed=i)
         self.rng = np.random.default_rng(0)
 

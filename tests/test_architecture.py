@@ -34,6 +34,7 @@ DOORS = {
             "algorithms.*",
             "acting.modules",
             "acting.convolutions",
+            "acting.noisy_layers",
             "acting.recurrent_module",
             "learning.learner_thread",
             "learning.divergence",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
 
 VALUES_WIDTH = 64
@@ -31,11 +32,14 @@ class ImageModule(nn.Module):
         value_outputs: outputs of the value stream of a dueling network, 0 without.
         inputs: values of a row; those behind the images join the first linear layer.
         outputs: values of the head.
+        sigma: of noisy layers behind the convolutions (see `noisy_layers`), 0 without noise.
     """
 
     rows_are_independent = True
 
-    def __init__(self, name: str, image: Image, value_outputs: int, inputs: int, outputs: int) -> None:
+    def __init__(
+        self, name: str, image: Image, value_outputs: int, inputs: int, outputs: int, sigma: float = 0.0
+    ) -> None:
         super().__init__()
         self._image = image
         make, width = _CONVOLUTIONS[name]
@@ -45,7 +49,7 @@ class ImageModule(nn.Module):
                 torch.zeros(1, image.frames * image.channels, image.height, image.width)
             ).shape
         features = math.prod(shape[1:]) + inputs - image.values
-        self.head = head_of(features, width, value_outputs, outputs)
+        self.head = head_of(features, width, value_outputs, outputs, sigma)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -79,10 +83,10 @@ def channels_of(rows: Tensor, image: Image) -> Tensor:
 class DuelingHead(nn.Module):
     """Two streams of one hidden layer each: the value's outputs, then the advantages' (Wang et al. 2016)."""
 
-    def __init__(self, features: int, width: int, value_outputs: int, outputs: int) -> None:
+    def __init__(self, features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> None:
         super().__init__()
         self.value, self.advantage = (
-            nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, count))
+            nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, count, sigma))
             for count in (value_outputs, outputs - value_outputs)
         )
 
@@ -100,6 +104,7 @@ class CombinedModule(nn.Module):
         value_outputs: outputs of the value stream of a dueling network, 0 without.
         inputs: values of a row; those behind the observations join the first linear layer.
         outputs: values of the head.
+        sigma: see `ImageModule`.
     """
 
     rows_are_independent = True
@@ -111,6 +116,7 @@ class CombinedModule(nn.Module):
         value_outputs: int,
         inputs: int,
         outputs: int,
+        sigma: float = 0.0,
     ) -> None:
         super().__init__()
         self._images, (self._frames, self._row) = [(start, image) for start, image, _ in images], shape
@@ -130,7 +136,7 @@ class CombinedModule(nn.Module):
         self.values = nn.Linear(others, VALUES_WIDTH) if others else None
         features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
         width = max(_CONVOLUTIONS[name][1] for _, _, name in images)
-        self.head = head_of(features, width, value_outputs, outputs)
+        self.head = head_of(features, width, value_outputs, outputs, sigma)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -148,11 +154,11 @@ class CombinedModule(nn.Module):
     initialise_orthogonally = ImageModule.initialise_orthogonally
 
 
-def head_of(features: int, width: int, value_outputs: int, outputs: int) -> nn.Module:
-    """One hidden layer and the outputs; two streams where `value_outputs` is not 0."""
+def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> nn.Module:
+    """One hidden layer and the outputs; two streams where `value_outputs` is not 0; noisy where `sigma` is not."""
     if value_outputs:
-        return DuelingHead(features, width, value_outputs, outputs)
-    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
+        return DuelingHead(features, width, value_outputs, outputs, sigma)
+    return nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, outputs, sigma))
 
 
 def small_convolutions(channels: int) -> nn.Sequential:

@@ -34,17 +34,20 @@ class ConvolutionalNetwork:
             convolutions.
         value_outputs: of a dueling network (Wang et al. 2016) the outputs of its value stream, which come first;
             0 is one stream.
+        noisy_sigma: initial standard deviation of the noise behind the convolutions (see `noisy_layers`), times the
+            square root of a layer's inputs; 0 is no noise.
     """
 
     name: Literal["small", "nature", "impala"]
     image: Image
     value_outputs: int = 0
+    noisy_sigma: float = 0.0
 
     def __call__(self, inputs: int, outputs: int) -> nn.Module:
         """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
         from asyncrl.acting.convolutions import ImageModule
 
-        return ImageModule(self.name, self.image, self.value_outputs, inputs, outputs)
+        return ImageModule(self.name, self.image, self.value_outputs, inputs, outputs, self.noisy_sigma)
 
     @property
     def text(self) -> str:
@@ -66,7 +69,7 @@ class CombinedNetwork:
         frames: k of the frame stack.
         row_values: numbers of one observation.
         images: where each image begins in an observation, and its shape.
-        value_outputs: see `ConvolutionalNetwork`.
+        value_outputs, noisy_sigma: see `ConvolutionalNetwork`.
     """
 
     name: NetworkName
@@ -74,6 +77,7 @@ class CombinedNetwork:
     row_values: int
     images: tuple[tuple[int, Image], ...]
     value_outputs: int = 0
+    noisy_sigma: float = 0.0
 
     def __call__(self, inputs: int, outputs: int) -> nn.Module:
         """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
@@ -81,7 +85,7 @@ class CombinedNetwork:
 
         parts = [(start, image, _fitting(self.name, image)) for start, image in self.images]
         shape = self.frames, self.row_values
-        return CombinedModule(parts, shape, self.value_outputs, inputs, outputs)
+        return CombinedModule(parts, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
 
     @property
     def text(self) -> str:
@@ -98,7 +102,9 @@ def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "imp
     return "nature" if side >= SMALLEST_SIDES["nature"] else "small"
 
 
-def _combined(name: NetworkName, spec: EnvSpec, value_outputs: int) -> CombinedNetwork | None:
+def _combined(
+    name: NetworkName, spec: EnvSpec, value_outputs: int, noisy_sigma: float
+) -> CombinedNetwork | None:
     """The network for structured observations with images; None where there are none."""
     images, start = [], 0
     for leaf in spec.leaves:
@@ -108,7 +114,9 @@ def _combined(name: NetworkName, spec: EnvSpec, value_outputs: int) -> CombinedN
             assert image is not None, "leaves that are images were chosen by the same rule"
             images.append((start, image))
         start += leaf.values
-    return CombinedNetwork(name, spec.frame_stack, start, tuple(images), value_outputs) if images else None
+    if not images:
+        return None
+    return CombinedNetwork(name, spec.frame_stack, start, tuple(images), value_outputs, noisy_sigma)
 
 
 _TITLES = {
@@ -119,7 +127,7 @@ _TITLES = {
 
 
 def choose_network(
-    name: NetworkName, spec: EnvSpec, value_outputs: int = 0
+    name: NetworkName, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
 ) -> ConvolutionalNetwork | CombinedNetwork | None:
     """The network called `name` for the observations of `spec`; None is a perceptron over the flattened observation.
 
@@ -127,20 +135,21 @@ def choose_network(
         name: one of `NetworkName`.
         spec: what a policy sees, stacked frames included.
         value_outputs: see `ConvolutionalNetwork`.
+        noisy_sigma: see `ConvolutionalNetwork`.
 
     Raises:
         SpacesDoNotFit: the network was asked for by name, and the observations are no images, or too small (ASYNC005).
     """
     if name == "mlp":
         return None
-    if spec.leaves and (combined := _combined(name, spec, value_outputs)):
+    if spec.leaves and (combined := _combined(name, spec, value_outputs, noisy_sigma)):
         return combined
     image = image_of(spec, bytes_only=name == "auto")
     if name == "auto":
         if image is None:
             return None
         large = min(image.height, image.width) >= SMALLEST_SIDES["nature"]
-        return ConvolutionalNetwork("nature" if large else "small", image, value_outputs)
+        return ConvolutionalNetwork("nature" if large else "small", image, value_outputs, noisy_sigma)
     side = SMALLEST_SIDES[name]
     if image is None or min(image.height, image.width) < side:
         raise SpacesDoNotFit(
@@ -149,7 +158,7 @@ def choose_network(
             facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
             fix="set network to auto, which takes what fits, or to mlp",
         )
-    return ConvolutionalNetwork(name, image, value_outputs)
+    return ConvolutionalNetwork(name, image, value_outputs, noisy_sigma)
 
 
 def with_shape(factory: Any, spec: EnvSpec) -> Any:

@@ -78,7 +78,20 @@ class ModuleActingNetwork(ActingNetwork):
         if self._flat is not None and self.device != "cpu":
             self._flat.copy_(_tensor(self.weights)[: len(self._flat)])
 
-    def _forward(self) -> NDArray[np.float32]:
+    def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        """The head's values with fresh noise for every row; see `NoisyActingNetwork.perturbed`."""
+        import torch
+
+        from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
+
+        layers = noisy_layers([self._made()])
+        noise = rng.standard_normal((obs.shape[0], sum(factor_counts(layers))), dtype=np.float32)
+        set_noise(layers, signed_root_(torch.from_numpy(noise)).to(self.device))
+        out = self(obs)
+        set_noise(layers, None)
+        return out
+
+    def _made(self) -> nn.Module:
         import torch
 
         if self._module is None:
@@ -89,8 +102,14 @@ class ModuleActingNetwork(ActingNetwork):
             # On the CPU these are the weights themselves, on another device a copy.
             self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
             bind([self._module], self._flat)
+        return self._module
+
+    def _forward(self) -> NDArray[np.float32]:
+        import torch
+
+        module = self._made()
         with torch.no_grad():
-            out: NDArray[np.float32] = self._module(_tensor(self._x).to(self.device)).cpu().numpy()
+            out: NDArray[np.float32] = module(_tensor(self._x).to(self.device)).cpu().numpy()
         return out
 
     def __getstate__(self) -> dict[str, Any]:

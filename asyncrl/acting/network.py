@@ -122,6 +122,10 @@ class ActingNetwork:
     def weights_changed(self) -> None:
         """Note that `weights` was written."""
 
+    def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        """The head's values with noise in the weights; here there is none."""
+        return self(obs)
+
     def _observe(self, obs: NDArray[Any]) -> None:
         """Make `obs` the network's input."""
         rows = obs.shape[0]

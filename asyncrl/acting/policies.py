@@ -44,7 +44,7 @@ class QLayout(WithStatistics):
         num_actions: n, how many action values.
         dueling: two streams, or one.
         atoms: N, outputs for one action; 1 for its value.
-        noisy: whether weights have standard deviations.
+        noisy: whether weights have standard deviations; those of a module stand among its parameters.
         network: makes a module in place of the perceptron, or None.
         normalized: observations are normalised by statistics, which stand at the end of the block.
         cell: of a recurrent network, between the hidden layers and the head; None without memory. Both streams of a
@@ -73,7 +73,7 @@ class QLayout(WithStatistics):
     @cached_property
     def network_count(self) -> int:  # type: ignore[override]
         """Numbers of the network and its noise, which stand first."""
-        noisy = parameter_count(self.sizes[1:]) if self.noisy else 0
+        noisy = parameter_count(self.sizes[1:]) if self.noisy and self.network is None else 0
         return network_size(self.sizes, self.network, self.cell) + noisy
 
     @property
@@ -113,7 +113,7 @@ class QPolicy(NetworkPolicy):
     ) -> None:
         self._network = (
             NoisyActingNetwork(spec, layout, layout.statistics)
-            if layout.noisy
+            if layout.noisy and layout.network is None
             else make_acting_network(
                 spec, layout, layout.network, statistics=layout.statistics, cell=layout.cell
             )
@@ -184,7 +184,7 @@ class QPolicy(NetworkPolicy):
             self._base, self._rates = base, base**self._exponents
         network = self._network
         extras = {} if self.memory is None else {"state": self.memory.state}
-        out = network.perturbed(obs, rng) if isinstance(network, NoisyActingNetwork) else network(obs)
+        out = network.perturbed(obs, rng) if self.layout.noisy else network(obs)
         values = self._values(out)
         begins, choice = rng.random((2, rows))
         begins, choice = begins < self._rates, choice * self.layout.num_actions

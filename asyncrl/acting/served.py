@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol, cast
 
 from asyncrl.acting.network import ActingNetwork
-from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.recurrent import RecurrentActingNetwork
 from asyncrl.errors import ConfigurationError
 from asyncrl.protocols import Policy
@@ -34,7 +33,7 @@ def require_served(policy: Policy) -> ServedPolicy:
     network = getattr(policy, "network", None)
     if not isinstance(network, ActingNetwork):
         why, fix = "has no ActingNetwork as its attribute network", "set inference to actor"
-    elif isinstance(network, NoisyActingNetwork):
+    elif getattr(getattr(policy, "layout", None), "noisy", False):
         why = "has noisy weights, with noise of its own in every row, which the actor draws"
         fix = "set inference to actor, which is faster for a perceptron, or noisy to false"
     elif isinstance(network, RecurrentActingNetwork):

@@ -55,12 +55,15 @@ class Observing(WithPresets):
         """What the policy sees of an environment: its observations in stacks of `frame_stack`."""
         return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)
 
-    def network_for(self, spec: EnvSpec, value_outputs: int = 0) -> NetworkFactory | None:
+    def network_for(
+        self, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
+    ) -> NetworkFactory | None:
         """Makes the networks for what is seen of `spec`; None is a perceptron.
 
         Args:
             spec: the environment.
             value_outputs: outputs of the value stream of a dueling network, 0 without.
+            noisy_sigma: initial standard deviation of noisy layers, 0 without; a perceptron has its own.
 
         Raises:
             SpacesDoNotFit: the network that was asked for takes no such observations (ASYNC005).
@@ -70,4 +73,4 @@ class Observing(WithPresets):
             made: Any = with_shape(network, seen)
             return made  # type: ignore[no-any-return]
         assert isinstance(network, str)
-        return choose_network(network, seen, value_outputs)
+        return choose_network(network, seen, value_outputs, noisy_sigma)

@@ -97,7 +97,7 @@ class QLearning(OffPolicy):
     """Dueling network: value and advantage streams, each `hidden_sizes[-1]` wide (Wang et al. 2016)."""
 
     noisy: bool = False
-    """Noisy networks in all layers but the first (Fortunato et al. 2018), beside epsilon-greedy exploration."""
+    """Noisy layers (Fortunato et al. 2018) behind the first one or the convolutions, beside epsilon-greedy."""
 
     noisy_sigma: float = 0.5
     """Initial standard deviation of noisy weights, times the square root of the layer's inputs; above 0."""
@@ -175,13 +175,8 @@ class QLearning(OffPolicy):
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
         inputs, actions = self.seen(spec).observation_values, self.num_actions(spec)
         atoms = self.atoms() or 1
-        network = self.network_for(spec, value_outputs=atoms if self.dueling else 0)
-        if network is not None and self.noisy:
-            raise SpacesDoNotFit(
-                f"{self.name}.noisy needs a perceptron, and the observations of {spec.name} are images",
-                facts={"observation shape": spec.observation_shape},
-                fix="set noisy to false and exploration_initial to 1 (epsilon-greedy), or network to mlp",
-            )
+        noisy_sigma = self.noisy_sigma if self.noisy else 0.0
+        network = self.network_for(spec, atoms if self.dueling else 0, noisy_sigma)
         from asyncrl.acting.policies import QLayout
 
         shape = inputs, self.hidden_sizes, actions, self.dueling, atoms, self.noisy, network

@@ -28,10 +28,12 @@ from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import output_gradients
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP
-from asyncrl.networks.noisy import NoiseSource, NoisyMLP, noisy_size
+from asyncrl.networks.noisy import NoiseSource, NoisyMLP, NoisyModule, noisy_size
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 from asyncrl.sequences import SequenceBatch
+
+_NOISY = (NoisyMLP, NoisyModule)
 
 
 class QLearningUpdate:
@@ -83,7 +85,7 @@ class QLearningUpdate:
         stream = config.hidden_sizes[-1]  # inputs of one output of the head, dueling or not
         architecture = Architecture(sizes, network=layout.module, seed=seed)
         start = architecture.initial(torch.Generator().manual_seed(seed), head_inputs=stream)
-        if layout.noisy:
+        if layout.noisy and layout.network is None:
             start = torch.cat((start, torch.zeros(noisy_size(sizes) - start.numel())))
             NoisyMLP(sizes, start).initialise_sigma(config.noisy_sigma, stream)
         flat = start.to(self._device, copy=True)
@@ -97,7 +99,7 @@ class QLearningUpdate:
         self._online = self._network(architecture, flat)
         self._target = self._network(architecture, flat.clone())
         self._noise: NoiseSource | None = None
-        if isinstance(self._online, NoisyMLP) and isinstance(self._target, NoisyMLP):
+        if isinstance(self._online, _NOISY) and isinstance(self._target, _NOISY):
             (own,) = np.random.SeedSequence(seed).spawn(1)  # independent of the initial weights
             self._noise = NoiseSource((self._online, self._target), int(own.generate_state(1)[0]))
         self._to_host = HostCopy(flat)
@@ -105,7 +107,11 @@ class QLearningUpdate:
         self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
-        return NoisyMLP(self.layout.sizes, flat) if self.layout.noisy else architecture.on(flat)
+        if not self.layout.noisy:
+            return architecture.on(flat)
+        if self.layout.network is None:
+            return NoisyMLP(self.layout.sizes, flat)
+        return NoisyModule(architecture.modules, flat)
 
     def update(self, batch: Batch | SequenceBatch) -> UpdateResult:
         """One gradient step; priorities are the loss's where `prioritized`, else None.
@@ -198,7 +204,7 @@ class QLearningUpdate:
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
         """Action values `[R, A]` of `obs` `[R, inputs]` without noise in the weights; for tests and diagnosis."""
-        net = self._online.mean if isinstance(self._online, NoisyMLP) else self._online
+        net = self._online.mean if isinstance(self._online, _NOISY) else self._online
         out = net.make_pass(torch.from_numpy(obs).to(self._device)).forward()
         values: NDArray[np.float32] = self._values(self._by_action(out)).cpu().numpy().copy()
         return values
@@ -224,8 +230,8 @@ class QLearningUpdate:
         values["train/q_max"] = float(q.abs().max())
         values["train/grad_norm"] = float(norm)
         values |= self._bounds.metrics()
-        if isinstance(self._online, NoisyMLP):
-            values["train/noise"] = float(self._online.sigma.flat.abs().mean())
+        if isinstance(self._online, _NOISY):
+            values["train/noise"] = float(self._online.mean_sigma())
         return values
 
     def state_dict(self) -> Mapping[str, Any]:

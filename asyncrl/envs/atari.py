@@ -56,29 +56,50 @@ def make_atari(spec: GymnasiumSpec, training: bool, **kwargs: Any) -> gymnasium.
         "screen_size": int(kwargs.pop("screen_size", SIDE)),
     }
     env = gymnasium.make(spec, disable_env_checker=True, frameskip=1, **kwargs)
-    leave_out_colours(env.unwrapped)
-    env = AtariPreprocessing(env, terminal_on_life_loss=training and bool(restarts), **protocol)
+    preprocessing = DirectPreprocessing if DirectPreprocessing.takes(env) else AtariPreprocessing
+    env = preprocessing(env, terminal_on_life_loss=training and bool(restarts), **protocol)
     if not training:
         return env
     return TransformReward(EpisodicLife(env) if restarts is None else env, sign)
 
 
-def leave_out_colours(game: Any) -> None:
-    """Let `game` return None in place of the colours of each frame, which `AtariPreprocessing` does not read.
-
-    It takes grey screens from the emulator itself. Copying 100 KB of colours a frame is a quarter of a step's time
-    (`benchmarks/atari_rate.py`). An ale-py that has no `_get_obs` loses only that.
-    """
-    game._get_obs = _no_colours
-
-
-def _no_colours() -> None:
-    return None
-
-
 def sign(reward: Any) -> float:
     """-1, 0 or 1 (Mnih et al. 2015)."""
     return float(np.sign(reward))
+
+
+class DirectPreprocessing(AtariPreprocessing):
+    """`AtariPreprocessing` that plays the frames of a step on the emulator itself; the same rows.
+
+    gymnasium's steps the game for each of them, which copies 100 KB of colours that nobody reads and makes an info: a
+    quarter of a step's time (`benchmarks/atari_rate.py`).
+    """
+
+    @staticmethod
+    def takes(env: Any) -> bool:
+        """Whether `env` is a game with nothing around it, such as a time limit, and with choices for actions."""
+        game = env.unwrapped
+        private = all(hasattr(game, name) for name in ("ale", "_action_set", "_get_info"))
+        return env is game and private and not game.continuous
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """See `AtariPreprocessing.step`."""
+        game: Any = self.env
+        ale, choice, last = game.ale, game._action_set[action], self.frame_skip - 1
+        reward, terminated, truncated = 0.0, False, False
+        for frame in range(self.frame_skip):
+            reward += ale.act(choice, 1.0)
+            if ale.game_over():
+                terminated, truncated = ale.game_over(with_truncation=False), ale.game_truncated()
+            if self.terminal_on_life_loss:
+                lives = ale.lives()
+                terminated, self.lives = terminated or lives < self.lives, lives
+            self.game_over = terminated
+            if terminated or truncated:
+                break
+            if frame >= last - 1:
+                ale.getScreenGrayscale(self.obs_buffer[last - frame])
+        return self._get_obs(), reward, terminated, truncated, game._get_info()
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -76,6 +76,7 @@ class Architecture:
 
     Attributes:
         size: numbers in the flat vector.
+        modules: that `network` made, one for each copy; none of a perceptron.
     """
 
     def __init__(
@@ -87,17 +88,17 @@ class Architecture:
         seed: int = 0,
     ) -> None:
         self._sizes, self._copies, self._activation, self._seed = sizes, copies, activation, seed
-        self._modules = []
+        self.modules = []
         if network is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self._modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
-        self.size = flat_size(self._modules) if self._modules else parameter_count(sizes, copies or 1)
+                self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
+        self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
 
     def on(self, flat: Tensor) -> Network:
         """The network whose parameters are `flat` `[size]`."""
-        if self._modules:
-            return ModuleNetwork(self._modules, flat, self._copies is not None)
+        if self.modules:
+            return ModuleNetwork(self.modules, flat, self._copies is not None)
         return FlatMLP(self._sizes, flat, self._copies, self._activation)
 
     @torch.no_grad()
@@ -116,10 +117,10 @@ class Architecture:
                 module keeps what it was made with.
             head_inputs: fan-in of one output of the head, see `MLPParameters.initialise`.
         """
-        if self._modules:
+        if self.modules:
             if head_gain is not None:
                 self._initialise_orthogonally(head_gain)
-            return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self._modules)])
+            return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self.modules)])
         net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
         if head_gain is None:
             net.initialise(generator, head_inputs)
@@ -131,6 +132,6 @@ class Architecture:
         """Initialise modules that know how; the same on every device."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            for module in self._modules:
+            for module in self.modules:
                 if initialise := getattr(module, "initialise_orthogonally", None):
                     initialise(head_gain)

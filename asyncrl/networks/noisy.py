@@ -1,8 +1,8 @@
-"""Perceptrons with noise in their weights, as the learner trains them (Fortunato et al. 2018).
+"""Networks with noise in their weights, as the learner trains them (Fortunato et al. 2018).
 
-A draw makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out) once for all rows
-of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient of sigma is that of the weights times
-the noise.
+A draw for a perceptron makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out)
+once for all rows of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient of sigma is that of
+the weights times the noise. A module with noisy layers (`acting.noisy_layers`) is left to autograd.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asyncrl.acting.layouts import parameter_count
+from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
 from asyncrl.networks.mlp import FlatMLP, MLPPass
+from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import MLPParameters, copy_by_name
 from asyncrl.networks.pass_options import PassOptions
 
@@ -63,6 +65,15 @@ class NoisyMLP:
             bias.fill_(sigma * weight.shape[1] ** -0.5)
         own.head.fill_(sigma * (head_inputs or own.head.shape[2]) ** -0.5)
         own.head_bias.fill_(sigma * (head_inputs or own.head.shape[2]) ** -0.5)
+
+    @property
+    def noise_count(self) -> int:
+        """Numbers that one draw takes."""
+        return noise_count(self.mean.sizes)
+
+    def mean_sigma(self) -> Tensor:
+        """Mean size of the standard deviations."""
+        return self.sigma.flat.abs().mean()
 
     def draw(self, factors: Tensor) -> None:
         """Make the weights of the passes. `factors` `[noise_count]` are f(e_in), f(e_out) of each noisy layer."""
@@ -118,6 +129,36 @@ class _NoisyPass(MLPPass):
         return grad_input
 
 
+class NoisyModule(ModuleNetwork):
+    """A module with noisy layers on a flat vector; its passes go by the factors of the last `draw`.
+
+    Attributes:
+        noise_count: numbers that one draw takes.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], flat: Tensor) -> None:
+        super().__init__(modules, flat)
+        self._layers = noisy_layers(self.modules)
+        self.noise_count = sum(factor_counts(self._layers))
+
+    @property
+    def mean(self) -> ModuleNetwork:
+        """The network of the means, on the same vector."""
+        plain = ModuleNetwork(self.modules, self.flat)
+        set_noise(noisy_layers(plain.modules), None)
+        return plain
+
+    def mean_sigma(self) -> Tensor:
+        """Mean size of the standard deviations."""
+        sigmas = [s.reshape(-1) for layer in self._layers for s in (layer.sigma_weight, layer.sigma_bias)]
+        return torch.cat(sigmas).abs().mean()
+
+    def draw(self, factors: Tensor) -> None:
+        """Let the passes go by `factors` `[noise_count]`: f(e_in), f(e_out) of each noisy layer."""
+        with torch.inference_mode(False):  # autograd keeps them for the backward pass
+            set_noise(self._layers, factors.clone())
+
+
 class NoiseSource:
     """Noise for several networks of one shape, drawn on the host, so that every device sees the same.
 
@@ -126,11 +167,11 @@ class NoiseSource:
         seed: of the sequence.
     """
 
-    def __init__(self, networks: Sequence[NoisyMLP], seed: int) -> None:
+    def __init__(self, networks: Sequence[NoisyMLP | NoisyModule], seed: int) -> None:
         self._networks = networks
-        device, sizes = networks[0].flat.device, networks[0].mean.sizes
+        device = networks[0].flat.device
         pinned = device.type == "cuda"
-        self._host = torch.zeros(len(networks), noise_count(sizes), pin_memory=pinned)
+        self._host = torch.zeros(len(networks), networks[0].noise_count, pin_memory=pinned)
         self._factors = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
         self._generator = torch.Generator().manual_seed(seed)
@@ -148,8 +189,7 @@ class NoiseSource:
         self._factors.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        root = self._factors.abs().sqrt_()
-        return self._factors.sign_().mul_(root)
+        return signed_root_(self._factors)
 
     def state(self) -> Tensor:
         """State of the sequence; a copy."""

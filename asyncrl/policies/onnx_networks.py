@@ -99,9 +99,10 @@ def _convolutional(graph: Graph, x: str, policy: TrainedPolicy, network: Convolu
     x = graph.add("Flatten", x, axis=1)
     streams = [network.value_outputs, outputs - network.value_outputs] if network.value_outputs else [outputs]
     parts = []
+    noisy = network.noisy_sigma > 0
     for count in streams:
-        hidden = graph.add("Relu", _linear(graph, x, left, channels * math.prod(shape), width))
-        parts.append(_linear(graph, hidden, left, width, count))
+        hidden = graph.add("Relu", _linear(graph, x, left, channels * math.prod(shape), width, noisy))
+        parts.append(_linear(graph, hidden, left, width, count, noisy))
     return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
 
 
@@ -127,10 +128,12 @@ def _convolution(
     return graph.add("Conv", x, matrix, bias, strides=[stride, stride], pads=[pad] * 4)
 
 
-def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int) -> str:
-    return graph.add(
-        "Gemm", x, graph.constant(left.take(outputs, inputs)), graph.constant(left.take(outputs)), transB=1
-    )
+def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, noisy: bool = False) -> str:
+    """A linear layer; the standard deviations of a noisy one are passed over."""
+    matrix, bias = left.take(outputs, inputs), left.take(outputs)
+    if noisy:
+        left.take(outputs, inputs), left.take(outputs)
+    return graph.add("Gemm", x, graph.constant(matrix), graph.constant(bias), transB=1)
 
 
 def _sides(shape: tuple[int, int], kernel: int, stride: int, pad: int = 0) -> tuple[int, int]:

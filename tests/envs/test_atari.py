@@ -13,7 +13,7 @@ from gymnasium.wrappers import AtariPreprocessing
 
 from asyncrl import DQN, PPO
 from asyncrl.acting.images import network_text
-from asyncrl.envs.atari import EpisodicLife
+from asyncrl.envs.atari import DirectPreprocessing, EpisodicLife
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import EnvironmentNotBuilt
 from asyncrl.interfaces import EnvSpec
@@ -163,11 +163,16 @@ def test_a_life_may_end_the_game_or_no_episode() -> None:
     assert ends == {True: {4}, False: {0}}
 
 
-def test_colours_are_for_pictures_only() -> None:
+def test_frames_are_played_on_the_emulator_unless_something_stands_between() -> None:
     env = built(render_mode="rgb_array")
     env.reset(seed=0)
-    assert env.unwrapped.step(0)[0] is None and env.render().shape == (210, 160, 3)
+    assert isinstance(env, DirectPreprocessing) and env.render().shape == (210, 160, 3)
     env.close()
+    limited = built(max_episode_steps=10)
+    limited.reset(seed=0)
+    assert not isinstance(limited, DirectPreprocessing)
+    assert [limited.step(0)[3] for _ in range(3)] == [False, False, True], "the limit counts frames"
+    limited.close()
 
 
 def test_ale_pys_vector_learns_for_lives_and_is_evaluated_for_games() -> None:

@@ -217,12 +217,6 @@ def test_state_of_a_convolutional_learner_goes_on_to_the_same_numbers() -> None:
     np.testing.assert_array_equal(*written)
 
 
-def test_noisy_networks_are_refused_for_images() -> None:
-    with pytest.raises(SpacesDoNotFit, match=r"dqn\.noisy needs a perceptron"):
-        DQN(noisy=True).make_policy(IMAGES)
-    DQN(noisy=True, network="mlp").make_policy(IMAGES)
-
-
 def flat_factory(inputs: int, outputs: int) -> nn.Module:
     return nn.Linear(inputs, outputs)
 

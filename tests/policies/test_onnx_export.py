@@ -71,6 +71,7 @@ def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> 
 IMAGES = {
     "small, channels last, frames": ((10, 11, 4), asyncrl.DQN(frame_stack=2), DiscreteAction(3)),
     "small, one channel, dueling": ((12, 12), asyncrl.DQN(dueling=True, frame_stack=3), DiscreteAction(3)),
+    "noisy": ((2, 12, 12), asyncrl.Rainbow(network="small"), DiscreteAction(3)),
     "nature, atoms": ((4, 40, 36), asyncrl.C51(network="nature", dueling=True), DiscreteAction(3)),
     "impala": ((17, 13, 3), asyncrl.PPO(network="impala"), DiscreteAction(3)),
     "small, SAC": ((3, 10, 10), asyncrl.SAC(), BOX),
