@@ -99,7 +99,8 @@ class DirectPreprocessing(AtariPreprocessing):
                 break
             if frame >= last - 1:
                 ale.getScreenGrayscale(self.obs_buffer[last - frame])
-        return self._get_obs(), reward, terminated, truncated, game._get_info()
+        obs = self._get_obs()  # type: ignore[no-untyped-call]
+        return obs, reward, terminated, truncated, game._get_info()
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import AtariPreprocessing
 
-from asyncrl import DQN, PPO
+from asyncrl import DQN, IMPALA, PPO, Rainbow
 from asyncrl.acting.images import network_text
 from asyncrl.envs.atari import DirectPreprocessing, EpisodicLife
 from asyncrl.envs.source import EnvSource, describe
@@ -80,7 +80,7 @@ def test_a_game_is_one_grey_frame_and_the_nature_cnn_takes_four() -> None:
     built().close()
     spec: EnvSpec = describe(EnvSource.from_user("ALE/Pong-v5"))
     assert (spec.observation_shape, spec.observation_dtype) == ((84, 84), "uint8")
-    for record in (DQN, PPO):
+    for record in (DQN, IMPALA, PPO, Rainbow):
         policy = record.preset("ALE/Pong-v5").make_policy(spec)
         assert network_text(policy) == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
         assert policy.frame_stack == 4

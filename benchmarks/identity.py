@@ -1,0 +1,198 @@
+"""Identity environments, and random images: does every algorithm take them, and in how many steps is each solved?
+
+After Stable-Baselines3's test environments (`stable_baselines3.common.envs`): in `IdentityEnv` the observation says
+which action is rewarded, and an episode has 20 steps. Here it says so as Discrete, MultiDiscrete, MultiBinary, Box,
+Dict, Tuple, an image, or beside an action mask whose forbidden action must never come. Solved is a greedy return of 18
+over 5 episodes, of a Box a mean distance of 0.05. `FakeImageEnv` is random 40 x 40 images in colour: nothing to learn.
+All runs are in lockstep, one actor of 16 environments, seed 0.
+
+    python benchmarks/identity.py
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from harness import Report, markdown
+
+from asyncrl import Trainer
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
+
+LENGTH = 20
+
+
+class Identity(gymnasium.Env[Any, Any]):
+    """Rewards 1 where the action is the state; episodes of 20 steps.
+
+    Args:
+        kind: how the state is shown and acted upon.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        number, bits = spaces.Discrete(3), spaces.MultiBinary(2)
+        self.observation_space, self.action_space = {
+            "discrete": (number, number),
+            "multi_discrete": (spaces.MultiDiscrete([3, 2]), spaces.MultiDiscrete([3, 2])),
+            "multi_binary": (bits, bits),
+            "box": (spaces.Box(-1, 1, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32)),
+            "dict": (spaces.Dict({"state": number, "noise": spaces.Box(0, 1, (2,), np.float32)}), number),
+            "tuple": (spaces.Tuple((bits, number)), number),
+            "image": (spaces.Box(0, 255, (8, 8), np.uint8), number),
+            "masked": (spaces.Dict({"state": number, "action_mask": spaces.MultiBinary(3)}), number),
+        }[kind]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._next(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._kind == "box":
+            reward = 1.0 - 2.0 * float(abs(action - self._state).sum())
+        else:
+            reward = float(np.array_equal(action, self._state))
+        if self._kind == "masked":
+            assert action != (self._state + 1) % 3, "a forbidden action was taken"
+        self._steps += 1
+        return self._next(), reward, False, self._steps == LENGTH, {}
+
+    def _next(self) -> Any:
+        rng = self.np_random
+        if self._kind == "box":
+            self._state: Any = rng.uniform(-1, 1, 1).astype(np.float32)
+        elif self._kind == "multi_discrete":
+            self._state = rng.integers(0, [3, 2])
+        elif self._kind == "multi_binary":
+            self._state = rng.integers(0, 2, 2, dtype=np.int8)
+        else:
+            self._state = int(rng.integers(3))
+        return self._shown()
+
+    def _shown(self) -> Any:
+        state = self._state
+        if self._kind == "dict":
+            return {"state": state, "noise": self.np_random.random(2, np.float32)}
+        if self._kind == "tuple":
+            return self.np_random.integers(0, 2, 2, dtype=np.int8), state
+        if self._kind == "image":
+            image = np.zeros((8, 8), np.uint8)
+            image[:, 3 * state : 3 * state + 2] = 255
+            return image
+        if self._kind == "masked":
+            return {"state": state, "action_mask": (np.arange(3) != (state + 1) % 3).astype(np.int8)}
+        return np.copy(state) if isinstance(state, np.ndarray) else state
+
+
+ACTIONS = {
+    **dict.fromkeys(("discrete", "dict", "tuple", "image", "masked"), DiscreteAction),
+    **dict.fromkeys(("multi_discrete", "multi_binary"), MultiDiscreteAction),
+    "box": BoxAction,
+}
+ON_REPLAY: dict[str, Any] = {
+    "learning_rate": 2e-3, "batch_size": 64, "gamma": 0.0, "n_step": 1, "samples_per_insert": 32.0,
+    "learning_starts": 200, "replay_capacity": 4096, "hidden_sizes": (32, 32), "discipline": "lockstep",
+}  # fmt: skip
+ON_SEGMENTS: dict[str, Any] = {
+    "learning_rate": 3e-3, "gamma": 0.0, "segment_length": 16, "hidden_sizes": (32, 32), "discipline": "lockstep",
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "ppo": {"minibatch_size": 64, "epochs": 6},
+    "rainbow": {"v_min": -1.0, "v_max": 2.0, "noisy_sigma": 0.1},
+    "c51": {"v_min": -1.0, "v_max": 2.0, "exploration_steps": 1000},
+    "dqn": {"exploration_steps": 1000},
+    "qrdqn": {"exploration_steps": 1000, "num_quantiles": 16},
+}
+MOST_STEPS = {"a2c": 60_000, "impala": 60_000, "ppo": 30_000}
+
+
+def record(name: str, **options: Any) -> Any:
+    """The algorithm with options that suit twenty independent guesses."""
+    usual = ON_SEGMENTS if ALGORITHMS[name].update_loop == "segments" else ON_REPLAY
+    return ALGORITHMS[name](**(usual | OWN.get(name, {}) | options))
+
+
+class FakeImages(gymnasium.Env[Any, Any]):
+    """Random images; episodes of 10 steps."""
+
+    def __init__(self, discrete: bool) -> None:
+        self.observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+        self.action_space = spaces.Discrete(6) if discrete else spaces.Box(-1, 1, (5,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._image(), 0.5, False, self._steps == 10, {}
+
+    def _image(self) -> Any:
+        return self.np_random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+
+
+CASES = [
+    (name, kind)
+    for name in sorted(ALGORITHMS)
+    for kind, action in ACTIONS.items()
+    if action in ALGORITHMS[name].action_kinds
+]
+
+
+def solve(name: str, kind: str) -> Any:
+    """The result of a run that ends when the environment is solved."""
+    with Trainer(
+        partial(Identity, kind), record(name), num_actors=1, envs_per_actor=16, seed=0, http="off",
+        eval_interval_steps=1000, eval_episodes=5, target_eval_episodes=5,
+    ) as trainer:  # fmt: skip
+        steps = MOST_STEPS.get(name, 8_000)
+        return trainer.learn(total_steps=steps, target_return=0.9 * LENGTH, max_seconds=600)
+
+
+def look(name: str) -> Any:
+    """The result of a short run on random images."""
+    discrete = DiscreteAction in ALGORITHMS[name].action_kinds
+    small = {} if ALGORITHMS[name].update_loop == "segments" else {"batch_size": 8, "samples_per_insert": 1.0}
+    with Trainer(
+        partial(FakeImages, discrete), record(name, frame_stack=2, **small), num_actors=1, envs_per_actor=4,
+        seed=0, http="off", eval_episodes=1, target_eval_episodes=1,
+    ) as trainer:  # fmt: skip
+        return trainer.learn(total_steps=400, max_seconds=600)
+
+
+def main() -> None:
+    """Run all and write results/identity.json."""
+    report = Report("identity")
+    rows: list[list[Any]] = []
+    for name in sorted(ALGORITHMS):
+        row: list[Any] = [name]
+        for kind in ACTIONS:
+            if (name, kind) not in CASES:
+                row.append(None)
+                continue
+            summary = solve(name, kind).summary
+            row.append(summary["steps_to_target"] or "not solved")
+            print(name, kind, summary["steps_to_target"], summary["train_seconds"], flush=True)
+        row.append(look(name).summary["updates"])
+        rows.append(row)
+        report.note(
+            "steps to 18 of 20", markdown(["algorithm", *ACTIONS, "images: updates"], rows).splitlines()
+        )
+        report.write()
+    solved = [isinstance(cell, int) for row in rows for cell in row[1:-1] if cell is not None]
+    report.add("solved", [float(sum(solved))], f"of {len(solved)}")
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
