@@ -227,7 +227,7 @@ def compare(game: str, kind: str, steps: int, replay: bool) -> dict[str, int]:
     seeds = [ours.seeds[0] + i for i in range(ENVS)] if kind == "vector" else ours.seeds
     peers = rows(theirs, seeds)
     count = {"rows": 0, "terminated": 0, "truncated": 0, "resets": 0}
-    for turn in range(steps // ENVS):
+    for turn in range(-(-steps // ENVS)):
         stacks, _, _ = next(peers)
         slot = ours.step() & (SLOTS - 1)
         np.testing.assert_array_equal(ours.policy.seen, stacks, f"{game} {kind}: stacks of row {turn}")
