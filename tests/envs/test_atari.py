@@ -168,7 +168,7 @@ def test_frames_are_played_on_the_emulator_unless_something_stands_between() -> 
     env.reset(seed=0)
     assert isinstance(env, DirectPreprocessing) and env.render().shape == (210, 160, 3)
     env.close()
-    limited = built(max_episode_steps=10)
+    limited = built(max_episode_steps=10, noop_max=0)
     limited.reset(seed=0)
     assert not isinstance(limited, DirectPreprocessing)
     assert [limited.step(0)[3] for _ in range(3)] == [False, False, True], "the limit counts frames"
