@@ -1,12 +1,14 @@
-"""R2D2 through real actors: both disciplines, pixels, staleness."""
+"""R2D2 through real actors: both disciplines, pixels, staleness, a killed actor."""
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
 
-from asyncrl import R2D2, Trainer
+from asyncrl import R2D2, Snapshot, Trainer
 
 SMALL: dict[str, Any] = {
     "hidden_sizes": (16,),
@@ -49,3 +51,22 @@ def test_a_convolution_before_the_cell() -> None:
     obs, _ = result.policy.make_env().reset(seed=0)
     _, state = result.policy.predict(obs, episode_start=True)
     assert state.shape == (16,)
+
+
+@pytest.mark.parametrize("discipline", ["relaxed", "lockstep"])
+def test_a_killed_actor_costs_its_episodes_and_no_more(discipline: str) -> None:
+    """Sequences that hold the end of its life and the beginning of the next one are trained on."""
+    algorithm = R2D2(**SMALL, discipline=discipline)
+    run: dict[str, Any] = {"num_actors": 2, "envs_per_actor": 2, "seed": 1, "http": "off", "eval_episodes": 1}
+    killed: list[int] = []
+
+    def kill(snapshot: Snapshot) -> None:
+        pid = snapshot.actors[0].pid if snapshot.actors else None
+        if not killed and snapshot.env_steps > 500 and pid:
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    with Trainer("CartPole-v1", algorithm, report_interval_seconds=0.02, **run) as trainer:
+        result = trainer.learn(total_steps=6_000, on_snapshot=kill)
+    assert killed and result.summary["actor_restarts"] == 1
+    assert result.summary["env_steps"] >= 6_000 and result.summary["updates"] > 100
