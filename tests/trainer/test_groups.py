@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch.distributed as dist
 
-from asyncrl import Snapshot, Trainer
+from asyncrl import DQN, Snapshot, Trainer
 from asyncrl.errors import GroupLost
 from asyncrl.groups.launch import free_port
 
@@ -64,6 +65,15 @@ def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path:
     assert summary["updates"] < more["updates"] and len(more["groups"]) == 2
     for before, after in zip(groups, more["groups"], strict=True):
         assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
+
+
+def test_in_lockstep_the_same_seed_gives_the_same_weights() -> None:
+    algorithm = DQN.preset("CartPole-v1", discipline="lockstep")
+    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "eval_interval_steps": None}
+    results = [Trainer("CartPole-v1", algorithm, total_steps=1500, **options).learn() for _ in range(2)]
+    first, second = (result.policy.weights for result in results)
+    assert np.array_equal(first, second)
+    assert results[0].summary["updates"] == results[1].summary["updates"] > 100
 
 
 def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
