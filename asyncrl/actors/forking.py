@@ -70,7 +70,8 @@ def _preload() -> None:
     import asyncrl.actors.worker  # noqa: F401
     from asyncrl.shm.prepare import prepare_quietly
 
-    prepare_quietly()
+    # Those of served actors are compiled by the main process of a run that has such actors.
+    prepare_quietly(without=("asyncrl.shm.requests",))
     np.random.default_rng(np.random.SeedSequence(0)).random()
 
 

@@ -53,12 +53,15 @@ from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.disk_space import warn_of_little_space
 
 
-async def prepare_kernels(algorithm: Algorithm) -> None:
+async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
     """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
-    without = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
+    replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
+    without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
+    if config.inference == "actor":
+        without += ("asyncrl.shm.requests",)
     cancelled = threading.Event()
     try:
-        await asyncio.to_thread(prepare_run, without.get(algorithm.update_loop, ()), cancelled)
+        await asyncio.to_thread(prepare_run, without, cancelled)
     finally:
         cancelled.set()
 
@@ -243,7 +246,7 @@ def _make_updater(
     core = algorithm.make_updater(spec, device, seed)
     if first is not None:
         begin_with_policy(core, first)
-    prepare_quietly(without=("asyncrl.replay",))
+    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # these stand in `prepare_kernels`
     return core
 
 

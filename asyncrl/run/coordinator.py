@@ -178,7 +178,7 @@ class Coordinator:
         # At the same time: the fork server, which both wait for, loads or compiles the kernels of the actors.
         with single_error():
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(prepare_kernels(self.algorithm), name="prepare-kernels")
+                tasks.create_task(prepare_kernels(self.config, self.algorithm), name="prepare-kernels")
                 probing = tasks.create_task(
                     probe(self._server, self.source, self.config.ready_timeout_seconds), name="probe"
                 )
