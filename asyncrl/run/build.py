@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,22 +47,9 @@ from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.update_loops import Channels, ReplayBuilder, SegmentBuilder, loop_builder
 from asyncrl.shm.doorbell import Doorbell
-from asyncrl.shm.prepare import prepare_quietly, prepare_run
+from asyncrl.shm.prepare import prepare_quietly
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.disk_space import warn_of_little_space
-
-
-async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
-    """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
-    replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
-    without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
-    if config.inference == "actor":
-        without += ("asyncrl.shm.requests",)
-    cancelled = threading.Event()
-    try:
-        await asyncio.to_thread(prepare_run, without, cancelled)
-    finally:
-        cancelled.set()
 
 
 async def build(
@@ -246,7 +232,7 @@ def _make_updater(
     core = algorithm.make_updater(spec, device, seed)
     if first is not None:
         begin_with_policy(core, first)
-    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # these stand in `prepare_kernels`
+    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # these stand in `kernels.py`
     return core
 
 

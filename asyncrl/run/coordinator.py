@@ -27,10 +27,11 @@ from asyncrl.errors import StoppedWhileStarting, describe_error
 from asyncrl.learning.clock import TrainClock
 from asyncrl.protocols import Algorithm
 from asyncrl.run.alone import Alone
-from asyncrl.run.build import build, prepare_kernels, single_error
+from asyncrl.run.build import build, single_error
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.grouped import Group
+from asyncrl.run.kernels import prepare_kernels
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.serving import Served, serve

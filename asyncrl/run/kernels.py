@@ -1,0 +1,23 @@
+"""The kernels that a run needs, before it needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from asyncrl.config import TrainerConfig
+from asyncrl.protocols import Algorithm
+from asyncrl.shm.prepare import prepare_run
+
+
+async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
+    """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
+    replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
+    without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
+    if config.inference == "actor":
+        without += ("asyncrl.shm.requests",)
+    cancelled = threading.Event()
+    try:
+        await asyncio.to_thread(prepare_run, without, cancelled)
+    finally:
+        cancelled.set()
