@@ -22,6 +22,8 @@ LOGGER.addHandler(logging.NullHandler())
 
 KEEPALIVE_SECONDS = 15.0
 GOODBYE_SECONDS = 0.5
+REQUESTS_PER_SECOND, BURST = 200.0, 50
+"""Requests beyond the burst wait for their turn: the loop shares the interpreter with the learner's thread."""
 
 
 class HttpServer:
@@ -48,6 +50,7 @@ class HttpServer:
         self.url = ""
         self._register = register
         self._gate = Gate(host, token)
+        self._next_turn = 0.0
         self._guard: ConnectionGuard | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -64,7 +67,7 @@ class HttpServer:
             access_log=None,
             logger=LOGGER,
             keepalive_timeout=KEEPALIVE_SECONDS,
-            lingering_time=1.0,
+            lingering_time=0.1,
             shutdown_timeout=GOODBYE_SECONDS,
         )
         await self._runner.setup()
@@ -132,11 +135,19 @@ class HttpServer:
             assert guard is not None
             guard.request_began(transport)
             try:
+                await self._turn()
                 return await handler(request)
             finally:
                 guard.request_ended(transport)
 
         return middleware
+
+    async def _turn(self) -> None:
+        """Wait as long as more than `BURST` requests have come in faster than `REQUESTS_PER_SECOND`."""
+        now = asyncio.get_running_loop().time()
+        self._next_turn = max(self._next_turn, now - BURST / REQUESTS_PER_SECOND) + 1 / REQUESTS_PER_SECOND
+        if self._next_turn > now:
+            await asyncio.sleep(self._next_turn - now)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

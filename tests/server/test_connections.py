@@ -14,6 +14,7 @@ import pytest
 from serving import PATIENCE_SECONDS, ServerThread, wait_until
 from snapshots import make_snapshot
 
+from asyncrl.server import listener
 from asyncrl.server.connections import MAX_CONNECTIONS, ConnectionGuard
 from asyncrl.server.routes import MAX_STREAMS
 
@@ -162,3 +163,14 @@ def test_who_is_evicted() -> None:
         assert busy.aborted and fifth.aborted and guard.statistics().open == 0
 
     asyncio.run(scenario())
+
+
+def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
+    async def story() -> float:
+        server = listener.HttpServer(lambda app: None, host="127.0.0.1", port=0, token="secret")
+        began = asyncio.get_running_loop().time()
+        for _ in range(listener.BURST + 20):
+            await server._turn()
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(story()) >= 19 / listener.REQUESTS_PER_SECOND
