@@ -135,14 +135,14 @@ class HttpServer:
             assert guard is not None
             guard.request_began(transport)
             try:
-                await self._turn()
+                await self._wait_for_turn()
                 return await handler(request)
             finally:
                 guard.request_ended(transport)
 
         return middleware
 
-    async def _turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait as long as more than `BURST` requests have come in faster than `REQUESTS_PER_SECOND`."""
         now = asyncio.get_running_loop().time()
         self._next_turn = max(self._next_turn, now - BURST / REQUESTS_PER_SECOND) + 1 / REQUESTS_PER_SECOND

@@ -165,12 +165,12 @@ def test_who_is_evicted() -> None:
     asyncio.run(scenario())
 
 
-def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
+def test_requests_beyond_the_burst_wait_for_their_wait_for_turn() -> None:
     async def story() -> float:
         server = listener.HttpServer(lambda app: None, host="127.0.0.1", port=0, token="secret")
         began = asyncio.get_running_loop().time()
         for _ in range(listener.BURST + 20):
-            await server._turn()
+            await server._wait_for_turn()
         return asyncio.get_running_loop().time() - began
 
     assert asyncio.run(story()) >= 19 / listener.REQUESTS_PER_SECOND
