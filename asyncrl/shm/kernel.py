@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
+import numpy.ma  # noqa: F401 - numba asks for it at the first call: here once, not in every process that is forked
 from numba import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult, compile_extra
