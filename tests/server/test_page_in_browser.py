@@ -99,6 +99,7 @@ def chart(browser: Browser, title: str) -> str:
 def test_training_shows_charts_of_everything(browser: Browser, run: ServerThread) -> None:
     with_past(run, 70)
     open_page(browser, run)
+    browser.wait("document.body.innerText.includes('a bar for')")  # charts are drawn after the first snapshot
     text = browser.text()
     for part in (
         *("dqn · CartPole-v1", "7,000 of 4,000 steps", "nearest stop: 4,000 steps, also at return 475"),
