@@ -1,4 +1,4 @@
-"""What every policy with a network of asyncrl has."""
+"""Base class of the policies that act with a network of asyncrl."""
 
 from __future__ import annotations
 

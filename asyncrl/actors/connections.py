@@ -1,4 +1,4 @@
-"""What every actor of a run is handed beside its ring: the weight mailbox, the doorbell, a request block."""
+"""Connections of an actor beside its ring: the weight mailbox, the doorbell, a request block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a replay makes priorities of errors."""
+"""Rules by which a replay makes priorities of errors."""
 
 from __future__ import annotations
 

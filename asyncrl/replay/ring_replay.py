@@ -1,4 +1,4 @@
-"""What both kinds of replay share: rows of rings that stay where actors wrote them, and a tree of their priorities.
+"""Base class of both replays: rows of rings that stay where actors wrote them, and a tree of their priorities.
 
 Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952 (proportional variant); retire-before-grant is
 the lazy writing of Zhang et al., arXiv 2110.01101.

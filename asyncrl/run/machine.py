@@ -1,4 +1,4 @@
-"""What the machine gives a run: its device, and a warning where its cores are too few."""
+"""The device of a run, and a warning where the cores are too few."""
 
 from __future__ import annotations
 

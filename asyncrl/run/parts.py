@@ -1,4 +1,4 @@
-"""What a run is built from, and what it consists of: two records."""
+"""Two records: the inputs that a run is built from, and the parts that it consists of."""
 
 from __future__ import annotations
 
