@@ -7,6 +7,7 @@ the second signal. SIGHUP stays ignored where it was ignored at the start (`nohu
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -44,6 +45,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._run: Stoppable | None = None
+        self._numbers = itertools.count(1)
         self.count = 0
         self.notify: Callable[[str], None] | None = None
         self._before: dict[int, Any] = {}
@@ -73,12 +75,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self.count:
+        # One operation of the interpreter: a handler may be interrupted by the next one between any two.
+        count = self.count = next(self._numbers)
+        if number == signal.SIGHUP and count > 1:
             return
-        self.count += 1
         if self._run is None:
             raise KeyboardInterrupt
-        if self.count == 1:
+        if count == 1:
             again = "Ctrl-C" if number == signal.SIGHUP else "once more"
             text = f"{signal.Signals(number).name}: stopping, {again} to kill"
             if self.notify is None:

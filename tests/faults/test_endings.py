@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import gymnasium
@@ -396,6 +397,12 @@ class Stopped:
         self.reasons.append("killed")
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixture[str]) -> None:
     def unheard(*_: Any) -> None:
         stopped.reasons.append("unheard")
@@ -407,9 +414,7 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
             interrupts.run = stopped
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGHUP)
-            deadline = time.monotonic() + 10
-            while not stopped.reasons and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_for(lambda: bool(stopped.reasons))
         assert stopped.reasons == ["interrupted"]
         assert signal.getsignal(signal.SIGHUP) is unheard
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
@@ -417,6 +422,30 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("line", range(12))
+def test_a_hangup_within_the_handler_of_another_does_not_kill(
+    line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one arrives when the handler of the first is at its `line`-th line."""
+    stopped, interrupts, lines = Stopped(), Interrupts(), iter(range(100))
+    interrupts.run = stopped
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is Interrupts._handle.__code__ and event == "line" and next(lines) == line:
+            interrupts._handle(signal.SIGHUP, None)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        interrupts._handle(signal.SIGHUP, None)
+    finally:
+        sys.settrace(before)
+    wait_for(lambda: bool(stopped.reasons))
+    assert stopped.reasons == ["interrupted"]
 
 
 def test_an_interrupt_that_an_import_has_swallowed_is_raised_again_when_there_is_a_run() -> None:
