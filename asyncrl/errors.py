@@ -38,7 +38,8 @@
     ├── EvaluationIncomplete          ASYNC041
     ├── ListenerFailed                ASYNC042
     ├── RingQuarantined               ASYNC043
-    └── LittleDiskSpace               ASYNC044
+    ├── LittleDiskSpace               ASYNC044
+    └── StopTakesLong                 ASYNC045
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
 `num_slots must be a power of two, got 12`.
@@ -331,3 +332,7 @@ class RingQuarantined(AsyncRLWarning):
 
 class LittleDiskSpace(AsyncRLWarning):
     """ASYNC044: the disk of the run's directory has no room for all the checkpoints that the run is to keep."""
+
+
+class StopTakesLong(AsyncRLWarning):
+    """ASYNC045: a run that was asked to stop has not ended; the text says what it waits for."""

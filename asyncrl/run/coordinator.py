@@ -35,6 +35,7 @@ from asyncrl.run.kernels import prepare_kernels
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.serving import Served, serve
+from asyncrl.run.slow_stop import slow_stop_told
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
@@ -118,6 +119,7 @@ class Coordinator:
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
             async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(slow_stop_told(self._stop_requested, self._directory.path))
                 reason, error = await self._build_and_train(stack)
                 self.outcome, error = await self._end(reason, error)
                 if error is not None:
@@ -268,8 +270,6 @@ class Coordinator:
     async def _evaluate(self, parts: RunParts) -> None:
         self._target_weights = await parts.schedule.run()
         self.stop("total_steps" if self._target_weights is None else "target_return")
-
-    # --- end ---------------------------------------------------------------------------------------------------------
 
     async def _end(
         self, reason: str, error: BaseException | None

@@ -377,7 +377,10 @@ def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp
         wait_until(lambda: lines.exists() and '"train/loss"' in lines.read_text(), program)
         program.send_signal(signal.SIGHUP)
         program.send_signal(signal.SIGHUP)
-        assert program.wait(SECONDS) == 130
+        try:
+            assert program.wait(SECONDS) == 130
+        except subprocess.TimeoutExpired:
+            pytest.fail((tmp_path / "waiting.txt").read_text())
     finally:
         program.kill()
         program.wait()

@@ -1,0 +1,72 @@
+"""Report of a run that was asked to stop and has not ended: what each of its tasks waits for.
+
+Every step of a run's end has a limit of its own. Together they may take minutes on a disk or in an environment that
+hangs, and whoever waits is to see on what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import StopTakesLong
+
+TELL_SECONDS = 20.0
+"""Time after a request to stop from which a run that has not ended says what it waits for."""
+FILE = "waiting.txt"
+
+
+@contextlib.contextmanager
+def slow_stop_told(requested: asyncio.Event, directory: Path | None) -> Iterator[None]:
+    """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; running loop's thread.
+
+    Args:
+        requested: set when somebody asks the run to stop.
+        directory: where all that is waited for is written; None writes nothing.
+    """
+    watching = asyncio.create_task(_watch(requested, directory), name="slow-stop")
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(requested: asyncio.Event, directory: Path | None) -> None:
+    await requested.wait()
+    await asyncio.sleep(TELL_SECONDS)
+    _tell(directory)
+
+
+def _tell(directory: Path | None) -> None:
+    waiting = {task.get_name(): _stack(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
+    where = ""
+    if directory is not None:
+        text = "\n".join(f"{name}\n  " + "\n  ".join(lines) for name, lines in sorted(waiting.items()))
+        with contextlib.suppress(OSError):
+            (directory / FILE).write_text(f"{text}\n", encoding="utf-8")
+            where = f"; {directory / FILE} has their stacks"
+    tasks = ", ".join(f"{name} in {lines[-1]}" for name, lines in sorted(waiting.items()) if lines)
+    text = (
+        f"[ASYNC045] the run was asked to stop {TELL_SECONDS:.0f} s ago and has not ended; it waits for {tasks}{where}"
+        "; interrupt once more to kill it"
+    )
+    warnings.warn(StopTakesLong(text), stacklevel=2)
+
+
+def _stack(task: asyncio.Task[Any]) -> list[str]:
+    """Where a task waits, the outermost coroutine first."""
+    return [
+        f"{code.co_name} ({Path(code.co_filename).name}:{line})" for code, line in _frames(task.get_coro())
+    ]
+
+
+def _frames(awaited: Any) -> Iterator[tuple[Any, int]]:
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            yield frame.f_code, frame.f_lineno
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
