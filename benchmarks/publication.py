@@ -21,7 +21,7 @@ from harness import Report
 
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning.publication import Publisher
-from asyncrl.networks.mlp import HostCopy
+from asyncrl.networks.parameters import HostCopy
 from asyncrl.shm.weights import WeightMailbox
 
 COUNTS = (17_410, 70_000, 300_000)
