@@ -18,7 +18,7 @@ and no-ops are on; games are truncated after 2,000 frames where they last that l
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -96,7 +96,7 @@ def peer(game: str, kind: str) -> Any:
     if kind == "lives":
         env = lives_wrapper()(env)
     if kind != "games":
-        env = TransformReward(env, np.sign)
+        env = TransformReward(env, lambda reward: np.sign(float(reward)))
     return FrameStackObservation(env, FRAMES)
 
 
@@ -205,7 +205,7 @@ class Ours:
         self.mailbox.close()
 
 
-def rows(theirs: Any, seeds: list[int]) -> Iterator[tuple[Any, Any, Any]]:
+def rows(theirs: Any, seeds: list[int]) -> Generator[tuple[Any, Any, Any], Any]:
     """Stacks, rewards and flags of each row of the peer; send it the actions."""
     obs, _ = theirs.reset(seed=seeds)
     ended = np.zeros(ENVS, np.bool_)

@@ -16,6 +16,7 @@ import time
 import numpy as np
 import torch
 from harness import Report
+from uvloop import new_event_loop
 
 from asyncrl import DQN
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
@@ -31,7 +32,6 @@ from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.ring import RingLayout, RingReader, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
-from asyncrl.trainer.run_thread import new_event_loop
 
 SPEC = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
 ENVS, SLOTS = 16, 2048

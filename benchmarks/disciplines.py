@@ -25,7 +25,7 @@ import runs
 from harness import Report, markdown
 from slow_envs import DelayedFactory
 
-DISCIPLINES = ("relaxed", "lockstep", "synchronous")
+from asyncrl.learning.segment_balance import DISCIPLINES
 
 
 @dataclass(frozen=True)

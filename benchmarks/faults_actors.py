@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -18,6 +18,9 @@ from faults_bare import Bare
 from faults_env import CountingEnv
 from faults_rows import GAMMA, Findings, RowCheck, check_batch, check_segments
 from harness import Report
+
+if TYPE_CHECKING:
+    from asyncrl.show.metrics import Snapshot
 
 PATIENCE_SECONDS = 900.0
 BARE_EVERY = 10
@@ -159,6 +162,13 @@ def _links(folder: Path) -> list[str]:
     return found
 
 
+def newest(trainer: Any) -> Snapshot:
+    """The last snapshot of a run that has had one."""
+    snapshot: Snapshot = trainer.snapshot()
+    assert snapshot is not None
+    return snapshot
+
+
 def storm(
     algorithm: Any, kills: int, minutes: float, envs: int, seed: int, pools: list[Any]
 ) -> tuple[list[float], list[float], Growth, dict[str, float]]:
@@ -180,7 +190,7 @@ def storm(
     with trainer:
         trainer.start()
         until(lambda: (seen := trainer.snapshot()) is not None and seen.updates > 0, trainer, "updates")
-        pool, first = pools[-1], trainer.snapshot()
+        pool, first = pools[-1], newest(trainer)
         growth = Growth(main=os.getpid(), server=pool._server.pid)
         for number in range(kills):
             if time.monotonic() > end:
@@ -192,9 +202,9 @@ def storm(
             if number % BARE_EVERY == 0:
                 floors.append(bare.seconds())
             growth.look()
-        last = trainer.snapshot()
-        until(lambda: trainer.snapshot().updates > last.updates, trainer, "updates after the storm")
-        last = trainer.snapshot()
+        last = newest(trainer)
+        until(lambda: newest(trainer).updates > last.updates, trainer, "updates after the storm")
+        last = newest(trainer)
         trainer.stop()
     bare.close()
     pools.clear()

@@ -21,7 +21,7 @@ SCALE = np.array([64, 256, 8, 8], np.float32)
 HOW = np.array([TERMINATED, TRUNCATED, TERMINATED | TRUNCATED], np.uint8)
 
 
-class CountingEnv(gymnasium.Env):  # type: ignore[type-arg]
+class CountingEnv(gymnasium.Env):
     """Episodes of 1 to 5 steps that end terminated, truncated or both in turn."""
 
     built = itertools.count()

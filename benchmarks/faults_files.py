@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,13 @@ def broken_saves() -> dict[str, int]:
         ("saves_killed", "saves_without_space", "saves_cut", "checkpoints_lost", "temporary_files_left"), 0
     )
     number = 0
-    while broken_save(lambda n=number: end_at_call(n, kill), result, "saves_killed"):
+    while broken_save(partial(end_at_call, number, kill), result, "saves_killed"):
         number += 1
     number = 0
-    while broken_save(lambda n=number: end_at_call(n, no_space), result, "saves_without_space"):
+    while broken_save(partial(end_at_call, number, no_space), result, "saves_without_space"):
         number += 1
     for most_bytes in range(0, 20_000, 500):
-        broken_save(lambda n=most_bytes: limit_files(n), result, "saves_cut")
+        broken_save(partial(limit_files, most_bytes), result, "saves_cut")
     return result
 
 

@@ -70,8 +70,14 @@ def delay_messages(seconds: float) -> None:
 
 
 def connection(rank: int, port: int, name: str) -> Connection:
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-    return Connection(dist.PrefixStore(name, store), Place(rank, 2, "127.0.0.1", port), "127.0.0.1")
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False
+    )
+    return Connection(
+        dist.PrefixStore(name, store),  # type: ignore[attr-defined]
+        Place(rank, 2, "127.0.0.1", port),
+        "127.0.0.1",
+    )
 
 
 def messages(made: Connection, size: int, calls: int) -> dict[str, float]:
@@ -209,8 +215,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--note", default="", help="what else the machine did, for the result file")
-    for name, kind in (("--rank", int), ("--port", int), ("--name", str)):
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--name", help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:

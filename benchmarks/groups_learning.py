@@ -85,10 +85,10 @@ def main() -> None:
             ):
                 report.add(f"{key}_{name}", [one[name] for one in runs], unit)
             if side != "one":
-                rates = [
+                ours, theirs = (
                     [one["env_steps_per_second"] for one in runs] for runs in (found[side], found["one"])
-                ]
-                report.add_ratio(f"{key}_steps_per_second_to_one", *rates)
+                )
+                report.add_ratio(f"{key}_steps_per_second_to_one", ours, theirs)
         report.write()
 
 

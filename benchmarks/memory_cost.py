@@ -29,7 +29,7 @@ ENVS, ROWS, EPISODE = 16, 64, 50
 KINDS = ("none", "gru", "lstm")
 
 
-def algorithm(kind: str) -> PPO:
+def algorithm(kind: Any) -> PPO:
     """The record."""
     return PPO(recurrent=kind, segment_length=ROWS, minibatch_size=4 * ROWS, epochs=1)
 

@@ -66,12 +66,12 @@ class PlainSAC:
         with torch.no_grad():
             action, log_prob = self.draw(next_obs)
             rows = torch.cat([next_obs, action], 1)
-            smallest = torch.min(*(critic(rows).squeeze(1) for critic in self.targets))
+            smallest: Tensor = torch.min(*(critic(rows).squeeze(1) for critic in self.targets))
             return reward + discount * (smallest - alpha * log_prob)
 
     def learn_critics(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
         rows = torch.cat([obs, action], 1)
-        loss = sum(mse_loss(critic(rows).squeeze(1), target) for critic in self.critics)
+        loss = torch.stack([mse_loss(critic(rows).squeeze(1), target) for critic in self.critics]).sum()
         self.critic_adam.zero_grad()
         loss.backward()
         self.critic_adam.step()

@@ -51,7 +51,8 @@ def step_microseconds(way: str, minibatch_size: int, steps: int) -> float:
     core = algorithm.make_updater(SPEC, "cpu", 0)
     weights = np.zeros(core.weight_count, np.float32)
     core.write_weights(weights)
-    own, times, more = segment(algorithm, weights), [], False
+    own, more = segment(algorithm, weights), False
+    times: list[float] = []
     while len(times) < steps:
         if not more:
             core.begin([own], 0.0)

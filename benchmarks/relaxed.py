@@ -31,6 +31,7 @@ from slow_learner import SlowDQN, SlowPPO, Watched
 from asyncrl import Trainer
 from asyncrl.actors.frames import FrameReader
 from asyncrl.actors.pool import ActorPool
+from asyncrl.run.coordinator import Coordinator
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.show.metrics import Snapshot
 
@@ -70,7 +71,7 @@ def main() -> None:
 @contextlib.contextmanager
 def running(algorithm: Any, seed: int, report_seconds: float = 0.05) -> Iterator[Trainer]:
     """A run that has made its first updates and is evaluated only when it has ended."""
-    options = {
+    options: dict[str, Any] = {
         "http": "off",
         "report_interval_seconds": report_seconds,
         "eval_interval_seconds": runs.NO_EVALUATION,
@@ -172,7 +173,7 @@ def steps_taken(trainer: Trainer, after_seconds: float = 0.0) -> int:
     """Environment steps by the actors' own counters: while the learner stands still there are no snapshots."""
     time.sleep(after_seconds)
     coordinator = trainer._run.coordinator
-    assert coordinator is not None and coordinator.parts is not None
+    assert isinstance(coordinator, Coordinator) and coordinator.parts is not None
     return sum(int(ring.statistics().env_steps) for ring in coordinator.parts.pool.rings)
 
 
@@ -216,7 +217,7 @@ def learner_seconds() -> float:
 
 def publishing(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
     """How long actors wait for room where the learner is the faster side."""
-    light = {
+    light: dict[str, dict[str, Any]] = {
         "ppo": {"epochs": 1, "minibatch_size": 1024, "queue_batches": 4},
         "dqn": {"samples_per_insert": 0.05},
     }
@@ -276,7 +277,7 @@ def ratio(report: Report, name: str, make: Callable[..., Any], seeds: int, secon
             time.sleep(4 * seconds)
             last = now(trainer)
             assert last.samples_per_insert_target is not None
-            starts = trainer.algorithm.learning_starts if name == "dqn" else 0
+            starts = getattr(trainer.algorithm, "learning_starts", 0)
             samples = [s.samples_per_insert_achieved * (s.env_steps - starts) for s in (first, last)]
             rate = (samples[1] - samples[0]) / (last.env_steps - first.env_steps)
             achieved.append(rate / last.samples_per_insert_target)

@@ -27,6 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -330,7 +331,7 @@ def measure_fanout(report: Report, repeats: int, capacity: int) -> None:
     for _ in range(repeats):
         for fanout, tree in trees.items():
             for what, call in {"sample": sample, "update": update}.items():
-                times.setdefault((fanout, what), []).append(microseconds(lambda c=call, t=tree: c(t), 0.1))
+                times.setdefault((fanout, what), []).append(microseconds(partial(call, tree), 0.1))
     for (fanout, what), figures in sorted(times.items()):
         report.add(f"fanout_{fanout}_{what}", figures, "us")
 

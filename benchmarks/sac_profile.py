@@ -61,7 +61,7 @@ def shares(result: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def operations(watched: Any, way: str) -> dict[str, Any]:
+def operations(watched: Any, way: Any) -> dict[str, Any]:
     """What the profiler of torch saw of `PROFILED` updates: tensor operations, and matrix products among them."""
     ops = [e for e in watched.key_averages() if e.key.startswith("aten::")]
     ops.sort(key=lambda event: -event.self_cpu_time_total)

@@ -54,8 +54,8 @@ def whole_run(precision: str, seconds: float) -> dict[str, Any]:
         waits, until = [], time.perf_counter() + seconds
         while time.perf_counter() < until:
             time.sleep(0.25)
-            waits.append(trainer.snapshot().learner_wait_fraction)
-        last = trainer.snapshot()
+            last = trainer.snapshot() or first
+            waits.append(last.learner_wait_fraction)
     elapsed = last.wall_seconds - first.wall_seconds
     return {
         "updates_per_second": (last.updates - first.updates) / elapsed,

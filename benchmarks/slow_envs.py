@@ -22,7 +22,7 @@ import numpy as np
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Delayed(gymnasium.Wrapper):  # type: ignore[type-arg]
+class Delayed(gymnasium.Wrapper):
     """Every step takes `seconds` more.
 
     Args:

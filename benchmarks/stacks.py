@@ -131,13 +131,13 @@ class TorchRL:
         torch.set_num_threads(1)
         self.buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=BATCH)
         stacks = np.lib.stride_tricks.sliding_window_view(noise(512 + FRAMES, 0), FRAMES, axis=0)
-        stacks = torch.from_numpy(np.ascontiguousarray(np.moveaxis(stacks, 3, 1)))
+        joined = torch.from_numpy(np.ascontiguousarray(np.moveaxis(stacks, 3, 1)))
         size = (512,)
         self.block = TensorDict(
             {
-                "obs": stacks[:512],
+                "obs": joined[:512],
                 "act": torch.zeros(size, dtype=torch.int64),
-                "next": {"obs": stacks[1:513], "rew": torch.zeros(size), "done": torch.zeros(size)},
+                "next": {"obs": joined[1:513], "rew": torch.zeros(size), "done": torch.zeros(size)},
             },
             batch_size=size,
         )

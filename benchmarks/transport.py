@@ -37,10 +37,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from harness import Report
 
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -51,6 +53,7 @@ from asyncrl.shm.prepare import prepare_quietly
 from asyncrl.shm.ring_layout import GRANTED, PUBLISHED
 from asyncrl.shm.ring_protocol import publish_rows
 
+Array = NDArray[Any]
 SOURCES = 16
 """Different rows that are copied from; they stay in the cache, as a fresh observation would."""
 BYTES_PER_RUN = 1 << 29
@@ -62,7 +65,7 @@ WORDS = (ArraySpec("words", (64,), "int64", control=True),)
 
 
 @kernel("void(int64[::1], uint8[:, :, ::1], int64[::1], int64[::1], uint8[:, ::1], int64)")
-def write_rows(header, obs, version, armed, sources, count):
+def write_rows(header: Array, obs: Array, version: Array, armed: Array, sources: Array, count: int) -> None:
     """Copy and publish `count` rows, one by one."""
     mask, first = version.shape[0] - 1, header[PUBLISHED]
     granted = load_acquire(header, GRANTED)
@@ -75,7 +78,7 @@ def write_rows(header, obs, version, armed, sources, count):
 
 
 @kernel("void(uint8[:, :, ::1], uint8[:, ::1], int64)")
-def copy_rows(obs, sources, count):
+def copy_rows(obs: Array, sources: Array, count: int) -> None:
     """The memcpy in it: the same rows to the same slots."""
     mask = obs.shape[1] - 1
     for row in range(count):
@@ -83,7 +86,9 @@ def copy_rows(obs, sources, count):
 
 
 @kernel("int64(int64[::1], uint8[:, :, ::1], int64[::1], uint8[:, ::1], int64[::1], int64, int64)")
-def read_rows(header, obs, version, out, words, pause, count):
+def read_rows(
+    header: Array, obs: Array, version: Array, out: Array, words: Array, pause: int, count: int
+) -> int:
     """See `count` rows, granting as they come; copies each to `out` if that has rows. Returns wrong stamps."""
     slots, first, wrong = version.shape[0], load_acquire(header, GRANTED) - version.shape[0], 0
     row = first
@@ -103,7 +108,7 @@ def read_rows(header, obs, version, out, words, pause, count):
 
 
 @kernel("void(uint8[:, ::1], uint8[:, :, ::1], int64)")
-def copy_rows_out(out, obs, count):
+def copy_rows_out(out: Array, obs: Array, count: int) -> None:
     """The memcpy in a reader that copies."""
     for row in range(count):
         copy_words(out[row & 15], obs[0, row & (obs.shape[1] - 1)])
@@ -115,7 +120,16 @@ _SMALL = (
 
 
 @kernel(f"void({_SMALL}, int64)")
-def write_small_row(header, obs, action, reward, flags, version, incarnation, row):
+def write_small_row(
+    header: Array,
+    obs: Array,
+    action: Array,
+    reward: Array,
+    flags: Array,
+    version: Array,
+    incarnation: Array,
+    row: int,
+) -> None:
     """All fields of one row of one environment."""
     slot = row & (version.shape[0] - 1)
     for i in range(obs.shape[2]):
@@ -128,7 +142,17 @@ def write_small_row(header, obs, action, reward, flags, version, incarnation, ro
 
 
 @kernel(f"void({_SMALL}, int64[::1], int64)")
-def write_small_rows(header, obs, action, reward, flags, version, incarnation, armed, count):
+def write_small_rows(
+    header: Array,
+    obs: Array,
+    action: Array,
+    reward: Array,
+    flags: Array,
+    version: Array,
+    incarnation: Array,
+    armed: Array,
+    count: int,
+) -> None:
     """Write and publish `count` rows, each on its own."""
     first, granted = header[PUBLISHED], load_acquire(header, GRANTED)
     for row in range(first, first + count):
@@ -139,20 +163,20 @@ def write_small_rows(header, obs, action, reward, flags, version, incarnation, a
 
 
 @kernel("void(int64[::1], int64, int64)")
-def wait_for(words, index, value):
+def wait_for(words: Array, index: int, value: int) -> None:
     """Spin until the word has reached the value."""
     while load_acquire(words, index) < value:
         pass
 
 
 @kernel("void(int64[::1], int64, int64)")
-def tell(words, index, value):
+def tell(words: Array, index: int, value: int) -> None:
     """Release the word."""
     store_release(words, index, value)
 
 
 @contextmanager
-def reader_process(work: Callable[[], int]):
+def reader_process(work: Callable[[], int]) -> Iterator[None]:
     """Fork a reader on its own core that runs `work`, which returns 0 if all was well; waited for at the end."""
     prepare_quietly()
     pid = os.fork()
@@ -268,8 +292,10 @@ def measure_small_rows(report: Report, repeats: int) -> None:
     segment = Segment.create("small", layout.arrays(), populate=True)
     writer, reader = RingWriter(segment, layout), RingReader(segment, layout)
     reader.grant(layout.num_slots)
-    fields = (writer.header, writer.obs, writer.action, writer.reward, writer.flags)
-    fields = (*fields, writer.version, writer.incarnation)
+    fields = (
+        *(writer.header, writer.obs, writer.action),
+        *(writer.reward, writer.flags, writer.version, writer.incarnation),
+    )
     armed = np.zeros(16, np.int64)
 
     def compiled(count: int) -> None:
@@ -316,11 +342,15 @@ def measure_weights(report: Report, repeats: int) -> None:
         values, out = np.random.default_rng(0).random(count, np.float32), np.empty(count, np.float32)
         buffers = mailbox.segment["values"]
 
-        def ours(rounds: int = rounds, mailbox=mailbox, values=values, out=out) -> None:
+        def ours(
+            rounds: int = rounds, mailbox: WeightMailbox = mailbox, values: Array = values, out: Array = out
+        ) -> None:
             for _ in range(rounds):
                 mailbox.refresh(out, mailbox.publish(values) - 1)
 
-        def plain(rounds: int = rounds, buffers=buffers, values=values, out=out) -> None:
+        def plain(
+            rounds: int = rounds, buffers: Array = buffers, values: Array = values, out: Array = out
+        ) -> None:
             for i in range(rounds):
                 np.copyto(buffers[i & 1], values)
                 np.copyto(out, buffers[i & 1])
