@@ -42,8 +42,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from harness import Report
+from numpy.typing import NDArray
 
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import ArraySpec, RingLayout, RingReader, RingWriter, Segment, WeightMailbox
