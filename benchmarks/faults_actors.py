@@ -208,7 +208,7 @@ def storm(
         trainer.stop()
     bare.close()
     pools.clear()
-    done = {
+    done: dict[str, float] = {
         "updates_meanwhile": last.updates - first.updates,
         "env_steps_meanwhile": last.env_steps - first.env_steps,
     }
