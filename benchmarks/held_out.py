@@ -3,23 +3,29 @@
 Each run is `asyncrl train ENV --algo ALGO --seed SEED --target-return TARGET` in a process of its own, as a user starts
 it, under each of the conditions of `conditions.py`. What comes after the target: `stays_solved.py`.
 
+Every run is written as soon as it ends, with the commit that it was made by. `--add` keeps the runs that the result
+file has and makes those that are missing.
+
     python benchmarks/held_out.py CartPole-v1 dqn 475
+    python benchmarks/held_out.py LunarLander-v3 c51 200 --conditions one-core --add
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from conditions import CONDITIONS, condition
-from harness import Report, markdown
+from harness import FOLDER, Report, commit, markdown
 
 FIRST_SEED = 1_000
 """Seeds from here on are for reporting; presets are chosen on others (0 to 199)."""
@@ -38,6 +44,67 @@ def train(
         return json.loads((run / "summary.json").read_text()), [json.loads(text) for text in lines]
 
 
+@dataclass
+class Run:
+    """One run, as the result file holds it.
+
+    Attributes:
+        seed: of the run.
+        steps, updates, seconds: to the target; None where it was not reached.
+        updates_per_second: of the run.
+        policy_lag_p95: updates.
+        commit: that it was made by.
+    """
+
+    seed: int
+    steps: int | None
+    updates: int | None
+    seconds: float | None
+    updates_per_second: float | None
+    policy_lag_p95: float | None
+    commit: str | None
+
+    @classmethod
+    def of(cls, summary: dict[str, Any]) -> Run:
+        """The run with this `summary.json`."""
+        return cls(
+            summary["seed"],
+            summary["steps_to_target"],
+            summary.get("updates_to_target"),
+            summary["time_to_target_seconds"],
+            summary["updates_per_second"],
+            summary["policy_lag"]["p95"],
+            commit(),
+        )
+
+
+def earlier_runs(report: Report, name: str) -> list[Run]:
+    """The runs under condition `name` that the result file of `report` has."""
+    path = FOLDER / "results" / f"{report.name}.json"
+    if not path.exists():
+        return []
+    return [Run(**run) for run in json.loads(path.read_text())["notes"].get(f"{name}_runs", [])]
+
+
+def add_runs(report: Report, name: str, runs: list[Run]) -> list[str]:
+    """Put the runs under condition `name` into the report; returns their row of the table."""
+    solved = [run for run in runs if run.steps]
+    report.note(f"{name}_runs", [dataclasses.asdict(run) for run in runs])
+    report.add(f"{name}_solved", [float(len(solved))], f"of {len(runs)}")
+    row = [name, f"{len(solved)} of {len(runs)}"]
+    for field, unit in (("updates_per_second", "1/s"), ("policy_lag_p95", "updates")):
+        values = [value for run in runs if (value := getattr(run, field)) is not None]
+        if values:
+            report.add(f"{name}_{field}", values, unit)
+    if solved:
+        steps, seconds = ([float(getattr(run, key) or 0) for run in solved] for key in ("steps", "seconds"))
+        report.add(f"{name}_steps_to_target", steps, "steps")
+        report.add(f"{name}_seconds_to_target", seconds, "s")
+        row += [f"{np.median(steps):,.0f}", f"{max(steps):,.0f}"]
+        row += [f"{np.median(seconds):.1f}", f"{max(seconds):.1f}"]
+    return row
+
+
 def main() -> None:
     """Run everything and write results/held_out_<env>_<algo>.json."""
     parser = argparse.ArgumentParser(
@@ -49,42 +116,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
     parser.add_argument("--max-seconds", type=float, default=120.0)
+    parser.add_argument("--add", action="store_true", help="make only the runs that the result file lacks")
     parsed = parser.parse_args()
     env, algo = parsed.env, parsed.algo
     report = Report(f"held_out_{env}_{algo}".lower().translate(str.maketrans("-/", "__")))
     seeds = range(FIRST_SEED, FIRST_SEED + parsed.seeds)
     report.note("seeds", f"{seeds.start} to {seeds.stop - 1}")
-    rows = []
+    found = {name: earlier_runs(report, name) if parsed.add else [] for name in CONDITIONS}
+    rows = {name: add_runs(report, name, runs) for name, runs in found.items() if runs}
     for name in parsed.conditions.split(","):
-        found = []
+        runs = found[name]
         with condition(name):
-            for seed in seeds:
-                summary, _ = train(
-                    env, algo, seed, "--target-return", str(parsed.target), seconds=parsed.max_seconds
-                )
-                found.append(summary)
-                reached, seconds = summary["steps_to_target"], summary["time_to_target_seconds"]
-                print(name, seed, reached, seconds, summary["policy_lag"], flush=True)
-        solved = [s for s in found if s["steps_to_target"]]
-        rows.append([name, f"{len(solved)} of {len(found)}"])
-        if solved:
-            taken = [float(s["steps_to_target"]) for s in solved]
-            times = [s["time_to_target_seconds"] for s in solved]
-            report.add(f"{name}_steps_to_target", taken, "steps")
-            report.add(f"{name}_seconds_to_target", times, "s")
-            rows[-1] += [
-                f"{np.median(taken):,.0f}",
-                f"{max(taken):,.0f}",
-                f"{np.median(times):.1f}",
-                f"{max(times):.1f}",
-            ]
-        report.add(f"{name}_solved", [float(len(solved))], f"of {len(found)}")
-        report.add(f"{name}_updates_per_second", [s["updates_per_second"] for s in found], "1/s")
-        report.add(f"{name}_policy_lag_p95", [s["policy_lag"]["p95"] for s in found], "updates")
-        report.note(f"{name}_runs", [[s["seed"], s["steps_to_target"], s.get("updates_to_target"),
-                                      s["time_to_target_seconds"]] for s in found])  # fmt: skip
-        report.write()
-    table = markdown(["condition", "solved", "median steps", "worst", "median s", "worst s"], rows)
+            for seed in sorted({*seeds} - {run.seed for run in runs}):
+                line = ["--target-return", str(parsed.target)]
+                runs.append(Run.of(train(env, algo, seed, *line, seconds=parsed.max_seconds)[0]))
+                print(name, runs[-1], flush=True)
+                rows[name] = add_runs(report, name, runs)
+                report.write()
+    table = markdown(
+        ["condition", "solved", "median steps", "worst", "median s", "worst s"], list(rows.values())
+    )
     print(table)
     report.note("table", table.splitlines())
     report.write()

@@ -33,7 +33,8 @@ def main() -> None:
     runs = next(value for name, value in found.items() if name.endswith("_runs"))
     report = Report(f"stays_solved_{label}")
     shares, largest, returns = [], [], []
-    for seed, first, *_ in [run for run in runs if run[1]][: parsed.seeds]:
+    for run in [run for run in runs if run["steps"]][: parsed.seeds]:
+        seed, first = run["seed"], run["steps"]
         steps = str(int(first * parsed.times))
         _, lines = train(parsed.env, parsed.algo, seed, "--steps", steps, seconds=1e5)
         later = [
