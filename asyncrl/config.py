@@ -97,6 +97,9 @@ class TrainerConfig:
     fusion_momentum: float = 0.0
     """Outer Nesterov momentum of average, from 0 to 1; 0 is the plain mean, DiLoCo uses 0.9."""
 
+    fusion_moments: bool = False
+    """Average the optimiser's moments with the weights (average); messages are three times as long."""
+
     inference: Literal["actor", "server"] = "actor"
     """Where the network of actors runs; in each of them, or once beside the learner, on its device, for all."""
 
@@ -166,6 +169,8 @@ class TrainerConfig:
         require_at_least("max_fusion_staleness", self.max_fusion_staleness, 0)
         require_positive("fusion_learning_rate", self.fusion_learning_rate)
         require_fraction("fusion_momentum", self.fusion_momentum)
+        if self.fusion_moments and self.fusion != "average":
+            raise ValueError(f"fusion_moments must be false with fusion={self.fusion!r}, got True")
         for name in (
             "torch_threads",
             "eval_interval_steps",

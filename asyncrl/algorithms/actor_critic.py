@@ -97,6 +97,7 @@ class ActorCritic:
         # What groups hear counts when what was noted does.
         told = self._noted if layout.normalized else None
         self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
+        self.vector.moments = (self._adam.moments,)
         self._mean = np.zeros(layout.inputs, np.float32)
         self._scale = np.ones(layout.inputs, np.float32)
 

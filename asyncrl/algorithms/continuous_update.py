@@ -100,6 +100,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             )
             self._make_targets(shape)
         self._optimizers = self._make_optimizers()
+        self.vector.moments = tuple(adam.moments for adam in self._optimizers.values())
         where = "cuda" if self.device.type == "cuda" else "cpu"
         (own,) = np.random.SeedSequence(seed).spawn(1)
         self.generator = torch.Generator(where).manual_seed(int(own.generate_state(1)[0]))

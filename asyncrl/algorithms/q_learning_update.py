@@ -105,6 +105,7 @@ class QLearningUpdate:
         self._to_host = HostCopy(flat)
         self.vector = FlatVector(flat, self._gradient, shared=(self._statistics, self._bounds))
         self._adam = FlatAdam(flat, self._gradient, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+        self.vector.moments = (self._adam.moments,)
 
     def _network(self, architecture: Architecture, flat: Tensor) -> Network:
         if not self.layout.noisy:

@@ -27,6 +27,7 @@ UNLISTED = (
     "fusion_dtype",
     "fusion_learning_rate",
     "fusion_momentum",
+    "fusion_moments",
 )
 """Flags that help leaves out, to stay within two screens; `asyncrl explain` and the documents have them."""
 SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}

@@ -32,6 +32,7 @@ SECTIONS = {
         "fusion_dtype",
         "fusion_learning_rate",
         "fusion_momentum",
+        "fusion_moments",
     ),
     "files": (
         "run_dir",

@@ -8,6 +8,8 @@ an encoding loses little of it:
 
     d = mean of delta_k          a += d                                without momentum: a is the mean of the weights
                                  v = mu v + d;  a += eta (mu v + d)    DiLoCo, with momentum mu and outer rate eta
+
+Where the optimiser's moments are fused too they follow the weights in the vector, and are the plain mean.
 """
 
 from __future__ import annotations
@@ -24,27 +26,34 @@ class AverageFuser:
 
     Args:
         rounds: with the other groups.
-        anchor: `[P]`, the weights that all ranks start from; copied.
+        anchor: `[P]`, the values that all ranks start from; copied.
         learning_rate: eta, the outer rate.
         momentum: mu, 0 for the plain mean.
+        weights: leading values that the outer step is for; None: all.
 
     Attributes:
-        anchor: the last fused weights, the same on every rank.
+        anchor: the last fused values, the same on every rank.
     """
 
     def __init__(
-        self, rounds: Rounds, anchor: Tensor, *, learning_rate: float = 1.0, momentum: float = 0.0
+        self,
+        rounds: Rounds,
+        anchor: Tensor,
+        *,
+        learning_rate: float = 1.0,
+        momentum: float = 0.0,
+        weights: int | None = None,
     ) -> None:
         self._rounds = rounds
         self._rate, self._momentum = learning_rate, momentum
         self.anchor = anchor.detach().to("cpu", torch.float32, copy=True)
-        self._delta = torch.empty_like(self.anchor)
-        self._velocity = torch.zeros_like(self.anchor)
+        self._weights = slice(weights)
+        self._velocity = torch.zeros_like(self.anchor[self._weights])
 
     @torch.no_grad()
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`. Raises `PeerLost`."""
-        self._rounds.begin(torch.sub(snapshot, self.anchor, out=self._delta), finished=finished)
+        self._rounds.begin(torch.sub(snapshot, self.anchor, out=self._rounds.room), finished=finished)
 
     def done(self) -> bool:
         """See `Fuser`."""
@@ -54,11 +63,13 @@ class AverageFuser:
     def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final where every group has finished. Raises `PeerLost`."""
         round_ = self._rounds.end()
-        mean = round_.mean(out=self._delta)
+        mean = round_.mean(out=round_.total)
         if self._momentum:
-            self._velocity.mul_(self._momentum).add_(mean)
-            self.anchor.add_(self._velocity, alpha=self._rate * self._momentum)
-        self.anchor.add_(mean, alpha=self._rate)
+            self._velocity.mul_(self._momentum).add_(mean[self._weights])
+            self.anchor[self._weights].add_(self._velocity, alpha=self._rate * self._momentum)
+        if self._rate != 1.0:
+            mean[self._weights].mul_(self._rate)
+        self.anchor.add_(mean)
         return self.anchor, round_.finished
 
     def close(self) -> None:

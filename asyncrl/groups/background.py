@@ -21,6 +21,9 @@ from torch import Tensor
 from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.networks.flat_vector import FlatVector
 
+_LOOKS = 8
+"""Looks in an interval whether a fusion is over; at every update they would cost more than the fusion."""
+
 
 class Fuser(Protocol):
     """Fuses a group's weights with those of the others; learner's thread only, but for `close` and `statistics`."""
@@ -49,6 +52,11 @@ class Fuser(Protocol):
         ...
 
 
+def fused_parts(vector: FlatVector, moments: bool) -> list[Tensor]:
+    """What is fused: the parameters and, with `moments`, the optimiser's; in the order of a message, as views."""
+    return [vector.parameters, *(one for pair in vector.moments for one in pair if moments)]
+
+
 class BackgroundFusion:
     """One group's fusions; learner's thread only, but for `abort`, `close` and `statistics`.
 
@@ -57,23 +65,37 @@ class BackgroundFusion:
         vector: the learner's.
         interval: updates between two snapshots, at least 1.
         exact: apply what is fused at a fixed update, and wait for it there.
+        moments: fuse the optimiser's moments too.
     """
 
-    def __init__(self, fuser: Fuser, vector: FlatVector, interval: int, *, exact: bool = False) -> None:
+    def __init__(
+        self, fuser: Fuser, vector: FlatVector, interval: int, *, exact: bool = False, moments: bool = False
+    ) -> None:
         self._fuser, self._vector, self._interval, self._exact = fuser, vector, interval, exact
-        self._snapshot = torch.empty(vector.parameters.numel())
-        self._since = -1
+        self._parts = fused_parts(vector, moments)
+        self._snapshot = torch.empty(sum(part.numel() for part in self._parts))
+        self._snapshots = self._snapshot.split([part.numel() for part in self._parts])
+        self._second_moments = [second for _, second in vector.moments if moments]
+        self._look = interval if exact else max(1, interval // _LOOKS)
+        self._since, self._next = -1, interval
         self.running = False
         vector.on_update = self._update
 
-    @torch.no_grad()
     def _update(self) -> None:
-        """An update begins: apply what is fused; begin the next fusion where `interval` updates were made."""
+        """An update begins. Most of them end here, so that it costs little."""
         self._since += 1
+        if self._since >= self._next:
+            self._meet()
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        """Apply what is fused; begin the next fusion where `interval` updates were made."""
         if self.running:
-            if self._since < self._interval if self._exact else not self._fuser.done():
+            if not (self._exact or self._fuser.done()):
+                self._next = self._since + self._look
                 return
             self._apply()
+            self._next = self._interval
         if self._since >= self._interval:
             self._begin(finished=False)
 
@@ -92,8 +114,9 @@ class BackgroundFusion:
             final = self._apply(nothing_learned=True)
 
     def _begin(self, finished: bool) -> None:
-        self._since = 0
-        self._snapshot.copy_(self._vector.parameters)
+        self._since, self._next = 0, self._look
+        for part, snapshot in zip(self._parts, self._snapshots, strict=True):
+            snapshot.copy_(part)
         self._fuser.begin(self._snapshot, finished)
         self.running = True
 
@@ -104,11 +127,15 @@ class BackgroundFusion:
         """
         self.running = False
         fused, final = self._fuser.end()
-        parameters = self._vector.parameters
-        if nothing_learned:
-            parameters.copy_(fused)
-        else:
-            parameters.add_(torch.sub(fused, self._snapshot, out=self._snapshot).to(parameters.device))
+        if not nothing_learned:
+            fused = torch.sub(fused, self._snapshot, out=self._snapshot)
+        for part, change in zip(self._parts, fused.split([s.numel() for s in self._snapshots]), strict=True):
+            if nothing_learned:
+                part.copy_(change)
+            else:
+                part.add_(change.to(part.device))
+        for second in self._second_moments:
+            second.clamp_(min=0.0)  # it has decayed since its snapshot
         return final
 
     def abort(self) -> None:

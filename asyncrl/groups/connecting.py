@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion
+from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.fusing import Fusion, FusionOptions
 from asyncrl.groups.gradient_fusion import GradientFusion
@@ -52,7 +54,7 @@ def _pair(rank: int, life: int) -> str:
 
 
 def _encoding(options: FusionOptions, core: Core) -> Encoding:
-    return ENCODINGS[options.dtype](core.vector.parameters.numel())
+    return ENCODINGS[options.dtype](sum(part.numel() for part in fused_parts(core.vector, options.moments)))
 
 
 def _shared(core: Core) -> SharedStatistics:
@@ -67,10 +69,11 @@ def collective_fusion(connection: Connection, options: FusionOptions, core: Core
     rounds = Rounds(peers, _encoding(options, core), tail=1, shared=_shared(core))
     if options.mode == "gradients":
         return GradientFusion(rounds, core)
-    fuser = AverageFuser(
-        rounds, core.vector.parameters, learning_rate=options.learning_rate, momentum=options.momentum
-    )
-    return BackgroundFusion(fuser, core.vector, options.interval, exact=options.exact)
+    vector, moments = core.vector, options.moments
+    start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
+    outer = {"learning_rate": options.learning_rate, "momentum": options.momentum}
+    fuser = AverageFuser(rounds, start, **outer, weights=vector.parameters.numel())
+    return BackgroundFusion(fuser, vector, options.interval, exact=options.exact, moments=moments)
 
 
 class Reception:

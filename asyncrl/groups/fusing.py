@@ -21,6 +21,7 @@ class FusionOptions:
         max_staleness: oldest delta that `async` takes, in fusions.
         dtype: encoding of the messages.
         learning_rate, momentum: of the outer step of `average`.
+        moments: whether `average` fuses the optimiser's moments too.
         exact: whether the same seed gives the same numbers, so that `average` waits at fixed updates.
     """
 
@@ -30,6 +31,7 @@ class FusionOptions:
     dtype: str
     learning_rate: float = 1.0
     momentum: float = 0.0
+    moments: bool = False
     exact: bool = False
 
 

@@ -75,6 +75,7 @@ class Rounds:
 
     Attributes:
         count: rounds so far.
+        room: `[P]`, where a vector may be written before `begin`, which then copies nothing.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Rounds:
         ranks, columns, size = peers.size, _TAIL + tail + told, encoding.size
         self._feedback = Feedback(encoding)
         self._sum = torch.zeros(size + ranks * columns)
-        self._vector, self._rows = self._sum[:size], self._sum[size:].view(ranks, columns)
+        self.room, self._rows = self._sum[:size], self._sum[size:].view(ranks, columns)
         self._table = self._rows.numpy()
         self._work: Any = None
         if not encoding.exact:
@@ -130,11 +131,12 @@ class Rounds:
             self._begin_gather(vector)
             return
         if vector is None:
-            self._vector.zero_()
+            self.room.zero_()
         else:
-            self._vector.copy_(vector)
+            if vector is not self.room:
+                self.room.copy_(vector)
             if weight != 1.0:
-                self._vector.mul_(weight)
+                self.room.mul_(weight)
         self._work = self.peers.begin_sum(self._sum)
 
     def done(self) -> bool:
@@ -152,7 +154,7 @@ class Rounds:
             for rank in range(self.peers.size):
                 if rank != self.peers.rank:
                     self._shared.hear(self._rows[rank, _TAIL + self._tail :])
-        return Round(self._vector, float(self._table[:, _WEIGHT].sum()), self._table, self._tail)
+        return Round(self.room, float(self._table[:, _WEIGHT].sum()), self._table, self._tail)
 
     def _begin_gather(self, vector: Tensor | None) -> None:
         row = self._rows[self.peers.rank]
@@ -164,10 +166,10 @@ class Rounds:
 
     def _decode(self) -> None:
         head, length = 4 * self._rows.shape[1], self._encoding.message_bytes
-        self._vector.zero_()
+        self.room.zero_()
         for rank, message in enumerate(self._messages):
             self._rows[rank] = message[:head].view(torch.float32)
             weight = float(self._table[rank, _WEIGHT])
             if weight > 0:
                 self._encoding.decode(message[head : head + length], self._decoded)
-                self._vector.add_(self._decoded, alpha=weight)
+                self.room.add_(self._decoded, alpha=weight)

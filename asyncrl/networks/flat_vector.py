@@ -61,6 +61,7 @@ class FlatVector:
 
     Attributes:
         parameters, gradient, weighted, shared: as given.
+        moments: first and second moment of the optimiser of each part, whose memory never moves; set by the owner.
         drawn: where the batch of this update was drawn from; None without groups, and where nothing is drawn.
         on_update: called before an update reads the parameters, which it may change in place; None without groups.
         on_step: called with the gradient filled and not yet clipped, which it may change in place. Gets the samples
@@ -77,6 +78,7 @@ class FlatVector:
         assert parameters.shape == gradient.shape and parameters.dim() == 1
         self.parameters, self.gradient, self.weighted = parameters, gradient, weighted
         self.shared = tuple(one for one in shared if one is not None)
+        self.moments: tuple[tuple[Tensor, Tensor], ...] = ()
         self.drawn: Drawn | None = None
         self.on_update: Callable[[], None] | None = None
         self.on_step: Callable[[float, bool], bool] | None = None

@@ -69,6 +69,11 @@ class FlatAdam:
         )
 
     @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """First and second moment `[P]`; views, whose memory never moves."""
+        return self._exp_avg, self._exp_avg_sq
+
+    @property
     def grad_norm(self) -> Tensor | None:
         """Scalar tensor: norm of the last step's gradient before clipping; None before the first step.
 

@@ -109,6 +109,7 @@ class Group:
             dtype=config.fusion_dtype,
             learning_rate=config.fusion_learning_rate,
             momentum=config.fusion_momentum,
+            moments=config.fusion_moments,
             exact=is_exact(algorithm),
         )
         shared = shared_options(config, algorithm)

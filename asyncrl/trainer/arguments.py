@@ -39,6 +39,7 @@ class RunOptions(TypedDict, total=False):
     fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"]
     fusion_learning_rate: float
     fusion_momentum: float
+    fusion_moments: bool
     inference: Literal["actor", "server"]
     device: Literal["auto", "cpu", "cuda"]
     torch_threads: int

@@ -15,7 +15,7 @@ from group_rig import Meeting, on_ranks, vector_of
 from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
-from asyncrl.groups.background import BackgroundFusion
+from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import Peers
@@ -133,6 +133,58 @@ def test_the_outer_step_is_nesterovs() -> None:
         anchor = anchor - 0.7 * (gradient + 0.9 * buffer)
         for own in found:
             assert torch.allclose(own[step].double(), anchor, atol=1e-6)
+
+
+def test_moments_are_averaged_with_the_weights_and_second_ones_stay_above_zero() -> None:
+    meeting, start, updates = Meeting(2), torch.full((SIZE,), 5.0), 12
+
+    def rank(index: int) -> list[torch.Tensor]:
+        vector = vector_of(start)
+        first, second = torch.zeros(SIZE), torch.full((SIZE,), 16.0 * index)
+        vector.moments = ((first, second),)
+        parts = [part.clone() for part in fused_parts(vector, moments=True)]
+        rounds = Rounds(meeting.peers(index), ENCODINGS["float32"](3 * SIZE))
+        fuser = AverageFuser(rounds, torch.zeros(3 * SIZE), learning_rate=0.5, weights=SIZE)
+        fusion = BackgroundFusion(fuser, vector, interval=4, exact=True, moments=True)
+        assert [part.tolist() for part in fused_parts(vector, moments=True)] == [p.tolist() for p in parts]
+        for update in range(updates):
+            vector.begin_update()
+            assert second.min() >= 0.0
+            if update == 7:
+                second.fill_(0.0)  # rank 1's snapshot has told of 16
+            first.add_(2.0 * index)
+        fusion.finish()
+        fusion.close()
+        return [vector.parameters, first, second]
+
+    (weights, first, second), other = on_ranks(2, rank)
+    assert all(torch.equal(a, b) for a, b in zip((weights, first, second), other, strict=True))
+    assert torch.equal(first, torch.full((SIZE,), 1.0 * updates)), "the outer rate is for the weights alone"
+    assert (weights < start).all() and (second >= 0.0).all()
+
+
+def test_a_fusion_that_is_under_way_is_not_looked_at_in_every_update() -> None:
+    class Slow:
+        looks = 0
+
+        def begin(self, snapshot: torch.Tensor, finished: bool) -> None:
+            self.snapshot = snapshot
+
+        def done(self) -> bool:
+            self.looks += 1
+            return self.looks > 20
+
+        def end(self) -> tuple[torch.Tensor, bool]:
+            return self.snapshot + 1.0, False
+
+    fuser, vector = Slow(), vector_of(torch.zeros(SIZE))
+    fusion = BackgroundFusion(fuser, vector, interval=32)  # type: ignore[arg-type]
+    for _ in range(33 + 20 * 4):
+        vector.begin_update()
+    assert fusion.running and fuser.looks == 20
+    for _ in range(4):
+        vector.begin_update()
+    assert fuser.looks == 21 and torch.equal(vector.parameters, torch.ones(SIZE))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8", "topk"])
