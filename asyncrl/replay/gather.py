@@ -50,6 +50,7 @@ from asyncrl.replay.tables import (
     TO_VERSION,
     UPDATES,
     VERSION,
+    Words,
     id_of,
     take_apart,
 )
@@ -57,9 +58,7 @@ from asyncrl.shm.kernel import inlined
 
 
 @inlined
-def locate(
-    rings: NDArray[np.int64], state: NDArray[np.int64], leaf: int, work: NDArray[np.int64], i: int
-) -> int:
+def locate(rings: Words, state: Words, leaf: int, work: Words, i: int) -> int:
     """Write down where the row of item i lies, ask for its cache lines; returns its id."""
     row_id = id_of(rings, state, leaf)
     ring, position, env = take_apart(state, row_id)
@@ -160,13 +159,7 @@ def copy_stack(
 
 @inlined
 def write_card(
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    gamma: float,
-    ring: int,
-    position: int,
-    env: int,
-    leaf: int,
+    rings: Words, state: Words, gamma: float, ring: int, position: int, env: int, leaf: int
 ) -> None:
     """Cut the transition of a row and keep what a sample needs of it beside the observations and the action."""
     here, slots = np.uintp(ring), state[NUM_SLOTS]
@@ -187,9 +180,7 @@ def write_card(
 
 
 @inlined
-def read_cards(
-    rings: NDArray[np.int64], state: NDArray[np.int64], batch: NDArray[np.int64], work: NDArray[np.int64]
-) -> None:
+def read_cards(rings: Words, state: Words, batch: Words, work: Words) -> None:
     """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and AFTER."""
     size, slots = work.shape[1], state[NUM_SLOTS]
     reward, discount = float32s(batch[TO_REWARD], size), float32s(batch[TO_DISCOUNT], size)
@@ -206,9 +197,7 @@ def read_cards(
 
 
 @inlined
-def copy_field(
-    rings: NDArray[np.int64], column: int, row_bytes: int, to: int, work: NDArray[np.int64], where: int
-) -> None:
+def copy_field(rings: Words, column: int, row_bytes: int, to: int, work: Words, where: int) -> None:
     """Copy one field of the rows at `work[where]` to the array at address `to`."""
     for i in range(work.shape[1]):
         of = rings[np.uintp(work[RING, i]), column] + work[where, i] * row_bytes
@@ -216,13 +205,7 @@ def copy_field(
 
 
 @inlined
-def copy_stacks(
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    batch: NDArray[np.int64],
-    work: NDArray[np.int64],
-) -> None:
+def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
     """Fills `obs` and `next_obs` with stacks of frames."""
     slots, steps = state[NUM_SLOTS], state[NUM_SLOTS] * state[NUM_ENVS]
     frames, frame_bytes = state[STACK], state[OBS_BYTES]
@@ -238,13 +221,7 @@ def copy_stacks(
 
 
 @inlined
-def gather(
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    batch: NDArray[np.int64],
-    work: NDArray[np.int64],
-) -> None:
+def gather(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
     """Fill everything of the batch but `ids`, `weight` and `staleness` for the rows that `locate` wrote down."""
     read_cards(rings, state, batch, work)
     copy_field(rings, ACTION, state[ACTION_BYTES], batch[TO_ACTION], work, AT)

@@ -18,7 +18,6 @@ closed too: their stacks would begin in memory that is being overwritten.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncrl.interfaces import RESET
 from asyncrl.replay.gather import is_trained, write_card
@@ -49,6 +48,8 @@ from asyncrl.replay.tables import (
     STACK,
     TREE_BITS,
     UPDATES,
+    Numbers,
+    Words,
 )
 from asyncrl.replay.tree_kernels import Leaves, Nodes, sum_up_range
 from asyncrl.shm.atomics import load_acquire
@@ -60,7 +61,7 @@ _TABLES = "int64[:,::1], int64[::1]"
 
 
 @inlined
-def poll(rings: NDArray[np.int64], ring: int, slots: int) -> int:
+def poll(rings: Words, ring: int, slots: int) -> int:
     """`published` (acquire), or -1 where it moved back or left what was granted."""
     header = int64s(rings[ring, HEADER], HEADER_WORDS)
     published = load_acquire(header, PUBLISHED)
@@ -71,7 +72,7 @@ def poll(rings: NDArray[np.int64], ring: int, slots: int) -> int:
 
 
 @inlined
-def count_steps(rings: NDArray[np.int64], state: NDArray[np.int64], ring: int, start: int, stop: int) -> int:
+def count_steps(rings: Words, state: Words, ring: int, start: int, stop: int) -> int:
     """Env-steps in the rows `start .. stop - 1`, RESET rows excluded."""
     slots, envs = state[NUM_SLOTS], state[NUM_ENVS]
     flags = uint8s(rings[ring, FLAGS], slots * envs)
@@ -84,13 +85,7 @@ def count_steps(rings: NDArray[np.int64], state: NDArray[np.int64], ring: int, s
 
 @inlined
 def _sum_rows(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ring: int,
-    start: int,
-    stop: int,
+    leaves: Leaves, nodes: Nodes, first: Words, state: Words, ring: int, start: int, stop: int
 ) -> None:
     """Recompute the sums above the rows `start .. stop - 1`, at most S of them."""
     slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
@@ -105,13 +100,7 @@ def _sum_rows(
 
 @inlined
 def close_rows(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ring: int,
-    stop: int,
+    leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int, stop: int
 ) -> None:
     """Zero the priorities of all rows below `stop`, for ever; rows that come later included."""
     start, end = rings[ring, CLOSED], min(stop, rings[ring, DECIDED])
@@ -131,14 +120,7 @@ def close_rows(
 
 
 @inlined
-def close_stale(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ring: int,
-) -> None:
+def close_stale(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int) -> None:
     """Close the published rows whose policy is older than MIN_UPDATES: a prefix, for updates never decrease."""
     slots = state[NUM_SLOTS]
     updates = int64s(rings[ring, UPDATES], slots)
@@ -151,13 +133,7 @@ def close_stale(
 
 @inlined
 def decide_rows(
-    leaves: Leaves,
-    nodes: Nodes,
-    first_group: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    numbers: NDArray[np.float64],
-    ring: int,
+    leaves: Leaves, nodes: Nodes, first_group: Words, rings: Words, state: Words, numbers: Numbers, ring: int
 ) -> None:
     """Give the rows that have enough published successors their first priority."""
     slots, envs, env_bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS]
@@ -184,14 +160,7 @@ def decide_rows(
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
-def ingest(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    numbers: NDArray[np.float64],
-) -> int:
+def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, numbers: Numbers) -> int:
     """Look at all trusted rings once; returns newly published env-steps.
 
     A ring whose positions cannot be true is marked DISTRUSTED and left alone from then on.
@@ -217,13 +186,7 @@ def ingest(
 
 @kernel(f"void({_TREE}, {_TABLES}, int64, int64)")
 def retire(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ring: int,
-    position: int,
+    leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int, position: int
 ) -> None:
     """Close all rows below `position`, which will be overwritten, and those whose stacks begin there."""
     if position > 0:
@@ -233,14 +196,7 @@ def retire(
 
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
-def give_up(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    ring: int,
-) -> int:
+def give_up(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int) -> int:
     """Close all rows that the ring has and ingest none, until it is trusted again; returns env-steps given up."""
     before = state[SAMPLEABLE]
     rings[ring, DISTRUSTED] = 1
@@ -250,12 +206,7 @@ def give_up(
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
 def retire_stale(
-    leaves: Leaves,
-    nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    min_updates: int,
+    leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, min_updates: int
 ) -> int:
     """Close the rows of older policies, now and at every later ingest; returns env-steps newly discarded."""
     before = state[DISCARDED]

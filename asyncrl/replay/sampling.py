@@ -29,6 +29,8 @@ from asyncrl.replay.tables import (
     TO_WEIGHT,
     TREE_BITS,
     WINDOW,
+    Numbers,
+    Words,
     leaf_of,
     take_apart,
 )
@@ -56,7 +58,7 @@ _TABLES = "int64[:,::1], int64[::1]"
 
 @inlined
 def importance_weights(
-    priorities: NDArray[np.float64], total: float, count: int, beta: float, out: NDArray[np.float32]
+    priorities: Numbers, total: float, count: int, beta: float, out: NDArray[np.float32]
 ) -> None:
     """`out[i] = (count * priorities[i] / total) ** -beta`, not normalised; uses `priorities` as scratch."""
     mean = total / count
@@ -69,12 +71,12 @@ def importance_weights(
 def take_leaves(
     leaves: Leaves,
     nodes: Nodes,
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
+    rings: Words,
+    state: Words,
     beta: float,
-    batch: NDArray[np.int64],
-    rest: NDArray[np.float64],
-    work: NDArray[np.int64],
+    batch: Words,
+    rest: Numbers,
+    work: Words,
 ) -> None:
     """Find leaves in the groups `work[LEAF]`; fill the batch's `ids` and `weight` (ones where `beta` is 0).
 
@@ -99,14 +101,14 @@ def take_leaves(
 def sample(
     leaves: Leaves,
     nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
+    first: Words,
+    rings: Words,
+    state: Words,
     beta: float,
-    batch: NDArray[np.int64],
-    uniforms: NDArray[np.float64],
-    rest: NDArray[np.float64],
-    work: NDArray[np.int64],
+    batch: Words,
+    uniforms: Numbers,
+    rest: Numbers,
+    work: Words,
 ) -> None:
     """Draw transitions and gather them."""
     descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
@@ -124,7 +126,7 @@ def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
 
 
 @inlined
-def note_largest(state: NDArray[np.int64], numbers: NDArray[np.float64], largest: float) -> None:
+def note_largest(state: Words, numbers: Numbers, largest: float) -> None:
     """Make the largest of the recent priorities the first priority of new rows.
 
     Schaul et al. (arXiv 1511.05952, section 3.3, algorithm 1) give a new row the largest priority so far. Errors shrink
@@ -147,13 +149,13 @@ def note_largest(state: NDArray[np.int64], numbers: NDArray[np.float64], largest
 def update(
     leaves: Leaves,
     nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    numbers: NDArray[np.float64],
-    ids: NDArray[np.int64],
+    first: Words,
+    rings: Words,
+    state: Words,
+    numbers: Numbers,
+    ids: Words,
     errors: NDArray[np.float32],
-    dirty: NDArray[np.int64],
+    dirty: Words,
     priorities: NDArray[np.float32],
 ) -> int:
     """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""

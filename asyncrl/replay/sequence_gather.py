@@ -8,7 +8,6 @@ sizes 64 and 64, an LSTM of 64).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncrl.replay.gather import begins_episode, copy_rows, copy_stack, cut, first_of_stack, is_trained
 from asyncrl.replay.handles import copy_bytes, float32s, int32s, int64s, uint8s
@@ -47,6 +46,8 @@ from asyncrl.replay.tables import (
     TREE_BITS,
     UPDATES,
     VERSION,
+    Numbers,
+    Words,
     take_apart,
 )
 from asyncrl.replay.tree_kernels import Leaves, Nodes, descend
@@ -54,9 +55,7 @@ from asyncrl.shm.kernel import inlined, kernel
 
 
 @inlined
-def copy_sequence(
-    rings: NDArray[np.int64], state: NDArray[np.int64], row_id: int, batch: NDArray[np.int64], i: int
-) -> None:
+def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int) -> None:
     """Fill `obs`, `action` and the extra fields of item i."""
     ring, position, env = take_apart(state, row_id)
     here, slots, rows = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1
@@ -81,14 +80,7 @@ def copy_sequence(
 
 
 @inlined
-def cut_sequence(
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    gamma: float,
-    row_id: int,
-    batch: NDArray[np.int64],
-    i: int,
-) -> None:
+def cut_sequence(rings: Words, state: Words, gamma: float, row_id: int, batch: Words, i: int) -> None:
     """Fill `begins`, `reward`, `discount`, `bootstrap`, `trained`, `version` and `policy_updates` of item i."""
     ring, position, env = take_apart(state, row_id)
     here, slots, rows, length = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1, state[LENGTH]
@@ -128,15 +120,15 @@ _BATCH = "int64[::1], float64[::1], float64[::1], int64[:,::1]"
 def sample_sequences(
     leaves: Leaves,
     nodes: Nodes,
-    first: NDArray[np.int64],
-    rings: NDArray[np.int64],
-    state: NDArray[np.int64],
-    numbers: NDArray[np.float64],
+    first: Words,
+    rings: Words,
+    state: Words,
+    numbers: Numbers,
     beta: float,
-    batch: NDArray[np.int64],
-    uniforms: NDArray[np.float64],
-    rest: NDArray[np.float64],
-    work: NDArray[np.int64],
+    batch: Words,
+    uniforms: Numbers,
+    rest: Numbers,
+    work: Words,
 ) -> None:
     """Draw sequences and gather them."""
     descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])

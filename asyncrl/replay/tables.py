@@ -28,6 +28,11 @@ from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
 
+Words = NDArray[np.int64]
+"""One of the tables of int64, or one number for each item."""
+Numbers = NDArray[np.float64]
+"""`numbers`, or one number for each item."""
+
 # Columns of `rings`.
 (
     HEADER,
@@ -78,7 +83,7 @@ CARD_BYTES = 16
 
 
 @inlined
-def id_of(rings: NDArray[np.int64], state: NDArray[np.int64], leaf: int) -> int:
+def id_of(rings: Words, state: Words, leaf: int) -> int:
     """The id of the row that holds a leaf's slot now.
 
     The position of a slot is the newest one below SEEN: a leaf that has priority is not retired, and rows that
@@ -94,7 +99,7 @@ def id_of(rings: NDArray[np.int64], state: NDArray[np.int64], leaf: int) -> int:
 
 
 @inlined
-def take_apart(state: NDArray[np.int64], row_id: int) -> tuple[int, int, int]:
+def take_apart(state: Words, row_id: int) -> tuple[int, int, int]:
     """(ring, position, env) of an id."""
     ring = row_id >> ID_BITS
     step = row_id - (ring << ID_BITS)
@@ -103,7 +108,7 @@ def take_apart(state: NDArray[np.int64], row_id: int) -> tuple[int, int, int]:
 
 
 @inlined
-def leaf_of(state: NDArray[np.int64], row_id: int) -> int:
+def leaf_of(state: Words, row_id: int) -> int:
     """The leaf that the row of this id has, or had before its slot was overwritten."""
     ring, position, env = take_apart(state, row_id)
     slot = position & (state[NUM_SLOTS] - 1)
