@@ -85,16 +85,13 @@ class Actor:
         policy.assign_streams(index * num_envs, num_envs, num_actors * num_envs)
         self._memory = memory_of(policy)
         self._first_obs = np.empty((num_envs, *layout.spec.observation_shape), layout.spec.observation_dtype)
-        self._stacks: FrameStacks | None = None
-        if policy.frame_stack > 1:
-            shape = self._first_obs.shape[1:], layout.spec.observation_dtype
-            self._stacks = FrameStacks(num_envs, policy.frame_stack, *shape)
+        frames, dtype = policy.frame_stack, layout.spec.observation_dtype
+        self._stacks = FrameStacks(num_envs, frames, self._first_obs.shape[1:], dtype) if frames > 1 else None
         self._obs_may_be_non_finite = self._first_obs.dtype.kind == "f"
         self._rewards = np.zeros(num_envs, np.float64)
         self._returns = np.zeros(num_envs, np.float64)
         self._row = 0
-        # Row of this life in which each stream's episode began.
-        self._began_at = np.zeros(num_envs, np.int64)
+        self._began_at = np.zeros(num_envs, np.int64)  # row of this life before each stream's episode
         self._steps = int(writer.header[STEPS])
         self._mask = layout.num_slots - 1
         self._first_row = True

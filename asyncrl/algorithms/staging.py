@@ -54,17 +54,12 @@ class StagedBatch:
         bounds: ValueBounds | None = None,
         statistics: ObservationStatistics | None = None,
     ) -> None:
-        self.size, self._statistics = size, statistics
-        self.bounds = bounds
+        self.size, self._statistics, self.bounds = size, statistics, bounds
         width, pinned = spec.observation_values, device.type == "cuda"
         discrete = isinstance(spec.action, DiscreteAction)
         action_width = 2 if discrete else math.prod(spec.action.shape)  # an int64 is as wide as two float32
-        as_bytes = (
-            device.type != "cpu"
-            and spec.observation_dtype == "uint8"
-            and statistics is None
-            and not spec.leaves
-        )
+        plain_bytes = spec.observation_dtype == "uint8" and statistics is None and not spec.leaves
+        as_bytes = plain_bytes and device.type != "cpu"
         in_block = 0 if as_bytes else width
         shape = (size, action_width, in_block, discrete)
         self._host = torch.zeros(size * (2 * in_block + 3 + action_width) + 2, pin_memory=pinned)

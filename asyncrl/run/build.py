@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from asyncrl.learning.segment_balance import is_exact
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.protocols import Algorithm, Policy
+from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 from asyncrl.run.inference import make_requests, start_server
@@ -96,14 +97,9 @@ async def build(
     _show(reporting, pool, plan, policy, algorithm)
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(pool.start(), name="start-actors")
-        core = tasks.create_task(
-            thread.call(lambda: _make_updater(algorithm, setup.spec, device, core_seed, first)),
-            name="make-network",
-        )
-    await _look_at_disk(setup, plan, thread, core.result(), policy.weight_count)
-    learner = _learner(setup, loop, core.result(), shared, thread)
+    core = await _start(pool, thread, partial(_make_updater, algorithm, setup.spec, device, core_seed, first))
+    await _look_at_disk(setup, plan, thread, core, policy.weight_count)
+    learner = _learner(setup, loop, core, shared, thread)
     saver, schedule = _records(setup, pool, learner, evaluator, reporting)
     if resumed is not None:
         await restore_learner(learner, resumed)
@@ -168,6 +164,14 @@ def _show(
     reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
     held = plan.layout.num_slots * plan.layout.num_envs * plan.num_actors
     reporting.set_parts(held, network_text(policy), is_exact(algorithm))
+
+
+async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Updater]) -> Updater:
+    """Start the actors, and make the network meanwhile on the learner's thread."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(pool.start(), name="start-actors")
+        core = tasks.create_task(thread.call(make), name="make-network")
+    return core.result()
 
 
 async def _look_at_disk(

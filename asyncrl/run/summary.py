@@ -49,17 +49,11 @@ def summarize(
         "startup_seconds": last.startup_seconds,
         **_to_target(last, final),
         "episodes_return_mean": last.return_mean,
-        "eval": {
-            "return_mean": final.return_mean if final else None,
-            "return_std": final.return_std if final else None,
-            "episodes": final.episodes if final else 0,
-        },
+        "eval": _evaluation(final),
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,
-        "staleness": {
-            **distribution(learner.staleness_overall),
-            "discarded_fraction": last.discarded_fraction,
-        },
+        "staleness": distribution(learner.staleness_overall)
+        | {"discarded_fraction": last.discarded_fraction},
         "staleness_versions": distribution(learner.staleness_versions_overall),
         "policy_lag": distribution(learner.policy_lag_overall),
         "samples_per_insert": {
@@ -71,6 +65,13 @@ def summarize(
         "actor_restarts": last.actor_restarts,
         **summary_of(last.groups),
     }
+
+
+def _evaluation(final: EvaluationResult | None) -> dict[str, Any]:
+    """Returns of the weights that the run returns."""
+    if final is None:
+        return {"return_mean": None, "return_std": None, "episodes": 0}
+    return {"return_mean": final.return_mean, "return_std": final.return_std, "episodes": final.episodes}
 
 
 def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:
