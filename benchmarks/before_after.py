@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,8 +129,8 @@ def acting(policy: Any, obs: np.ndarray, rng: np.random.Generator) -> Callable[[
     return once
 
 
-def child() -> None:
-    """Print microseconds of every row as JSON, of the asyncrl that is imported here."""
+def child(rows: Sequence[str]) -> None:
+    """Print microseconds of these rows as JSON, of the asyncrl that is imported here."""
     import asyncrl
 
     try:
@@ -138,7 +138,8 @@ def child() -> None:
     except ImportError:  # a checkout from before that file had this name
         import asyncrl.core as nouns  # type: ignore[no-redef,import-not-found]
     found = {}
-    for name, (algorithm, options, shape, size) in ROWS.items():
+    for name in rows:
+        algorithm, options, shape, size = ROWS[name]
         spec, rng = specs(nouns)[shape], np.random.default_rng(0)
         record = getattr(asyncrl, algorithm)(**options)
         core, policy = (
@@ -165,6 +166,8 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--trial", action="store_true", help="write no result file")
     parsed = parser.parse_args()
     trees = {"old": parsed.old.resolve(), "new": FOLDER.parent}
     report = Report("before_after")
@@ -178,7 +181,7 @@ def main() -> None:
     for _ in range(parsed.rounds):
         for tree, folder in trees.items():
             done = subprocess.run(
-                [sys.executable, __file__, "--child"],
+                [sys.executable, __file__, "--child", *parsed.only],
                 env={**os.environ, "PYTHONPATH": str(folder)},
                 cwd=folder,
                 capture_output=True,
@@ -191,8 +194,9 @@ def main() -> None:
     for name, values in taken["new"].items():
         report.add(f"{name}_microseconds", values, "us")
         report.add_ratio(f"{name}_new_to_old", values, taken["old"][name], "<= 1.05")
-    report.write()
+    if not parsed.trial:
+        report.write()
 
 
 if __name__ == "__main__":
-    child() if "--child" in sys.argv else main()
+    child(sys.argv[2:]) if "--child" in sys.argv else main()
