@@ -6,7 +6,9 @@ time as a module of torch, and onnxscript; a network and its head are a few doze
     obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
     action  [batch, *action_shape]        as the environment takes it: int64 choices, float32 within their bounds
 
-Bytes are divided by 255, and normalised observations normalised, within the model.
+A recurrent policy's model also takes `state` `[batch, state_size]` float32, zeros where an episode begins, and gives
+`next_state`, which the next call takes. Bytes are divided by 255, and normalised observations normalised, within the
+model.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def onnx_model(policy: TrainedPolicy) -> Any:
     """The greedy policy as an `onnx.ModelProto`, checked.
 
     Raises:
-        ConfigurationError: it has a memory, a network of the user's own, or structured observations.
+        ConfigurationError: it has a network of the user's own, or structured observations.
     """
     refuse_unexportable(policy)
     import onnx
@@ -83,13 +85,13 @@ def onnx_model(policy: TrainedPolicy) -> Any:
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return helper.make_tensor_value_info(name, kind, ["batch", *shape])
 
-    made = helper.make_graph(
-        graph.nodes,
-        "policy",
-        [info("obs", spec.observation_dtype, seen)],
-        [info("action", spec.action.dtype, spec.action.shape)],
-        graph.constants,
-    )
+    inputs = [info("obs", spec.observation_dtype, seen)]
+    outputs = [info("action", spec.action.dtype, spec.action.shape)]
+    if policy.recurrent:
+        shape = policy.policy.layout.cell.field.shape  # type: ignore[attr-defined]
+        inputs.append(info("state", "float32", shape))
+        outputs.append(info("next_state", "float32", shape))
+    made = helper.make_graph(graph.nodes, "policy", inputs, outputs, graph.constants)
     model = helper.make_model(
         made,
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -103,11 +105,6 @@ def onnx_model(policy: TrainedPolicy) -> Any:
 
 def refuse_unexportable(policy: TrainedPolicy) -> None:
     """Raise ConfigurationError for a policy that no graph is made of."""
-    if policy.recurrent:
-        raise ConfigurationError(
-            "the policy is recurrent, and only networks without memory are exported",
-            fix="act with asyncrl.load(path).predict(obs, state=state, episode_start=done), which needs no torch",
-        )
     if type(policy.policy) not in _HEADS or not can_export(policy):
         raise ConfigurationError(
             "the policy has a network of its own, and only networks of asyncrl are exported",
@@ -125,8 +122,7 @@ def _greedy_values(graph: Graph, policy: TrainedPolicy, out: str) -> None:
     layout = policy.policy.layout  # type: ignore[attr-defined]
     atoms, actions = layout.atoms, layout.num_actions
     if layout.dueling:
-        sizes = graph.constant([atoms, actions * atoms], "int64")
-        value, advantage = graph.split(out, sizes, 2)
+        value, advantage = graph.split(out, [atoms, actions * atoms])
         value, advantage = graph.reshape(value, -1, 1, atoms), graph.reshape(advantage, -1, actions, atoms)
         mean = graph.add("ReduceMean", advantage, axes=[1], keepdims=1)
         out = graph.add("Sub", graph.add("Add", value, advantage), mean)
@@ -181,7 +177,7 @@ def _likeliest(graph: Graph, policy: TrainedPolicy, out: str) -> None:
     else:
         parts = [out]
         if len(layout.choices) > 1:
-            parts = graph.split(out, graph.constant(layout.choices, "int64"), len(layout.choices))
+            parts = graph.split(out, layout.choices)
         best = [graph.add("ArgMax", part, axis=1, keepdims=1) for part in parts]
         if isinstance(policy.spec.action, DiscreteAction):
             _choice(graph, policy, graph.reshape(best[0], -1))

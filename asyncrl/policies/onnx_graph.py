@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,11 @@ class Graph:
         """`value` cut to bounds that broadcast over it."""
         return self.add("Min", self.add("Max", value, self.constant(low)), self.constant(high))
 
-    def split(self, value: str, sizes: str, parts: int) -> list[str]:
-        """`value` cut along axis 1 into `parts` of these sizes (the name of a constant)."""
+    def split(self, value: str, sizes: Sequence[int]) -> list[str]:
+        """`value` cut along axis 1 into parts of these sizes."""
         from onnx import helper
 
-        names = [f"part_{len(self.nodes)}_{i}" for i in range(parts)]
-        self.nodes.append(helper.make_node("Split", [value, sizes], names, axis=1))
+        names = [f"part_{len(self.nodes)}_{i}" for i in range(len(sizes))]
+        given = [value, self.constant(sizes, "int64")]
+        self.nodes.append(helper.make_node("Split", given, names, axis=1))
         return names

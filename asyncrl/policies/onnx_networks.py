@@ -1,4 +1,4 @@
-"""Networks of policies in an ONNX graph: perceptrons, and the convolutional networks that have a name."""
+"""Networks of policies in an ONNX graph: perceptrons, named convolutional networks, and both before a GRU or LSTM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def can_export(policy: TrainedPolicy) -> bool:
 
 
 def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
-    """Append scaling or normalisation and the network; returns the name of its outputs `[batch, outputs]`."""
+    """Append scaling or normalisation and the network; returns the name of its outputs `[batch, outputs]`.
+
+    A recurrent one reads `state` and writes `next_state`.
+    """
     layout: Any = policy.policy.layout  # type: ignore[attr-defined]
     weights = policy.weights
     x = graph.add("Flatten", "obs", axis=1)
@@ -45,14 +48,20 @@ def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
         x = graph.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP)
     elif policy.spec.observation_dtype == "uint8":
         x = graph.add("Mul", x, graph.constant(np.float32(1 / 255)))
-    network = layout.network
-    return _perceptron(graph, x, policy) if network is None else _convolutional(graph, x, policy, network)
+    if getattr(layout, "cell", None) is not None:
+        return _recurrent(graph, x, _Parameters(weights), layout)
+    if layout.network is not None:
+        return _convolutional(graph, x, _Parameters(weights), layout.network, layout.sizes[-1])
+    return _perceptron(graph, x, policy)
+
+
+def _activation(layout: Any) -> str:
+    return "Tanh" if getattr(layout, "activation", "relu") == "tanh" else "Relu"
 
 
 def _perceptron(graph: Graph, x: str, policy: TrainedPolicy) -> str:
     layout: Any = policy.policy.layout  # type: ignore[attr-defined]
-    weights = policy.weights
-    activation = "Tanh" if getattr(layout, "activation", "relu") == "tanh" else "Relu"
+    weights, activation = policy.weights, _activation(layout)
     start, last = 0, len(layout.sizes) - 2
     for i, (inputs, outputs) in enumerate(itertools.pairwise(layout.sizes)):
         stop = start + inputs * outputs
@@ -78,16 +87,56 @@ class _Parameters:
         return self._flat[start : self._taken].reshape(shape)
 
 
-def _convolutional(graph: Graph, x: str, policy: TrainedPolicy, network: ConvolutionalNetwork) -> str:
-    layout: Any = policy.policy.layout  # type: ignore[attr-defined]
-    image, outputs = network.image, layout.sizes[-1]
+def _recurrent(graph: Graph, x: str, left: _Parameters, layout: Any) -> str:
+    """Encoder, cell and head of `acting.recurrent`, in its order of the parameters."""
+    cell, activation = layout.cell, _activation(layout)
+    features = cell.size
+    if layout.network is not None:
+        x = graph.add(activation, _convolutional(graph, x, left, layout.network, features))
+    else:
+        for inputs, features in itertools.pairwise(layout.sizes[:-1]):
+            x = graph.add(activation, _linear(graph, x, left, inputs, features))
+    rows = cell.gates * cell.size
+    before = graph.split("state", [cell.size] * (cell.state_size // cell.size))
+    matrices = left.take(rows, features), left.take(rows, cell.size)
+    sums = (
+        graph.add("Gemm", value, graph.constant(matrix), graph.constant(left.take(rows)), transB=1)
+        for value, matrix in zip((x, before[0]), matrices, strict=True)
+    )
+    gates, recurrent = (graph.split(total, [cell.size] * cell.gates) for total in sums)
+    out = (_gru if cell.kind == "gru" else _lstm)(graph, gates, recurrent, before)
+    return _linear(graph, out, left, cell.size, layout.sizes[-1])
+
+
+def _gru(graph: Graph, gates: list[str], recurrent: list[str], before: list[str]) -> str:
+    """The outputs, which are `next_state`; see `acting.recurrent.gru_cell`."""
+    reset, update = (graph.add("Sigmoid", graph.add("Add", gates[i], recurrent[i])) for i in range(2))
+    new = graph.add("Tanh", graph.add("Add", gates[2], graph.add("Mul", reset, recurrent[2])))
+    kept = graph.add("Mul", update, graph.add("Sub", before[0], new))
+    return graph.add("Add", new, kept, name="next_state")
+
+
+def _lstm(graph: Graph, gates: list[str], recurrent: list[str], before: list[str]) -> str:
+    """The outputs; `next_state` is they and the cell state; see `acting.recurrent.lstm_cell`."""
+    sums = [graph.add("Add", own, other) for own, other in zip(gates, recurrent, strict=True)]
+    enter, forget, show = (graph.add("Sigmoid", sums[i]) for i in (0, 1, 3))
+    kept = graph.add("Mul", forget, before[1])
+    state = graph.add("Add", kept, graph.add("Mul", enter, graph.add("Tanh", sums[2])))
+    out = graph.add("Mul", show, graph.add("Tanh", state))
+    graph.add("Concat", out, state, name="next_state", axis=1)
+    return out
+
+
+def _convolutional(
+    graph: Graph, x: str, left: _Parameters, network: ConvolutionalNetwork, outputs: int
+) -> str:
+    image = network.image
     channels, shape = image.frames * image.channels, (image.height, image.width)
     if image.channels_first or image.channels == 1:
         x = graph.reshape(x, -1, channels, *shape)
     else:
         x = graph.reshape(x, -1, image.frames, *shape, image.channels)
         x = graph.reshape(graph.add("Transpose", x, perm=[0, 1, 4, 2, 3]), -1, channels, *shape)
-    left = _Parameters(policy.weights)
     if network.name == "impala":
         x, channels, shape = _residual_sections(graph, x, left, channels, shape)
         width = _IMPALA[1]

@@ -40,7 +40,9 @@ def session(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
-@pytest.mark.parametrize("case", [case for case in CASES | MORE if case != "r2d2"])  # recurrent: refused
+@pytest.mark.parametrize(
+    "case", [case for case in CASES | MORE if case != "r2d2"]
+)  # see test_recurrent_policies
 def test_the_model_acts_as_the_policy(case: str, dtype: str, tmp_path: Path) -> None:
     algorithm, action = (CASES | MORE)[case]
     policy = portable(algorithm, EnvSpec("any", (2, 3), dtype, action))

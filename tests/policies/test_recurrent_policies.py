@@ -13,7 +13,6 @@ from portable_policies import portable
 
 import asyncrl
 from asyncrl.envs.recall import Recall
-from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.policies.playback import play
 
@@ -117,7 +116,42 @@ def test_playing_carries_the_state() -> None:
             _, state = predict(obs, state)
 
 
-def test_onnx_is_refused(tmp_path: Path) -> None:
+RECURRENT = {
+    "gru": (asyncrl.PPO(recurrent="gru", recurrent_size=5, hidden_sizes=(6, 7)), DiscreteAction(3, 1), (4,)),
+    "lstm": (
+        asyncrl.IMPALA(recurrent="lstm", recurrent_size=5, normalize_observations=True),
+        BoxAction((-2.0,), (2.0,), (1,)),
+        (4,),
+    ),
+    "r2d2": (asyncrl.R2D2(recurrent_size=5, hidden_sizes=(8,), dueling=True), DiscreteAction(3), (4,)),
+    "images": (asyncrl.PPO(recurrent="gru", recurrent_size=5, frame_stack=2), DiscreteAction(3), (12, 12)),
+}
+
+
+@pytest.mark.parametrize("case", RECURRENT)
+def test_the_onnx_model_acts_and_remembers_as_the_policy(case: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    with pytest.raises(ConfigurationError, match="the policy is recurrent, and only networks without memory"):
-        policy_of().export_onnx(tmp_path / "x.onnx")
+    algorithm, action, shape = RECURRENT[case]
+    policy = portable(algorithm, EnvSpec("any", shape, "uint8" if len(shape) == 2 else "float32", action))
+    rng = np.random.default_rng(2)
+    policy.weights[:] += rng.normal(scale=0.3 if len(shape) == 1 else 0.05, size=policy.weights.shape)
+    policy.policy.load_weights(policy.weights)
+    path = policy.export_onnx(tmp_path / "x.onnx")
+    model = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    frames = () if algorithm.frame_stack == 1 else (algorithm.frame_stack,)
+    state = np.zeros((6, algorithm.cell.state_size), np.float32)
+    expected_state: Any = None
+    acted = []
+    for step in range(30):
+        obs = rng.normal(scale=2.0, size=(6, *frames, *shape)).astype(np.float32)
+        obs = obs if len(shape) == 1 else (obs > 0).astype(np.uint8) * 255
+        starts = rng.random(6) < 0.1 if step else np.ones(6, np.bool_)
+        state = np.where(starts[:, None], np.float32(0), state)
+        expected, expected_state = policy.predict(obs, expected_state, starts)
+        got, state = model.run(["action", "next_state"], {"obs": obs, "state": state})
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(state, expected_state, rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5)
+        acted.append(expected)
+    assert len(np.unique(np.concatenate(acted), axis=0)) > 1, "the actions differ"
