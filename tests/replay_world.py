@@ -93,6 +93,7 @@ class Setting:
     rows: int | None = None
     eval_steps: int | None = None
     eval_waiting: int = 8
+    mirror: Any = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class World:
                 publish_interval=None if lockstep else s.publish_interval,
             ),
             snapshots=self.snapshots,
+            mirror=s.mirror,
         )
         pace: dict[str, Any] = {
             "samples_per_insert": s.samples_per_insert,

@@ -114,8 +114,11 @@ class OffPolicy(Observing):
     max_grad_norm: float | None = None
     """Maximum gradient norm, above 0; none disables clipping."""
 
-    matmul_precision: Literal["highest", "medium"] = "highest"
-    """Precision of wide matrix products: float32, or bfloat16 (CPU with AMX) or TF32 (GPU) factors."""
+    matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
+    """Precision: float32; factors of TF32 (GPU) or bfloat16 (CPU with AMX); or bfloat16 autocast of convolutions."""
+
+    replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
+    """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does where it fits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

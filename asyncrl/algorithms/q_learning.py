@@ -108,6 +108,9 @@ class QLearning(OffPolicy):
     target_update_interval: int = 500
     """Updates between copies to a hard target network, at least 1."""
 
+    cuda_graph: bool = False
+    """On a GPU, replay an update as one CUDA graph, which saves the launches of its kernels."""
+
     exploration_initial: float = 1.0
     """Initial epsilon: fraction of random actions, from 0 to 1."""
 

@@ -7,6 +7,7 @@ An algorithm gives its loss and the mean return of an action; both are pure func
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from asyncrl.interfaces import Batch, EnvSpec, UpdateResult
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.gradients import output_gradients
+from asyncrl.networks.graph import GraphedFunction
 from asyncrl.networks.matmul_precision import MatmulPrecision
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.noisy import NoiseSource, NoisyMLP, NoisyModule, noisy_size
@@ -77,6 +79,7 @@ class QLearningUpdate:
         self._bounds, self._updates, self._progress = ValueBounds(), 0, 0.0
         self._statistics = ObservationStatistics(self._acting) if config.normalize_observations else None
         self._buffers: Buffers | None = None
+        self._graphed: Callable[[], None]
         with torch.no_grad():
             self._make_networks(seed)
 
@@ -123,12 +126,19 @@ class QLearningUpdate:
         buffers = self._buffers
         if buffers is None or buffers.batch.size != batch.size:
             buffers = self._buffers = self._make_buffers(batch.size)
+            self._graphed = GraphedFunction(partial(self._compute, buffers), self._device)
         buffers.batch.stage(batch)
         self._progress = batch.progress
         # Inference mode is faster, but autograd takes no tensor of it.
         with torch.no_grad() if self._kernel is None else torch.inference_mode():
             self.vector.begin_update()
-            self._compute(buffers)
+            if self._noise is not None:
+                self._noise.draw()
+            self._adam.set_learning_rate(self.config.learning_rate_at(self._updates, self._progress))
+            if self.config.cuda_graph and self.vector.on_step is None:
+                self._graphed()
+            else:
+                self._compute(buffers)
             self._updates += 1
             if (
                 self.config.target_update == "hard"
@@ -155,9 +165,7 @@ class QLearningUpdate:
         )
 
     def _compute(self, buffers: Buffers) -> None:
-        """Everything of an update that happens on the device; the same operations for every batch."""
-        if self._noise is not None:
-            self._noise.draw()
+        """Everything of an update that happens on the device alone; the same operations for every batch."""
         buffers.online.forward()
         buffers.target.forward()
         if self._kernel is not None:
@@ -171,7 +179,7 @@ class QLearningUpdate:
         for head in self._masked:
             head.mul_(self._mask)
         self.vector.begin_step()
-        self._adam.step(self.config.learning_rate_at(self._updates, self._progress))
+        self._adam.step(self._adam.learning_rate)
         if self.config.target_update == "soft":
             self._target.flat.lerp_(self._online.flat, self.config.tau)
 

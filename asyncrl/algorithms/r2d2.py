@@ -148,6 +148,10 @@ class R2D2(QLearning, Recurrent):
         require_fraction("eta", self.eta)
         if self.noisy:
             raise ValueError("noisy must be off for r2d2, whose layers have no noise, got True")
+        if self.cuda_graph:
+            raise ValueError(
+                "cuda_graph must be off for r2d2, whose sequences are cut in varying shapes, got True"
+            )
 
     @property
     def sequence_shape(self) -> SequenceShape:

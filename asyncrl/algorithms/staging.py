@@ -87,7 +87,8 @@ class StagedBatch:
         """Copy the batch in; nothing of it is kept."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._stage_observations(batch.obs, batch.next_obs)
+        if batch.source is None:
+            self._stage_observations(batch.obs, batch.next_obs)
         reward, discount, weight = self._columns
         np.multiply(batch.reward, self._reward_scale, out=reward)
         np.copyto(discount, batch.discount)
@@ -103,7 +104,9 @@ class StagedBatch:
             np.multiply(self._action, self._scaling[1], out=self._action)
         if self._block is not self._host:
             self._block.copy_(self._host, non_blocking=True)
-        if self._bytes is not None:
+        if batch.source is not None:
+            batch.source.gather(self.rows)
+        elif self._bytes is not None:
             self.rows.copy_(self._bytes, non_blocking=True).mul_(1 / 255)
         if self._copied is not None:
             self._copied.record()

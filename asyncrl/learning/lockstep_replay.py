@@ -151,6 +151,7 @@ class LockstepReplayLoop(ReplayLoop):
     def tick(self) -> bool:
         """Take in a complete quantum or go on with its updates for `TICK_SECONDS`; False where it waits for rows."""
         self._quarantine.look()
+        self._grant_held()
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()
         beta = self._beta()

@@ -42,6 +42,7 @@ class RelaxedReplayLoop(ReplayLoop):
     def tick(self) -> bool:
         """New rows in, grants out, then updates for `TICK_SECONDS`. Returns whether an update was made."""
         self._ingest()
+        self._grant_held()
         before = self._granted.copy()
         if self._balance.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
             self._grant(before)

@@ -16,6 +16,7 @@ from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Batch
 from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.quarantine import Quarantine
@@ -62,6 +63,7 @@ class ReplayParts:
         wake: called with the index of an actor that waits and was granted rows.
         options: how batches are drawn.
         snapshots: weights to evaluate.
+        mirror: observations on the learner's device; None where batches are gathered on the CPU.
     """
 
     core: ReplayUpdater | SequenceUpdater
@@ -72,6 +74,7 @@ class ReplayParts:
     wake: Callable[[int], None]
     options: ReplayOptions
     snapshots: WeightSnapshots
+    mirror: ObservationMirror | None = None
 
 
 class Pace(Protocol):
@@ -118,6 +121,9 @@ class ReplayLoop:
         self._granted = np.zeros(len(self.rings), np.int64)
         self._positions = np.zeros(len(self.rings), np.int64)
         self._ever_sampleable = False
+        self._mirror, self._held = parts.mirror, np.zeros(len(self.rings), np.bool_)
+        if parts.mirror is not None:
+            self._batch.source = parts.mirror
         self._quarantine = Quarantine(
             self.rings,
             self._replay.give_up,
@@ -146,6 +152,8 @@ class ReplayLoop:
         inserted = self._replay.ingest()
         self.inserted_steps += inserted
         self._positions = self._replay.published_rows()
+        if self._mirror is not None:
+            self._mirror.follow(self._positions)
         self._policy_lag.receive(self._positions, self.updates)
         self._pace.inserted(inserted)
         if self._options.max_staleness is not None:
@@ -155,15 +163,25 @@ class ReplayLoop:
     def _grant(self, before: NDArray[np.int64]) -> None:
         """Let actors write up to `_granted` where that has moved from `before`, and wake those that wait for it.
 
-        A ring with a fault gets its grant when it is begun again.
+        A ring with a fault gets its grant when it is begun again, and one whose rows are still being copied to the
+        learner's device at a later look.
         """
-        for index in np.flatnonzero(self._granted != before):
+        for index in np.flatnonzero((self._granted != before) | self._held):
             if self.rings[index].fault:
+                continue
+            oldest = int(self._granted[index]) - self.rings[index].num_slots
+            self._held[index] = self._mirror is not None and not self._mirror.is_safe(int(index), oldest)
+            if self._held[index]:
                 continue
             with contextlib.suppress(RingCorrupt):
                 self._replay.grant(int(index), int(self._granted[index]))
             if self.rings[index].take_waiting():
                 self._wake(int(index))
+
+    def _grant_held(self) -> None:
+        """Grant what had to wait for copies that are done by now."""
+        if self._held.any():
+            self._grant(self._granted)
 
     def _trainable(self) -> bool:
         """Whether a row can be sampled, without those that are too stale by now; asked before every update."""
@@ -191,6 +209,9 @@ class ReplayLoop:
         self._replay.sample(batch, beta)
         if self._vector is not None and self._vector.on_step is not None:
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
+        if self._mirror is not None:
+            self._mirror.follow(self._positions)
+            self._mirror.locate(batch)
         self._staleness.measure(self.updates, self.publisher.version, batch)
         try:
             result = self.core.update(batch)
@@ -206,4 +227,6 @@ class ReplayLoop:
 
     def _batch_arrays(self) -> dict[str, NDArray[np.generic]]:
         arrays = {name: value for name, value in vars(self._batch).items() if isinstance(value, np.ndarray)}
+        if self._mirror is not None:
+            arrays |= self._mirror.arrays(self._batch)
         return arrays | dict(self._batch.extras)

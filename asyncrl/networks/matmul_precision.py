@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-Precision = Literal["highest", "medium"]
+Precision = Literal["highest", "medium", "bfloat16"]
 
 
 class MatmulPrecision:
@@ -18,6 +18,10 @@ class MatmulPrecision:
     to TF32 (10 bits) on a GPU. On any other CPU `medium` is the same as `highest`, because converting would cost more
     than it saves. So it does on any CPU where a side of the matrices is below 128: keep such products outside.
 
+    `bfloat16` is `medium` and autocast to bfloat16: convolutions and linear layers of modules also put out bfloat16 (8
+    bits), which halves their memory and traffic; parameters, gradients, losses and Adam stay float32, and a
+    perceptron's products, which autocast passes over, are those of `medium`. Autocast works on every device.
+
     The setting is the process's, not the thread's, so products of another thread in the meantime run in it too. A
     context may be entered as often as wanted, but not within itself. Entering and leaving take half a microsecond.
 
@@ -27,28 +31,35 @@ class MatmulPrecision:
     """
 
     def __init__(self, precision: Precision, device: str | torch.device = "cpu") -> None:
-        if precision not in ("highest", "medium"):
-            raise ValueError(f"matmul_precision must be one of highest, medium, got {precision!r}")
+        if precision not in ("highest", "medium", "bfloat16"):
+            raise ValueError(f"matmul_precision must be one of highest, medium, bfloat16, got {precision!r}")
         self._setting: Any = None
         self._value = self._before = ""
-        if precision == "medium":
+        if precision != "highest":
             self._setting, self._value = _reduced(torch.device(device))
+        self._autocast: Any = None
+        if precision == "bfloat16":  # no cache: a CUDA graph would keep the casts of its capture
+            self._autocast = torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False)
 
     @property
     def reduced(self) -> bool:
         """Whether the context changes anything on this device."""
-        return self._setting is not None
+        return self._setting is not None or self._autocast is not None
 
     def __enter__(self) -> None:
         """Set it."""
         if self._setting is not None:
             self._before = self._setting.fp32_precision
             self._setting.fp32_precision = self._value
+        if self._autocast is not None:
+            self._autocast.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Set it back, also after an exception, which goes on."""
+        if self._autocast is not None:
+            self._autocast.__exit__(kind, error, trace)
         if self._setting is not None:
             self._setting.fp32_precision = self._before
 

@@ -112,7 +112,7 @@ class ModulePass:
 
     def _through(self, rows: Tensor) -> Tensor:
         """Outputs of all modules for `rows`."""
-        outs = [module(rows) for module in self._modules]
+        outs = [module(rows).float() for module in self._modules]  # autocast may give less
         return torch.stack(outs) if self._ensemble else outs[0]
 
     def backward(self, grad_output: Tensor) -> Tensor:

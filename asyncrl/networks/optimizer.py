@@ -42,9 +42,7 @@ class FlatAdam:
 
     def step(self, learning_rate: float) -> None:
         """Move the parameters against the gradient as it stands."""
-        if learning_rate != self.learning_rate:
-            self.learning_rate = learning_rate
-            self._rate.fill_(learning_rate)
+        self.set_learning_rate(learning_rate)
         scale = None
         if self._limited:
             self._norm = torch.linalg.vector_norm(self._gradient[0])
@@ -67,6 +65,12 @@ class FlatAdam:
             maximize=False,
             grad_scale=scale,
         )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Learning rate of the next step; for callers whose steps are replayed by a CUDA graph."""
+        if learning_rate != self.learning_rate:
+            self.learning_rate = learning_rate
+            self._rate.fill_(learning_rate)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:

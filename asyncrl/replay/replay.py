@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.interfaces import Batch
 from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
+from asyncrl.replay.frames import find_frames
 from asyncrl.replay.handles import address_of
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.ring_replay import ReplayStatistics as ReplayStatistics
@@ -52,6 +54,23 @@ class PrioritizedReplay(RingReplay[Batch]):
         super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
         self._cards = on_pages(np.uint8, self.tree.leaves.size * table.CARD_BYTES)
         self._state[table.CARDS] = address_of(self._cards)
+
+    @property
+    def frame_stack(self) -> int:
+        """k, observations that are joined."""
+        return int(self._state[table.STACK])
+
+    def leave_observations(self) -> None:
+        """From now on leave `obs` and `next_obs` of batches as they are: somebody else gathers them."""
+        self._state[table.OBS_BYTES] = 0
+
+    def find_frames(self, batch: Batch, places: NDArray[np.int64]) -> None:
+        """Fill `places` `[2, B, k]` with where the batch's observations stand; right after its `sample`.
+
+        See `frames.py`. Axis 0 is obs and next_obs; frames stand oldest first.
+        """
+        assert places.shape == (2, batch.size, self.frame_stack)
+        find_frames(self._table, self._state, batch.ids, self._batches[id(batch)][1].work, places)
 
     def _describe(self, batch: Batch) -> BatchTable:
         return BatchTable(batch, self.rings[0], int(self._state[table.STACK]))

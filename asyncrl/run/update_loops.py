@@ -24,6 +24,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.interfaces import Batch, EnvSpec
 from asyncrl.learning.balance import Balance
 from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop, quantum_rows
+from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
@@ -108,9 +109,10 @@ class ReplayBuilder:
             publish_interval=None if lockstep else algorithm.publish_interval,
             dump_dir=channels.dump_dir,
         )
+        replay = self._replay(channels.rings)
         return ReplayParts(
             core=core,
-            replay=self._replay(channels.rings),
+            replay=replay,
             mailbox=channels.mailbox,
             staleness=StalenessMeter(
                 algorithm.staleness_correction, algorithm.staleness_rate, algorithm.max_staleness
@@ -119,7 +121,16 @@ class ReplayBuilder:
             wake=channels.wake,
             options=options,
             snapshots=channels.snapshots,
+            mirror=self._mirror(core, replay),
         )
+
+    def _mirror(self, core: Any, replay: RingReplay[Any]) -> ObservationMirror | None:
+        algorithm = self._algorithm
+        if algorithm.replay_device == "cpu":
+            return None
+        device = core.vector.parameters.device.type
+        rule = algorithm.seen(self._spec), algorithm.normalize_observations
+        return make_mirror(algorithm.replay_device, replay, device, algorithm.batch_size, *rule)
 
     @property
     def _samples(self) -> int:

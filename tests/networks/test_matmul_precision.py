@@ -62,7 +62,9 @@ def test_gpus_use_tf32() -> None:
 
 def test_other_words_are_refused() -> None:
     word: Any = "low"
-    with pytest.raises(ValueError, match="matmul_precision must be one of highest, medium, got 'low'"):
+    with pytest.raises(
+        ValueError, match="matmul_precision must be one of highest, medium, bfloat16, got 'low'"
+    ):
         MatmulPrecision(word)
 
 

@@ -1,0 +1,170 @@
+"""Copy of the rings' observations on the learner's device, from which batches are gathered there.
+
+Observations of images are what travels to a GPU: a batch of 32 stacks of 4 frames, with the next ones, has 1.8 MB, and
+each frame is drawn about as often as `samples_per_insert` says, in up to 2 k stacks. With a mirror each frame travels
+once. Everything else of a batch (action, n-step return, discount, weight) is cut on the CPU and travels in one block
+of some 30 bytes an item (see `StagedBatch`), because bounds, staleness and diagnosis read it there.
+
+    who             the learner's thread alone
+    memory          rings stay the actors' and are registered as pinned memory; the mirror is the learner's
+    copy            rows `[copied, published)` at every look, on a stream of its own, behind the last gather (which may
+                    read the rows that they replace), beside the update
+    gather          on the learner's stream, behind the copies that were issued before it (a wait of the device)
+    overwriting     rows are granted away only when an event says that their copy is done. The event is polled; a grant
+                    that has to wait is held by the loop until its next look, so that an actor waits, never the learner
+
+On the CPU the copies are plain ones, done when they return: the same code, for tests.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import Batch, EnvSpec
+from asyncrl.replay.replay import PrioritizedReplay
+from asyncrl.shm.ring import RingReader
+
+_FREE_SHARE = 0.5
+"""Share of the device's free memory that `auto` takes at most."""
+
+
+class ObservationMirror:
+    """Observations of all rings as `[R E S, bytes]` on a device. Implements `ObservationSource`.
+
+    Made before anything is sampled; from then on the replay leaves `obs` and `next_obs` of its batches as they are.
+
+    Args:
+        replay: of observations that are arrays of bytes.
+        device: of the learner.
+        batch_size: B.
+    """
+
+    def __init__(self, replay: PrioritizedReplay, device: torch.device | str, batch_size: int) -> None:
+        self._replay, device = replay, torch.device(device)
+        rings = replay.rings
+        rows = (ring.obs.reshape(ring.num_envs, ring.num_slots, -1) for ring in rings)
+        self._host = [torch.from_numpy(bytes_of.view(np.uint8)) for bytes_of in rows]
+        shape = (len(rings), *self._host[0].shape)
+        self._rows = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._frames = self._rows.view(-1, shape[-1])
+        cuda, frames = device.type == "cuda", replay.frame_stack
+        self._places = torch.zeros(2, batch_size, frames, dtype=torch.int64, pin_memory=cuda)
+        self._on_device = self._places if device.type == "cpu" else self._places.to(device)
+        self._taken = torch.zeros(2 * batch_size * frames, shape[-1], dtype=torch.uint8, device=device)
+        self._copied, self._safe = np.zeros(len(rings), np.int64), np.zeros(len(rings), np.int64)
+        self._pending: deque[tuple[Any, NDArray[np.int64]]] = deque()
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        self._gathered = torch.cuda.Event() if cuda else None
+        if cuda:
+            pin(self, rings)
+        replay.leave_observations()
+
+    def follow(self, published: NDArray[np.int64]) -> None:
+        """Begin to copy the rows that are new; `published` `[R]` are the rows that the replay has taken in."""
+        if (published == self._copied).all():
+            return
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            if self._stream is not None:
+                self._stream.wait_event(self._gathered)
+            for index in np.flatnonzero(published > self._copied):
+                self._copy(int(index), int(self._copied[index]), int(published[index]))
+            event = torch.cuda.Event() if self._stream is not None else None
+            if event is not None:
+                event.record()
+        self._copied[:] = published
+        self._pending.append((event, self._copied.copy()))
+
+    def _copy(self, index: int, start: int, stop: int) -> None:
+        """Copy rows of one ring, which in each environment are one piece of memory, or two."""
+        host, device = self._host[index], self._rows[index]
+        slots = host.shape[1]
+        start = max(start, stop - slots)
+        low = start & (slots - 1)
+        head = min(stop - start, slots - low)
+        for begin, end in ((low, low + head), (0, stop - start - head)):
+            if end > begin:
+                for env in range(host.shape[0]):
+                    device[env, begin:end].copy_(host[env, begin:end], non_blocking=True)
+
+    def is_safe(self, ring: int, position: int) -> bool:
+        """Whether the rows of a ring below `position` may be overwritten: their copies are done. Never waits."""
+        while self._pending and (self._pending[0][0] is None or self._pending[0][0].query()):
+            self._safe = self._pending.popleft()[1]
+        return position <= int(self._safe[ring])
+
+    def locate(self, batch: Batch) -> None:
+        """Note where the observations of the batch that was sampled last stand, for `gather`."""
+        if self._gathered is not None:
+            self._gathered.synchronize()  # the last gather's places are read from the same memory; long done
+        self._replay.find_frames(batch, self._places.numpy())
+
+    def gather(self, rows: Tensor) -> None:
+        """Fill `rows` `[2 B, values]` float32 on the device: obs, then next_obs, scaled to 0..1."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        if self._on_device is not self._places:
+            self._on_device.copy_(self._places, non_blocking=True)
+        torch.index_select(self._frames, 0, self._on_device.view(-1), out=self._taken)
+        if self._gathered is not None:
+            self._gathered.record()
+        rows.copy_(self._taken.view(rows.shape)).mul_(1 / 255)
+
+    def arrays(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """`obs` and `next_obs` of the batch that was gathered last, as copies on the host; for diagnosis."""
+        both = self._taken.cpu().numpy().copy().view(batch.obs.dtype).reshape(2, *batch.obs.shape)
+        return {"obs": both[0], "next_obs": both[1]}
+
+
+def pin(owner: object, rings: Sequence[RingReader]) -> None:
+    """Register the observations as pinned memory for as long as `owner` lives, so that copies run beside all else.
+
+    Raises:
+        RuntimeError: CUDA has refused it.
+    """
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    for ring in rings:
+        torch.cuda.check_error(cudart.cudaHostRegister(ring.obs.ctypes.data, ring.obs.nbytes, 0))
+        weakref.finalize(owner, _unpin, cudart, ring.obs)  # which keeps the memory mapped until then
+
+
+def _unpin(cudart: Any, observations: NDArray[Any]) -> None:
+    torch.cuda.synchronize()
+    cudart.cudaHostUnregister(observations.ctypes.data)
+
+
+def make_mirror(
+    choice: Literal["auto", "cpu", "cuda"],
+    replay: Any,
+    device: str,
+    batch_size: int,
+    seen: EnvSpec,
+    normalized: bool,
+) -> ObservationMirror | None:
+    """The mirror that the option `replay_device` asks for; None where batches are gathered on the CPU.
+
+    Raises:
+        ConfigurationError: `cuda` was asked for, and the learner is not there, or observations are no plain bytes.
+    """
+    plain = isinstance(replay, PrioritizedReplay) and seen.observation_dtype == "uint8" and not seen.leaves
+    if choice == "cpu" or (choice == "auto" and (device != "cuda" or not plain or normalized)):
+        return None
+    if device != "cuda" or not plain or normalized:
+        raise ConfigurationError(
+            "replay_device cuda needs a learner on cuda and transitions of images that are not normalised",
+            facts={"device": device, "observations": f"{seen.observation_dtype} {seen.observation_shape}"},
+            fix="set replay_device to auto, which gathers on the CPU where it must",
+        )
+    needed = sum(ring.obs.nbytes for ring in replay.rings)
+    if choice == "auto" and needed > _FREE_SHARE * torch.cuda.mem_get_info()[0]:
+        return None
+    return ObservationMirror(replay, device, batch_size)

@@ -1,0 +1,199 @@
+"""Mirror of the rings' observations: its batches equal the CPU's to the bit; what is being copied is not granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from replay_rig import FRAMES_SPEC, Rig, check_against_twin, random_operation, rig
+from replay_world import World, world
+
+from asyncrl import DQN
+from asyncrl.errors import ConfigurationError
+from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
+from asyncrl.learning.mirror import ObservationMirror, make_mirror
+from asyncrl.replay import PrioritizedReplay
+from asyncrl.replay.frames import find_frames
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+IMAGES = EnvSpec("images", (12, 12), "uint8", DiscreteAction(3))
+
+
+def follow_ingests(r: Rig, mirror: ObservationMirror) -> None:
+    """Copy whatever the rig ingests."""
+    ingest = r.ingest
+
+    def followed() -> None:
+        ingest()
+        mirror.follow(r.replay.published_rows())
+
+    r.ingest = followed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("rings", "envs", "slots", "n_step", "frames"), [(2, 3, 16, 3, 1), (2, 2, 16, 3, 4), (1, 5, 64, 2, 2)]
+)
+def test_random_operations_give_the_rows_that_actors_wrote(
+    seed: int, rings: int, envs: int, slots: int, n_step: int, frames: int, device: str
+) -> None:
+    shape = {"rings": rings, "envs": envs, "slots": slots, "n_step": n_step, "frame_stack": frames}
+    with rig(seed, **shape, spec=FRAMES_SPEC) as r:  # type: ignore[arg-type]
+        mirror, batch = ObservationMirror(r.replay, device, 16), r.batch(16)
+        follow_ingests(r, mirror)
+        rows, check, checked = torch.empty(32, 15 * frames, device=device), r.check_batch, []
+
+        def check_gathered(batch: Batch) -> None:
+            batch.obs[:], batch.next_obs[:] = 7, 7
+            mirror.locate(batch)
+            mirror.gather(rows)
+            for name, values in mirror.arrays(batch).items():
+                getattr(batch, name)[:] = values
+            both = np.concatenate((batch.obs, batch.next_obs)).reshape(32, -1)
+            assert np.array_equal(rows.cpu().numpy(), both * np.float32(1 / 255))
+            check(batch)
+            checked.append(batch.ids.copy())
+
+        r.check_batch = check_gathered  # type: ignore[method-assign]
+        old: list[Any] = []
+        for _ in range(400):
+            random_operation(r, batch, old)
+        check_against_twin(r)
+        assert len(checked) > 20
+        assert max(len(written) for written in r.twin.rows) > 2 * slots, "the rings must wrap"
+
+
+def test_places_interpreted() -> None:
+    with rig(1, rings=2, envs=3, slots=16, n_step=2, frame_stack=3, spec=FRAMES_SPEC) as r:
+        batch = r.batch(16)
+        for _ in range(5):
+            for ring, actor in enumerate(r.actors):
+                actor.write(7)
+                r.ingest()
+                r.grant(ring, max(actor.writer.granted, actor.writer.published + 8))
+        r.replay.sample(batch, 0.0)
+        compiled, interpreted = np.zeros((2, 16, 3), np.int64), np.zeros((2, 16, 3), np.int64)
+        r.replay.find_frames(batch, compiled)
+        work = r.replay._batches[id(batch)][1].work
+        find_frames.py_func(r.replay._table, r.replay._state, batch.ids, work, interpreted)
+        assert np.array_equal(compiled, interpreted) and compiled.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
+    with rig(3, rings=2, envs=4, slots=64, n_step=3, frame_stack=2, spec=IMAGES) as r:
+        for _ in range(12):
+            for ring, actor in enumerate(r.actors):
+                actor.write(9)
+                r.ingest()
+                r.grant(ring, max(actor.writer.granted, actor.writer.published + 12))
+        algorithm = DQN(frame_stack=2, batch_size=8, prioritized=False)
+        weights = []
+        for mirrored in (False, True):
+            replay = PrioritizedReplay(
+                r.replay.rings, n_step=3, gamma=0.5, frame_stack=2, rng=np.random.default_rng(5)
+            )
+            for ring, actor in enumerate(r.actors):
+                replay.retire(ring, actor.writer.granted)
+            replay.ingest()
+            batch, core = Batch.allocate(8, IMAGES.stacked(2)), algorithm.make_updater(IMAGES, device, 0)
+            mirror = ObservationMirror(replay, device, 8) if mirrored else None
+            batch.source = mirror
+            for _ in range(5):
+                batch.obs[:], batch.next_obs[:] = 7, 7
+                replay.sample(batch, 1.0)
+                if mirror is not None:
+                    mirror.follow(replay.published_rows())
+                    mirror.locate(batch)
+                core.update(batch)
+            assert (batch.obs == 7).all() == mirrored, "nobody gathers twice"
+            weights.append(np.empty(core.weight_count, np.float32))
+            core.write_weights(weights[-1])
+        if device == "cpu":
+            assert np.array_equal(*weights)
+        else:
+            np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-5)
+
+
+class SlowCopies:
+    """In place of a mirror: every second question whether rows are safe is refused."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self.refused: dict[int, int] = {}
+        self.refusals = 0
+
+    def follow(self, published: np.ndarray[Any, Any]) -> None:
+        for ring, position in self.refused.items():
+            assert self.world is not None
+            reader = self.world.readers[ring]
+            assert reader.granted < position + reader.num_slots, "granted while it was copied"
+
+    def locate(self, batch: Batch) -> None:
+        pass
+
+    def is_safe(self, ring: int, position: int) -> bool:
+        if position <= 0 or self.refused.pop(ring, None) is not None:
+            return True
+        self.refused[ring] = position
+        self.refusals += 1
+        return False
+
+
+@pytest.mark.parametrize("discipline", ["relaxed", "lockstep"])
+def test_a_grant_waits_for_the_copy_and_is_not_forgotten(discipline: Any) -> None:
+    copies, batches = SlowCopies(), []
+    for mirror in (copies, None):
+        with world(discipline=discipline, slots=16, total_steps=600, mirror=mirror) as w:
+            copies.world = w
+            w.finish(np.random.default_rng(0))
+            batches.append(w.core.batches)
+            assert w.learning.inserted_steps >= 600
+    assert copies.refusals > 20
+    if discipline == "lockstep":
+        assert batches[0] == batches[1]
+
+
+def test_a_run_from_the_mirror_is_the_run_from_the_cpu() -> None:
+    """The update loop itself, in lockstep, with observations gathered from a mirror on the CPU."""
+    batches = []
+    for mirrored in (True, False):
+        with world(discipline="lockstep", slots=16, total_steps=400) as w:
+            if mirrored:
+                mirror = ImagesOfCounters(w)
+                w.learning._mirror = w.learning._batch.source = mirror  # type: ignore[assignment]
+            w.finish(np.random.default_rng(0))
+            batches.append(w.core.batches)
+    assert len(batches[0]) > 50
+    assert batches[0] == batches[1]
+
+
+class ImagesOfCounters(ObservationMirror):
+    """A mirror of the world's observations, taken as bytes, which fills the batch for a core that has no networks."""
+
+    def __init__(self, made: World) -> None:
+        replay = made.learning._replay
+        assert isinstance(replay, PrioritizedReplay)
+        super().__init__(replay, "cpu", made.setting.batch)
+
+    def locate(self, batch: Batch) -> None:
+        super().locate(batch)
+        self.gather(torch.empty(2 * batch.size, self._rows.shape[-1]))
+        for name, values in self.arrays(batch).items():
+            getattr(batch, name)[:] = values
+
+
+def test_who_gets_a_mirror() -> None:
+    with rig(0, spec=IMAGES) as r, rig(0) as vectors:
+        for choice in ("cpu", "auto"):
+            assert make_mirror(choice, r.replay, "cpu", 4, IMAGES, False) is None  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="replay_device cuda needs a learner on cuda"):
+            make_mirror("cuda", r.replay, "cpu", 4, IMAGES, False)
+        spec = vectors.replay.rings[0].layout.spec
+        assert make_mirror("auto", vectors.replay, "cuda", 4, spec, False) is None
+        with pytest.raises(ConfigurationError, match="images that are not normalised"):
+            make_mirror("cuda", vectors.replay, "cuda", 4, spec, False)
