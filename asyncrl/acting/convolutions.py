@@ -53,13 +53,15 @@ class ImageModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
+        out: Tensor = self.head(self.encode(x))
+        return out
+
+    def encode(self, x: Tensor) -> Tensor:
+        """What the head takes, for rows `[R, inputs]`."""
         values = self._image.values
         images = channels_of(x[:, :values] if x.shape[1] > values else x, self._image)
-        features = self.convolutions(images).flatten(1)
-        if x.shape[1] > values:
-            features = torch.cat((features, x[:, values:]), dim=1)
-        out: Tensor = self.head(features)
-        return out
+        features: Tensor = self.convolutions(images).flatten(1)
+        return torch.cat((features, x[:, values:]), dim=1) if x.shape[1] > values else features
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
@@ -140,6 +142,11 @@ class CombinedModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
+        out: Tensor = self.head(self.encode(x))
+        return out
+
+    def encode(self, x: Tensor) -> Tensor:
+        """What the head takes, for rows `[R, inputs]`."""
         end = self._frames * self._row
         rows = x[:, :end].reshape(x.shape[0], self._frames, self._row)
         parts = []
@@ -148,8 +155,7 @@ class CombinedModule(nn.Module):
             parts.append(layers(channels_of(own, image)).flatten(1))
         if self.values is not None:
             parts.append(self.values(rows[:, :, self._others].flatten(1)).relu())
-        out: Tensor = self.head(torch.cat((*parts, x[:, end:]), dim=1))
-        return out
+        return torch.cat((*parts, x[:, end:]), dim=1)
 
     initialise_orthogonally = ImageModule.initialise_orthogonally
 

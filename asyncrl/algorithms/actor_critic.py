@@ -2,8 +2,8 @@
 
 What acts (the policy's weights, the Gaussian's log standard deviations) stands at the front of the vector in the
 order of `ActorLayout`, so that publishing is one copy, and Adam, the norm and the clipping are one operation each.
-Policy and value share no layer: a shared trunk has to be weighed between both losses, and what it saves is small where
-a network acts in a few microseconds.
+Policy and value share no layer here: a shared trunk has to be weighed between both losses, and what it saves is small
+where a network acts in a few microseconds. For images and cells it is large: see `shared_trunk.py`.
 """
 
 from __future__ import annotations

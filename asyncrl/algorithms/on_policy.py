@@ -82,6 +82,9 @@ class OnPolicy(Recurrent):
     value_hidden_sizes: tuple[int, ...] | None = None
     """Widths of the value network's hidden layers, at least one layer; none takes the policy's."""
 
+    shared_trunk: bool = True
+    """For images, share all layers of the convolutional network between policy and value but the last."""
+
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation after every hidden layer."""
 

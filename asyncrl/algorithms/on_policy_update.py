@@ -19,10 +19,10 @@ from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.recurrent_actor_critic import RecurrentActorCritic
 from asyncrl.algorithms.recurrent_rollout import RecurrentMinibatch, RecurrentRollout
 from asyncrl.algorithms.rollout import Rollout
 from asyncrl.algorithms.saved_state import require_like
+from asyncrl.algorithms.shared_trunk import RecurrentActorCritic, SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
 
 _COUNTERS = ("seed", "iterations", "updates", "samples")
@@ -52,13 +52,15 @@ class OnPolicyUpdate:
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        networks, self._make_rollout, self._make_minibatch = (
-            (ActorCritic, Rollout, Minibatch)
-            if config.cell is None
-            else (RecurrentActorCritic, RecurrentRollout, RecurrentMinibatch)
-        )
+        layout, networks = config.layout(spec), ActorCritic
+        self._make_rollout, self._make_minibatch = Rollout, Minibatch
+        if config.cell is not None:
+            networks = RecurrentActorCritic
+            self._make_rollout, self._make_minibatch = RecurrentRollout, RecurrentMinibatch
+        elif config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes):
+            networks = SharedTrunkActorCritic
         self.nets = networks(
-            config.layout(spec),
+            layout,
             value_hidden=config.value_hidden_sizes,
             device=device,
             seed=seed,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, rows_of_streams
-from asyncrl.algorithms.recurrent_actor_critic import RecurrentPass
 from asyncrl.algorithms.rollout import CHUNK, Rollout, inputs_of
+from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.recurrent import cut_pieces
 

@@ -179,6 +179,61 @@ def test_policy_and_learner_of_actor_critics_give_the_same_logits(algorithm: Any
         np.testing.assert_allclose(policy.outputs(images(5)), work.forward()[0].numpy(), rtol=2e-5, atol=2e-6)
 
 
+def test_policy_and_value_share_the_trunk_and_its_gradient() -> None:
+    apart = PPO(frame_stack=2, shared_trunk=False).make_updater(IMAGES, "cpu", 3).nets
+    nets = PPO(frame_stack=2).make_updater(IMAGES, "cpu", 3).nets
+    assert nets.parameters.numel() < 0.6 * apart.parameters.numel()
+    rng = np.random.default_rng(0)
+    work = nets.make_pass(5, gradient=True)
+    work.x.copy_(torch.from_numpy(images(5).reshape(5, -1)))
+    work.x.mul_(1 / 255)
+    for scale_out, scale_value in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        grad_out = torch.from_numpy(rng.normal(size=(5, 3)).astype(np.float32)) * scale_out
+        grad_value = torch.from_numpy(rng.normal(size=5).astype(np.float32)) * scale_value
+
+        def summed() -> float:
+            out, value = work.forward()
+            return float((out.double() * grad_out).sum() + (value.double() * grad_value).sum())  # noqa: B023
+
+        with torch.no_grad():
+            summed()
+            work.backward(grad_out, grad_value, torch.zeros(0))
+            along = nets.gradient / nets.gradient.norm()
+            slope, start = float(nets.gradient @ along), nets.parameters.clone()
+            nets.parameters.add_(along, alpha=1e-3)
+            above = summed()
+            nets.parameters.copy_(start).sub_(along, alpha=1e-3)
+            measured = (above - summed()) / 2e-3
+            nets.parameters.copy_(start)
+        assert slope > 1e-3
+        np.testing.assert_allclose(measured, slope, rtol=0.03)
+
+
+def updated(**options: Any) -> np.ndarray:
+    """Weights of DQN after three updates on one batch of images."""
+    algorithm = DQN(frame_stack=2, dueling=True, **options)
+    core, rng = algorithm.make_updater(IMAGES, "cpu", 0), np.random.default_rng(0)
+    batch = Batch.allocate(16, algorithm.seen(IMAGES))
+    batch.obs[:], batch.next_obs[:] = images(16), images(16)[::-1]
+    batch.action[:] = rng.integers(0, 3, batch.action.shape)
+    batch.reward[:], batch.discount[:], batch.weight[:] = rng.normal(size=16), 0.9, 1.0
+    for _ in range(3):
+        core.update(batch)
+    weights = np.empty(core.weight_count, np.float32)
+    core.write_weights(weights)
+    return weights
+
+
+def test_updates_as_a_graph_and_in_bfloat16() -> None:
+    """On the CPU a graph is a call; autocast rounds, and goes the same way."""
+    start, plain = updated(learning_rate=1e-30), updated()
+    assert np.array_equal(updated(cuda_graph=True), plain)
+    rounded = updated(matmul_precision="bfloat16")
+    assert not np.array_equal(rounded, plain)
+    own, other = rounded - start, plain - start
+    assert own @ other > 0.8 * np.linalg.norm(own) * np.linalg.norm(other)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "action"),
     [

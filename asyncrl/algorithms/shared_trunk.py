@@ -1,0 +1,149 @@
+"""The networks of an on-policy learner with one trunk: policy and value share all layers but the last.
+
+Each has a linear head on the trunk's features, as in Mnih et al. 2016, CleanRL and Stable-Baselines3's `CnnPolicy`. The
+trunk is a convolutional network with its hidden layer, or a recurrent network. A value network with a trunk of its own
+doubles an update's cost, and with a cell of its own (sb3-contrib's default) actors, which stamp the state that they act
+with, would have to run a second cell only to stamp its state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.acting.images import CombinedNetwork, ConvolutionalNetwork
+from asyncrl.acting.recurrent_module import RecurrentModule
+from asyncrl.acting.stochastic import ActorLayout
+from asyncrl.algorithms.actor_critic import ActorCritic
+from asyncrl.networks.architecture import Architecture
+from asyncrl.networks.module import ModuleNetwork, gradient_views
+from asyncrl.networks.recurrent import Pieces, unroll
+
+
+class ValueHead(nn.Linear):
+    """The value as a linear function of the trunk's features."""
+
+    @torch.no_grad()
+    def initialise_orthogonally(self, head_gain: float) -> None:
+        """Orthogonal weights with this gain, no bias."""
+        nn.init.orthogonal_(self.weight, head_gain)
+        self.bias.zero_()
+
+
+class SharedTrunkActorCritic(ActorCritic):
+    """Policy and value with one convolutional trunk. Arguments and attributes are those of `ActorCritic`.
+
+    The value's part of the parameters is its head alone.
+    """
+
+    @staticmethod
+    def takes(layout: ActorLayout, value_hidden: tuple[int, ...] | None) -> bool:
+        """Whether the policy's network is a convolutional one of ours, and the value's may be that too."""
+        return value_hidden is None and isinstance(layout.network, ConvolutionalNetwork | CombinedNetwork)
+
+    def _architectures(
+        self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
+    ) -> tuple[Architecture, Architecture]:
+        policy = Architecture(layout.sizes, network=layout.network, seed=seed)
+        width = policy.modules[0].head[-1].in_features
+        return policy, Architecture((width, 1), network=ValueHead, seed=seed + 1)
+
+    def make_pass(self, rows: int, gradient: bool) -> SharedPass:
+        """A pass over `rows` rows, with or without a backward pass."""
+        return self._make_pass(SharedPass, rows, gradient)
+
+    def _make_pass(self, kind: Any, rows: int, gradient: bool) -> Any:
+        policy, value = self._policy, self._value
+        assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
+        x = torch.zeros(rows, self.layout.inputs, device=self.device)
+        parts = self.gradient.split(self._sizes) if gradient else None
+        return kind(policy.modules[0], value.modules[0], x, parts)
+
+
+class RecurrentActorCritic(SharedTrunkActorCritic):
+    """Policy and value with one recurrent trunk, encoder and cell; see `SharedTrunkActorCritic`."""
+
+    def _architectures(
+        self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
+    ) -> tuple[Architecture, Architecture]:
+        assert layout.cell is not None and value_hidden is None
+        policy = Architecture(layout.sizes, network=layout.recurrent_factory, seed=seed)
+        return policy, Architecture((layout.cell.size, 1), network=ValueHead, seed=seed + 1)
+
+    def make_pass(self, rows: int, gradient: bool) -> RecurrentPass:
+        """A pass over `rows` rows of whole streams, with or without a backward pass."""
+        made: RecurrentPass = self._make_pass(RecurrentPass, rows, gradient)
+        return made
+
+
+class SharedPass:
+    """Both heads over R rows, by autograd.
+
+    Args:
+        trunk: the shared layers, and the policy's head as the last of `trunk.head`.
+        head: of the value.
+        x: `[R, inputs]`.
+        gradient: the flat gradient's parts of policy, log standard deviations and value; None without backward pass.
+
+    Attributes:
+        x: written or replaced by whoever uses the pass.
+    """
+
+    def __init__(self, trunk: Any, head: nn.Module, x: Tensor, gradient: tuple[Tensor, ...] | None) -> None:
+        self.x, self._trunk, self._head, self._tracked = x, trunk, head, gradient is not None
+        self._parameters: list[nn.Parameter] = []
+        self._gradients: list[Tensor] = []
+        self._graph: tuple[Tensor, Tensor] = (x, x)
+        if gradient is not None:
+            into_policy, self._log_std_gradient, into_value = gradient
+            for module, flat in ((trunk, into_policy), (head, into_value)):
+                self._parameters += module.parameters()
+                self._gradients += gradient_views([module], flat)
+
+    def _features(self) -> tuple[Tensor, nn.Module]:
+        """The trunk's features `[R, F]`, and the policy's head."""
+        layers = self._trunk.head
+        return layers[:-1](self._trunk.encode(self.x)), layers[-1]
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self._tracked):
+            features, head = self._features()
+            self._graph = head(features), self._head(features).squeeze(1)
+        out, value = self._graph
+        return out.detach(), value.detach()
+
+    def values(self) -> Tensor:
+        """The values `[R]` alone."""
+        return self.forward()[1]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
+        """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
+        with torch.inference_mode(False), torch.enable_grad():
+            grads = torch.autograd.grad(
+                self._graph, self._parameters, (grad_out, grad_value), allow_unused=True
+            )
+        for own, grad in zip(self._gradients, grads, strict=True):
+            own.zero_() if grad is None else own.copy_(grad)
+        if grad_log_std.numel():
+            self._log_std_gradient.copy_(grad_log_std)
+
+
+class RecurrentPass(SharedPass):
+    """Both heads over R rows of whole streams. Arguments are those of `SharedPass`.
+
+    Attributes:
+        x: written or replaced by whoever uses the pass.
+        state: `[B, state_size]` before the first row of each stream; set before `forward`.
+        pieces: of the rows; set before `forward`.
+    """
+
+    state: Tensor
+    pieces: Pieces
+
+    def _features(self) -> tuple[Tensor, nn.Module]:
+        trunk = self._trunk
+        assert isinstance(trunk, RecurrentModule)
+        return unroll(trunk, self.x, self.state, self.pieces), trunk.head
