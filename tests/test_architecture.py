@@ -38,6 +38,7 @@ DOORS = {
             "acting.recurrent_module",
             "learning.learner_thread",
             "learning.divergence",
+            "learning.mirror",
         ),
         *("storage.state_tensors", "run.machine", "groups.*"),
     ),
