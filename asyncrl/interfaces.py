@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,14 +166,6 @@ class FieldSpec:
     dtype: str
 
 
-class ObservationSource(Protocol):
-    """Observations of a batch that stand on the learner's device; see `learning/mirror.py`."""
-
-    def gather(self, rows: Any) -> None:
-        """Fill the tensor `rows` `[2 B, values]` float32: obs, then next_obs, bytes scaled to 0..1."""
-        ...
-
-
 @dataclass
 class Batch:
     """What a learner trains on: B n-step transitions, gathered from the rings straight into these arrays.
@@ -195,7 +187,7 @@ class Batch:
         staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
         extras: what the algorithm added to a row, each `[B, ...]`, at step t.
         progress: share of the run's `total_steps` that is done, 0 to 1, for schedules; 0 where the run has no limit.
-        source: gathers `obs` and `next_obs` on the learner's device, where these arrays are not filled; None: they are.
+        source: `ObservationMirror` that gathers obs and next_obs on the learner's device; None where they are filled.
     """
 
     obs: NDArray[Any]
@@ -210,7 +202,7 @@ class Batch:
     staleness: NDArray[np.int64]
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     progress: float = 0.0
-    source: ObservationSource | None = None
+    source: Any = None
 
     @classmethod
     def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> Batch:

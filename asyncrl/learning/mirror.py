@@ -39,7 +39,7 @@ _FREE_SHARE = 0.5
 
 
 class ObservationMirror:
-    """Observations of all rings as `[R E S, bytes]` on a device. Implements `ObservationSource`.
+    """Observations of all rings as `[R E S, bytes]` on a device; the `source` of a batch.
 
     Made before anything is sampled; from then on the replay leaves `obs` and `next_obs` of its batches as they are.
 
