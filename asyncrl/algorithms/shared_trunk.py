@@ -52,7 +52,8 @@ class SharedTrunkActorCritic(ActorCritic):
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
         """A pass over `rows` rows, with or without a backward pass."""
-        return self._make_pass(SharedPass, rows, gradient)
+        made: SharedPass = self._make_pass(SharedPass, rows, gradient)
+        return made
 
     def _make_pass(self, kind: Any, rows: int, gradient: bool) -> Any:
         policy, value = self._policy, self._value
