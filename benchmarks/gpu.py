@@ -93,7 +93,7 @@ class Learner:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             self.seconds(calls)
         used = sum(event.self_device_time_total for event in found.key_averages()) / 1e6
-        return used / self.seconds(calls)
+        return float(used / self.seconds(calls))
 
 
 def copy_rates(report: Report, segment: Segment, layout: RingLayout, repeats: int) -> None:

@@ -63,8 +63,8 @@ class ObservationMirror:
         self._taken = torch.zeros(2 * batch_size * frames, shape[-1], dtype=torch.uint8, device=device)
         self._copied, self._safe = np.zeros(len(rings), np.int64), np.zeros(len(rings), np.int64)
         self._pending: deque[tuple[Any, NDArray[np.int64]]] = deque()
-        self._stream = torch.cuda.Stream(device) if cuda else None
-        self._gathered = torch.cuda.Event() if cuda else None
+        self._stream: Any = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        self._gathered: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         if cuda:
             pin(self, rings)
         replay.leave_observations()
@@ -78,8 +78,9 @@ class ObservationMirror:
                 self._stream.wait_event(self._gathered)
             for index in np.flatnonzero(published > self._copied):
                 self._copy(int(index), int(self._copied[index]), int(published[index]))
-            event = torch.cuda.Event() if self._stream is not None else None
-            if event is not None:
+            event = None
+            if self._stream is not None:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
         self._copied[:] = published
         self._pending.append((event, self._copied.copy()))

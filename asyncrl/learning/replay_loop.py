@@ -123,7 +123,8 @@ class ReplayLoop:
         self._ever_sampleable = False
         self._mirror, self._held = parts.mirror, np.zeros(len(self.rings), np.bool_)
         if parts.mirror is not None:
-            self._batch.source = parts.mirror
+            assert isinstance(parts.batch, Batch)
+            parts.batch.source = parts.mirror
         self._quarantine = Quarantine(
             self.rings,
             self._replay.give_up,
