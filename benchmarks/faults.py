@@ -4,11 +4,13 @@
     processes     a signal to the main process, the fork server or the evaluator of a run at a random moment
     checkpoints   mutated files, and saves that are killed or find a full disk at each of their calls
     environments  thirty environments that misbehave: what is detected, after how long, and what is left
+    slopes        what long runs hold while their processes are killed: memory, descriptors, threads, the sum tree
 
     python benchmarks/faults.py actors --kills 10000
     python benchmarks/faults.py processes --kills 100
     python benchmarks/faults.py checkpoints --mutations 10000
     python benchmarks/faults.py environments
+    python benchmarks/faults.py slopes --minutes 30
 
 Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the
 goals; a small part of them takes a minute.
@@ -22,6 +24,7 @@ from faults_actors import run_storms
 from faults_environments import CLASSES, run_one, table
 from faults_files import broken_saves, mutations
 from faults_processes import TARGETS, kill_runs
+from faults_slopes import run_slopes
 from harness import Report, markdown
 
 
@@ -88,6 +91,11 @@ def environments(arguments: argparse.Namespace) -> None:
     report.write()
 
 
+def slopes(arguments: argparse.Namespace) -> None:
+    """What long runs hold."""
+    run_slopes(arguments.minutes, arguments.algorithms, arguments.seconds_between_kills, arguments.seed)
+
+
 def main() -> None:
     """Run one section."""
     parser = argparse.ArgumentParser(
@@ -110,6 +118,11 @@ def main() -> None:
     section = sections.add_parser("environments", help=environments.__doc__)
     section.add_argument("names", nargs="*", metavar="NAME")
     section.set_defaults(run=environments)
+    section = sections.add_parser("slopes", help=slopes.__doc__)
+    section.add_argument("--minutes", type=float, default=2.0)
+    section.add_argument("--algorithms", nargs="+", choices=("dqn", "ppo"), default=["dqn", "ppo"])
+    section.add_argument("--seconds-between-kills", type=float, default=6.0)
+    section.set_defaults(run=slopes)
     for section in sections.choices.values():
         section.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.cli.call_limit import CallLimit, LimitedEnv
 from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
 from asyncrl.envs.closing import close_env
 from asyncrl.errors import ConfigurationError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FPS = 30.0
 """Frames per second of a video where the environment does not say."""
+READY_SECONDS = 60.0
+"""How long an environment may take to be built, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +48,14 @@ class EnjoyOptions:
     seed: int = 0
     """Seed of the episodes."""
 
+    step_timeout_seconds: float = 60.0
+    """Maximum seconds of one call of the environment, its rendering included; a longer one counts as hung."""
+
     def __post_init__(self) -> None:
         require_at_least("episodes", self.episodes, 1)
         require_at_least("seed", self.seed, 0)
         require_positive("fps", self.fps)
+        require_positive("step_timeout_seconds", self.step_timeout_seconds)
         if self.fps is not None and self.video is None:
             raise ValueError("fps must come with video: a window has the environment's own pace")
 
@@ -80,9 +88,19 @@ def run(options: EnjoyOptions) -> int:
     else:
         require_video(video)
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
-    env = policy.make_env("human" if video is None else "rgb_array")
-    try:
-        path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    writer: VideoWriter | None = None
+
+    def drop_video() -> None:
+        if writer is not None:
+            writer.drop()
+
+    with contextlib.ExitStack() as stack:
+        limit = CallLimit(max(READY_SECONDS, options.step_timeout_seconds), policy.source.name, drop_video)
+        stack.enter_context(limit)
+        made = limit.ask("its constructor", policy.make_env, "human" if video is None else "rgb_array")
+        env, limit.seconds = LimitedEnv(made, limit), options.step_timeout_seconds
+        stack.callback(close_env, env)
         print(f"policy       {policy.describe(path)}", flush=True)
         if video is None:
             _show(policy, env, options, None)
@@ -91,9 +109,7 @@ def run(options: EnjoyOptions) -> int:
         with VideoWriter(video, fps) as writer:
             _show(policy, env, options, writer)
         print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)
-        return 0
-    finally:
-        close_env(env)
+    return 0
 
 
 def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:

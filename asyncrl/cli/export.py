@@ -52,14 +52,17 @@ def run(options: ExportOptions) -> int:
     """Write the files; returns the exit code."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.policies.onnx_export import require_onnx
+    from asyncrl.storage.disk_space import error_of_file
 
     if options.onnx is not None:
         require_onnx()
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
     print(f"policy       {policy.describe(path)}", flush=True)
-    if options.onnx is not None:
-        print(f"onnx         {policy.export_onnx(options.onnx)}", flush=True)
-    if options.policy is not None:
-        print(f"file         {policy.save(options.policy)}", flush=True)
+    writers = {"onnx": (options.onnx, policy.export_onnx), "file": (options.policy, policy.save)}
+    for what, (file, write) in writers.items():
+        if file is not None:
+            with error_of_file("the policy", Path(file).expanduser()):
+                written = write(file)
+            print(f"{what:12} {written}", flush=True)
     return 0

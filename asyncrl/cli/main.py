@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.table import COMMANDS, Command
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, ResourceError
 from asyncrl.options import near_miss
 from asyncrl.version import __version__
 
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(given)
+        code = _dispatch(given)
+        sys.stdout.flush()
+        return code
     except AsyncRLError as error:
         _print_error(str(error))
         return error.exit_code
@@ -43,6 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         discard(sys.stdout)
         return 0
+    except OSError as error:
+        from asyncrl.show.console import discard
+        from asyncrl.storage.disk_space import DISK_FAILS
+
+        if error.errno not in DISK_FAILS:
+            raise
+        discard(sys.stdout)
+        _print_error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        return ResourceError.exit_code
 
 
 def _open_standard_streams() -> None:

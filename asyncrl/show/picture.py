@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.errors import ConfigurationError
 from asyncrl.show.curves import Curve
+from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.storage.disk_space import error_of_file
 
 
 def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> None:
     """Write the curves with their bands to a PNG, SVG or PDF, by the file's ending.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, or it cannot write such a file.
+        ConfigurationError: matplotlib is not installed, it cannot write such a file, or the path cannot be written.
+        ResourceError: the disk is full.
     """
     try:
         import matplotlib
@@ -36,11 +40,14 @@ def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str,
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    drawn = io.BytesIO()
     try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, dpi=150, format=path.suffix.removeprefix("."))
+    except ValueError as error:
         raise ConfigurationError(
             f"the picture cannot be written: {error}",
             facts={"file": path},
-            fix="give a writable file that ends in .png, .svg or .pdf",
+            fix="give a file that ends in .png, .svg or .pdf",
         ) from error
+    with error_of_file("the picture", path):
+        write_atomically(path, [drawn.getvalue()])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import ConfigurationError, ResourceError, printable
+from asyncrl.errors import ConfigurationError, ResourceError, error_text
 
 FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
 """File name endings that may be asked for."""
@@ -51,7 +52,7 @@ class VideoWriter:
     """Writes frames of one size to a file; a context manager, whose end finishes the file.
 
     Args:
-        path: the file, replaced where it exists; its ending chooses the format.
+        path: the file, replaced at the end where it exists; its ending chooses the format.
         fps: frames per second.
 
     Attributes:
@@ -66,6 +67,8 @@ class VideoWriter:
         self.frames = 0
         self._shape: tuple[int, ...] = ()
         self._ffmpeg: subprocess.Popen[bytes] | None = None
+        # Beside the video, for the rename at the end: an older video stays until the new one is whole.
+        self._unfinished = path.absolute().with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
 
     def write(self, frame: Any) -> None:
         """Append an `[height, width, 3]` uint8 image. Raises ValueError for anything else, or another size."""
@@ -99,22 +102,36 @@ class VideoWriter:
             "error",
             *frames,
             *output,
-            str(self.path.absolute()),
+            str(self._unfinished),
         ]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _finish(self) -> None:
         """Let ffmpeg write what it has, and end. Raises ResourceError where it failed."""
-        ffmpeg, self._ffmpeg = self._ffmpeg, None
-        if ffmpeg is None:
+        if self._ffmpeg is None:
             return
-        _, said = ffmpeg.communicate()
-        if ffmpeg.returncode:
+        try:
+            _, said = self._ffmpeg.communicate()
+            if self._ffmpeg.returncode:
+                text = said.decode(errors="replace").strip() or f"ffmpeg ended with {self._ffmpeg.returncode}"
+                raise OSError(text)
+            self._unfinished.replace(self.path)
+        except OSError as error:
             raise ResourceError(
-                f"the video cannot be written: {printable(said.decode(errors='replace').strip(), 500)}",
+                f"the video cannot be written: {error_text(error)}",
                 facts={"video": self.path},
                 fix="make space, or name another file",
-            )
+            ) from error
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """End ffmpeg at once and remove what it has written; nothing where the video is finished. Any thread."""
+        ffmpeg, self._ffmpeg = self._ffmpeg, None
+        if ffmpeg is not None:
+            ffmpeg.kill()
+            ffmpeg.wait()
+            self._unfinished.unlink(missing_ok=True)
 
     def __enter__(self) -> VideoWriter:
         return self

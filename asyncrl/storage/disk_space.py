@@ -1,17 +1,39 @@
-"""Estimate, before the first step, of the disk space that a run's checkpoints need."""
+"""Disk space: an estimate, before the first step, of what a run's checkpoints need; the error of a file that fails."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import LittleDiskSpace
+from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError
 
 _HEADER_BYTES = 16_384
 """What a file has beside its arrays, amply: the header, and the names in the payload."""
+
+DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of the machine's; all others (no such folder, no permission) are of the path that was given."""
+
+
+@contextlib.contextmanager
+def error_of_file(what: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into `ResourceError` where the disk is full or fails, else into `ConfigurationError`.
+
+    Args:
+        what: what is written, such as "the picture".
+        path: where.
+    """
+    try:
+        yield
+    except OSError as error:
+        text, facts = f"{what} cannot be written: {error.strerror or error}", {"file": path}
+        if error.errno in DISK_FAILS:
+            raise ResourceError(text, facts=facts, fix="make space, or name another file") from error
+        raise ConfigurationError(text, facts=facts, fix="name a file that can be written") from error
 
 
 def state_bytes(state: Any) -> int:

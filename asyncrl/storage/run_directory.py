@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
+HOLDER_SECONDS = 2.0
+"""How long a refused run waits for the holder to have written its process id."""
 
 
 class RunDirectory:
@@ -131,7 +134,7 @@ def _lock(path: Path) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+        holder = _holder(descriptor)
         os.close(descriptor)
         raise ConfigurationError(
             f"run_dir is in use by a run that goes on: {holder}",
@@ -144,6 +147,17 @@ def _lock(path: Path) -> int | None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()} on {platform.node()}".encode(), 0)
     return descriptor
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock. It says so just after it has taken it; until then nobody stands there, or a dead process."""
+    for _ in range(100):
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace")
+        found = re.fullmatch(r"pid (\d+) on (.*)", holder)
+        if found and (found[2] != platform.node() or psutil.pid_exists(int(found[1]))):
+            break
+        time.sleep(HOLDER_SECONDS / 100)
+    return holder or "another process"
 
 
 def _holds_a_run(path: Path) -> str:

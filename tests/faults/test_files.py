@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import io
 import json
 import os
 import pickle
+import platform
 import random
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -336,6 +340,42 @@ def test_two_runs_in_one_directory_are_refused_and_the_holder_is_named(tmp_path:
         RunDirectory(tmp_path)
     first.close()
     RunDirectory(tmp_path).close()
+
+
+@pytest.mark.parametrize("before", ["", "pid 4194305 on {node}"])
+def test_the_holder_is_named_although_it_has_only_just_taken_the_lock(tmp_path: Path, before: str) -> None:
+    RunDirectory(tmp_path).close()
+    lock = tmp_path / ".lock"
+    lock.write_text(before.format(node=platform.node()))
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        me = f"pid {os.getpid()} on {platform.node()}"
+        telling = threading.Timer(0.2, lambda: lock.write_text(me))
+        telling.start()
+        with pytest.raises(errors.ConfigurationError, match=f"a run that goes on: {me}"):
+            RunDirectory(tmp_path)
+        telling.join()
+
+
+def test_of_runs_that_start_together_one_holds_the_directory(tmp_path: Path) -> None:
+    code = (
+        "import sys; from asyncrl.storage.run_directory import RunDirectory; sys.stdin.read(1)\n"
+        "try: RunDirectory(sys.argv[1]); print('holds', flush=True)\n"
+        "except Exception as error: print(error, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    for run in runs:
+        run.stdin.write(".")
+        run.stdin.flush()
+    said = [run.stdout.readline() for run in runs]
+    for run in runs:
+        run.communicate(timeout=60)
+    (holder,) = [run for run, line in zip(runs, said, strict=True) if line == "holds\n"]
+    refusals = [line for line in said if line != "holds\n"]
+    assert all(f"in use by a run that goes on: pid {holder.pid} on" in line for line in refusals), said
 
 
 def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
