@@ -134,7 +134,7 @@ class Watched:
 
 def _children(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children()
+        return list(psutil.Process(pid).children())
     except psutil.Error:
         return []
 
@@ -244,7 +244,7 @@ def records() -> Mapping[str, Any]:
     """Algorithms by their names."""
     from asyncrl import DQN, PPO
 
-    of_replay = {
+    of_replay: dict[str, Any] = {
         "learning_starts": 100,
         "replay_capacity": 4_000,
         "batch_size": 32,
@@ -263,7 +263,12 @@ def main(algorithm: str) -> None:
     told: dict[str, float] = {}
     tell_tree(told)
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     trainer = Trainer(
         SlowCountingEnv, records()[algorithm], num_actors=2, envs_per_actor=4, seed=0, device="cpu",
         max_restarts=10**9, eval_interval_seconds=5.0, eval_episodes=2,
