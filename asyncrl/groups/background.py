@@ -3,9 +3,14 @@
     learner's thread    update ... update | snapshot | update ... update | w += fused - snapshot | update ...
     gloo's thread                         | fuse the snapshot ........... |
 
-Nothing that was learned meanwhile is lost. A group takes its next snapshot `interval` updates after the last one, or
-as soon as the last one is fused, whichever is later: a slow fusion makes fusions rarer and never holds the learner.
-Where numbers must be exact, what is fused is applied exactly `interval` updates after its snapshot, and waited for.
+Nothing that was learned meanwhile is lost. Where numbers must be exact, what is fused is applied at a fixed update, an
+eighth of `interval` after its snapshot, and waited for; otherwise a slow fusion never holds the learner.
+
+A group takes its next snapshot `interval` updates after the last one, or twice as many as the last fusion took,
+whichever is more, so that a slow fusion makes fusions rarer. A fusion as long as the interval loses what is learned.
+Two learners of one problem approach its solution meanwhile, so that their difference d shrinks to nearly nothing; the
+late correction for d makes it -d, and the next one d again. Two Adam learners of a noisy quadratic, H = 32: loss 36e-6
+where it is applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 after 32 updates.
 
 There is no Python thread for it. With one, its wake-ups and its turns at the GIL took the learner's time: 3 to 7 ms for
 a fusion where other work shared the cores (docs/groups.md).
@@ -76,7 +81,7 @@ class BackgroundFusion:
         self._snapshot = torch.empty(sum(part.numel() for part in self._parts))
         self._snapshots = self._snapshot.split([part.numel() for part in self._parts])
         self._second_moments = [second for _, second in vector.moments if moments]
-        self._look = interval if exact else max(1, interval // _LOOKS)
+        self._look = max(1, interval // _LOOKS)
         self._since, self._next = -1, interval
         self.running = False
         vector.on_update = self._update
@@ -95,8 +100,8 @@ class BackgroundFusion:
                 self._next = self._since + self._look
                 return
             self._apply()
-            self._next = self._interval
-        if self._since >= self._interval:
+            self._next = max(self._interval, 2 * self._since)
+        if self._since >= self._next:
             self._begin(finished=False)
 
     @torch.no_grad()
