@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import linecache
+import re
+import sys
 import textwrap
 import types
+from collections.abc import Mapping
 
 
 def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
@@ -17,15 +21,45 @@ def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
     for cls in reversed(record.__mro__):
         if not dataclasses.is_dataclass(cls):
             continue
-        definition = _definition(cls)
-        if definition is None:
+        own = _own_docstrings(cls)
+        if own is None:
             complete = False
             continue
-        for field, text in zip(definition.body, definition.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                    docs[name] = " ".join(doc.split())
+        docs |= own
     return docs, complete
+
+
+@functools.cache
+def _own_docstrings(cls: type) -> Mapping[str, str] | None:
+    """Docstrings in the class statement itself, None where its source is not to be had."""
+    definition = _in_module(cls) or _definition(cls)
+    if definition is None:
+        return None
+    docs: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
+    return docs
+
+
+def _in_module(cls: type) -> ast.ClassDef | None:
+    """The statement of a class that stands once on the top level of its module's file, None for every other.
+
+    `inspect` finds any class, and parses the whole file for each.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    source = "".join(linecache.getlines(file)) if file else ""
+    found = list(
+        re.finditer(rf"^class {re.escape(cls.__qualname__)}\b.*?(?=^[^\s)#]|\Z)", source, re.M | re.S)
+    )
+    if len(found) != 1:
+        return None
+    try:
+        (definition,) = ast.parse(found[0].group()).body
+    except (SyntaxError, ValueError):  # text at the left margin within the class
+        return None
+    return definition if isinstance(definition, ast.ClassDef) else None
 
 
 def _definition(cls: type) -> ast.ClassDef | None:

@@ -39,7 +39,8 @@
     ├── ListenerFailed                ASYNC042
     ├── RingQuarantined               ASYNC043
     ├── LittleDiskSpace               ASYNC044
-    └── StopTakesLong                 ASYNC045
+    ├── StopTakesLong                 ASYNC045
+    └── OptionNotKept                 ASYNC046
 
 Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
 `num_slots must be a power of two, got 12`.
@@ -336,3 +337,7 @@ class LittleDiskSpace(AsyncRLWarning):
 
 class StopTakesLong(AsyncRLWarning):
     """ASYNC045: a run that was asked to stop has not ended; the text says what it waits for."""
+
+
+class OptionNotKept(AsyncRLWarning):
+    """ASYNC046: an option is a function that does not pickle; the run trains with it, and cannot be resumed without."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the command line lists algorithms without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
-from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, UpdateResult
-from asyncrl.sequences import SequenceBatch
+    from asyncrl.interfaces import Batch, EnvSpec, FieldSpec, Segment, UpdateResult
+    from asyncrl.sequences import SequenceBatch
 
 UpdateLoopName = Literal["replay", "sequences", "segments"]
 """How an algorithm is trained: from replay of transitions, from replay of sequences, or segment by segment."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.schedules import require_rate, value_at
+from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import check_action_space
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_widths
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.schedules import EpsilonSchedule, require_rate
+from asyncrl.algorithms.action_spaces import supported_algorithms
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.algorithms.registry import supported_algorithms
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive

@@ -56,7 +56,8 @@ def run(options: argparse.Namespace, server: ForkServer) -> int:
 
 
 def _facts(trial: Trial) -> dict[str, Any]:
-    from asyncrl.algorithms.registry import ALGORITHMS, supported_algorithms
+    from asyncrl.algorithms.action_spaces import supported_algorithms
+    from asyncrl.algorithms.registry import ALGORITHMS
 
     spec = trial.spec
     fitting = [name for name in supported_algorithms(spec).split(", ") if name in ALGORITHMS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,17 +74,25 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
     algorithm = _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
-    if file is not None and algo == in_file.get("algo") and not hasattr(parsed, f"{algo}.network"):
-        algorithm = _with_own_network(algorithm, file)
+    if file is not None and algo == in_file.get("algo"):
+        given = given_flags(parsed, ALGORITHMS[algo], f"{algo}.")
+        algorithm = _with_own_functions(algorithm, file.parent, given)
     return config, algorithm
 
 
-def _with_own_network(algorithm: Any, file: Path) -> Any:
-    """The record with the network that the run of `file` was given in Python, if there was one. Unpickles it."""
-    from asyncrl.storage.run_files import network_of_run
+def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any:
+    """The record with the network and schedules that a run was given in Python, but for those given anew.
 
-    network = network_of_run(file.parent)
-    return algorithm if network is None else dataclasses.replace(algorithm, network=network)
+    Unpickles them. Raises `ConfigurationError` where one was not kept (ASYNC017).
+    """
+    if not any((run / name).exists() for name in ("network.pkl", "functions.pkl")):
+        return algorithm
+    from asyncrl.storage.run_files import functions_of_run, network_of_run
+
+    own: dict[str, Any] = dict(functions_of_run(run, given))
+    if "network" not in given and (network := network_of_run(run)) is not None:
+        own["network"] = network
+    return dataclasses.replace(algorithm, **own)
 
 
 def _is_own_file(run_dir: str | None, file: Path) -> bool:

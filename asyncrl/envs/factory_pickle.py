@@ -58,7 +58,7 @@ def pack_network(network: Callable[[int, int], object]) -> bytes:
         raise _explain(network, error, "network factory") from error
 
 
-def pack_functions(functions: Mapping[str, Callable[[float], float]]) -> bytes:
+def pack_functions(functions: Mapping[str, Callable[[float], float] | None]) -> bytes:
     """Functions by name as bytes.
 
     Raises:

@@ -126,8 +126,8 @@ def _table(path: str, record: Any) -> str:
         if not callable(value):
             lines.append(f"# {name} is not set" if value is None else _assignment(name, value))
     for name, function in functions_of(record).items():
-        kept = "kept in network.pkl" if name == "network" else "not reloadable; give it in Python again"
-        lines.append(f"# {name} is {factory_name(function)}: a function, {kept}")
+        file = "network.pkl" if name == "network" else "functions.pkl"
+        lines.append(f"# {name} is {factory_name(function)}: a function, kept in {file}")
     return "\n".join(lines) + "\n"
 
 

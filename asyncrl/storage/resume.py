@@ -6,7 +6,7 @@ What a checkpoint holds for it, and how much continues exactly, stands in `run_s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,15 @@ class Resumption:
         }
 
 
-def options_of_run(run: Path) -> tuple[TrainerConfig, Algorithm]:
+def options_of_run(run: Path, given: Container[str] = ()) -> tuple[TrainerConfig, Algorithm]:
     """The options in a run's `config.toml`; `run_dir` is the directory itself.
 
+    Args:
+        run: the directory.
+        given: names of options that will be given anew.
+
     Raises:
-        ConfigurationError: there is no run, or its file is wrong (ASYNC017).
+        ConfigurationError: there is no run, its file is wrong, or a function that it had is not kept (ASYNC017).
     """
     file = run / "config.toml"
     if not file.exists():
@@ -117,7 +121,7 @@ def options_of_run(run: Path) -> tuple[TrainerConfig, Algorithm]:
         )
     algorithm = make_record(ALGORITHMS[config.algo], tables.get(config.algo, {}), file=file, path=config.algo)
     network = network_of_run(run)
-    own: dict[str, Any] = dict(functions_of_run(run))
+    own: dict[str, Any] = dict(functions_of_run(run, given))
     if network is not None:
         own["network"] = network
     record: Any = algorithm
@@ -187,7 +191,7 @@ def prepare_resumption(
     restore_episodes: bool,
 ) -> tuple[TrainerConfig, Algorithm, Resumption]:
     """The options that a run goes on with, and its checkpoint; see `Trainer.resume`."""
-    config, algorithm = options_of_run(run)
+    config, algorithm = options_of_run(run, changes)
     path = run / "checkpoints" / checkpoint
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
     if not isinstance(state.get("run"), dict) or "core" not in state:

@@ -5,7 +5,7 @@
     environment.pkl   the cloudpickled factory or gymnasium spec, where the environment is no plain id; `env_file` in
                       `config.toml` names it
     network.pkl       the cloudpickled factory `network` of the algorithm's record, where it has one
-    functions.pkl     its other functions by name (a learning rate of progress), where it has some that pickle
+    functions.pkl     its other functions by name (a learning rate of progress), None for one that does not pickle
 
 A pickle is a program: whoever unpickles it runs it. These are unpickled only where the run's environment, network or
 functions are used again, by a command or a call that names the run directory, so use a directory that somebody else has
@@ -14,10 +14,11 @@ made only if you would run that person's scripts too. The environment is unpickl
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pickle
+import warnings
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from asyncrl.acting.modules import NetworkFactory
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, FactoryNotPicklable, error_text
+from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, error_text
 from asyncrl.options import FunctionOfProgress, functions_of
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import dump_config, read_trainer
@@ -60,9 +61,8 @@ def write_run_files(
     if network is not None:
         directory.write_bytes(NETWORK, pack_network(network))
     functions = {name: made for name, made in functions_of(algorithm).items() if name != "network"}
-    if functions:
-        with contextlib.suppress(FactoryNotPicklable):  # training does not need it
-            directory.write_bytes(FUNCTIONS, pack_functions(functions))
+    if functions and directory.path is not None:
+        directory.write_bytes(FUNCTIONS, pack_functions(_that_pickle(functions)))
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
@@ -75,6 +75,21 @@ def write_run_files(
         described = _described_again(directory.path / "meta.json", {**described, **origin})
         cut_metrics(directory.path, origin["env_steps"], origin["pending"])
     directory.write_json("meta.json", described)
+
+
+def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:
+    """The same with None, and a warning, for each that does not pickle: training does not need that, resuming does."""
+    kept: dict[str, FunctionOfProgress | None] = dict(functions)
+    for name, function in functions.items():
+        try:
+            pack_functions({name: function})
+        except FactoryNotPicklable as error:
+            kept[name] = None
+            text = f"[ASYNC045] {name} is a function that cannot be kept: {error.facts['object']} does not pickle"
+            where = str(error.facts["captured"]).partition(" -> ")[2]
+            again = f"the run trains with it, and is resumed only with {name} given again"
+            warnings.warn(OptionNotKept(f"{text} ({where}); {again}"), stacklevel=2)
+    return kept
 
 
 def _described_again(file: Path, resumed: dict[str, Any]) -> dict[str, Any]:
@@ -120,24 +135,36 @@ def network_of_run(run: Path) -> NetworkFactory | None:
         ) from error
 
 
-def functions_of_run(run: Path) -> dict[str, FunctionOfProgress]:
+def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, FunctionOfProgress]:
     """Options of a run's algorithm that are functions of progress, by name. Unpickles them, which runs their code.
 
+    Args:
+        run: directory of the run.
+        given: names of options that are given anew, and left out.
+
     Raises:
-        ConfigurationError: the file cannot be read or unpickled (ASYNC017).
+        ConfigurationError: the file cannot be read or unpickled, or one did not pickle (ASYNC017).
     """
     file = run / FUNCTIONS
     if not file.exists():
         return {}
     try:
-        functions: dict[str, FunctionOfProgress] = pickle.loads(file.read_bytes())
-        return functions
+        functions: dict[str, FunctionOfProgress | None] = pickle.loads(file.read_bytes())
     except Exception as error:
         raise ConfigurationError(
             f"the functions of the run cannot be unpickled: {type(error).__name__}: {error_text(error)}",
             facts={"file": file},
             fix="put the modules that they were defined with on sys.path",
         ) from error
+    kept = {name: function for name, function in functions.items() if name not in given}
+    for name, function in kept.items():
+        if function is None:
+            raise ConfigurationError(
+                f"{name} of the run was a function that did not pickle, so it is not kept",
+                facts={"run": run},
+                fix=f"give it again: Trainer.resume(run, {name}=...); on the command line a number",
+            )
+    return {name: function for name, function in kept.items() if function is not None}
 
 
 def unpickled_network(data: bytes) -> NetworkFactory:

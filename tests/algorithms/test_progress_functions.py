@@ -12,9 +12,10 @@ import pytest
 from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, OptionNotKept
 from asyncrl.options import functions_of, option_values
 from asyncrl.storage.config_file import dump_config, options_by_table
 from asyncrl.storage.resume import options_of_run
@@ -130,7 +131,7 @@ def test_a_file_names_what_it_cannot_hold() -> None:
     record = DQN(learning_rate=falling, exploration=lambda progress: 0.1, gamma=0.9)
     text = dump_config(config, record)
     where = Path(__file__).name
-    assert "# learning_rate is falling: a function, not reloadable; give it in Python again" in text
+    assert "# learning_rate is falling: a function, kept in functions.pkl" in text
     assert f"# exploration is test_a_file_names_what_it_cannot_hold.<locals>.<lambda> in {where}:" in text
     assert tomllib.loads(text)["dqn"]["gamma"] == 0.9 and "learning_rate" not in tomllib.loads(text)["dqn"]
     assert options_by_table(config, record)["dqn"]["learning_rate"] == "falling"
@@ -138,10 +139,8 @@ def test_a_file_names_what_it_cannot_hold() -> None:
 
 def test_a_run_directory_keeps_functions_that_pickle(tmp_path: Path) -> None:
     config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
-    lock = threading.Lock()
     for name, rate, kept in (
         ("pickles", lambda progress: 1e-3 * (1 - progress), {"learning_rate"}),
-        ("does not", lambda progress: 1e-3 if lock else 0.0, set()),
         ("number", 1e-3, set()),
     ):
         directory = RunDirectory(tmp_path / name)
@@ -155,3 +154,37 @@ def test_a_run_directory_keeps_functions_that_pickle(tmp_path: Path) -> None:
     (tmp_path / "pickles" / "functions.pkl").write_bytes(b"broken")
     with pytest.raises(ConfigurationError, match="the functions of the run cannot be unpickled"):
         functions_of_run(tmp_path / "pickles")
+
+
+def test_a_function_that_does_not_pickle_is_named_and_asked_for_again(tmp_path: Path) -> None:
+    config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
+    lock = threading.Lock()
+    record = DQN(learning_rate=lambda progress: 1e-3 if lock else 0.0, exploration=lambda progress: 0.5)
+    directory = RunDirectory(tmp_path)
+    with pytest.warns(OptionNotKept, match="ASYNC045.*learning_rate is a function .*lock.*given again"):
+        write_run_files(directory, config, record, source)
+    directory.close()
+    with pytest.raises(
+        ConfigurationError, match="learning_rate of the run was a function that did not pickle"
+    ):
+        options_of_run(tmp_path)
+    _, resumed = options_of_run(tmp_path, given={"learning_rate": 1e-4})
+    assert resumed.exploration(0.3) == 0.5
+
+
+def test_a_file_in_its_run_takes_the_functions_and_a_flag_goes_before_them(tmp_path: Path) -> None:
+    config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
+    directory = RunDirectory(tmp_path)
+    write_run_files(directory, config, DQN(learning_rate=lambda progress: 1e-3 * (1 - progress)), source)
+    directory.close()
+    arguments = ["--config", str(tmp_path / "config.toml"), "--run-dir", "none"]
+    assert parse(arguments)[1].learning_rate_at(0, 0.5) == 5e-4
+    assert parse([*arguments, "--dqn.learning-rate", "0.5"])[1].learning_rate == 0.5
+
+
+def test_without_a_directory_nothing_has_to_be_kept() -> None:
+    config, source = TrainerConfig(env="CartPole-v1", algo="dqn"), EnvSource.from_user("CartPole-v1")
+    lock = threading.Lock()
+    directory = RunDirectory(None)
+    write_run_files(directory, config, DQN(learning_rate=lambda p: 1e-3 if lock else 0.0), source)
+    directory.close()

@@ -1,0 +1,60 @@
+"""Which algorithms take which action spaces, and the refusal of those that they do not take (ASYNC005)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncrl.algorithms.registry import ALGORITHMS, Restricted
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+
+_KINDS = {DiscreteAction: "discrete", MultiDiscreteAction: "MultiDiscrete", BoxAction: "Box"}
+
+
+def unbounded(action: ActionSpec) -> int | None:
+    """Index of the first value of a Box action that has no finite bounds in float32; None where there is none."""
+    if not isinstance(action, BoxAction):
+        return None
+    largest = float(np.finfo(np.float32).max)
+    bounds = enumerate(zip(action.low, action.high, strict=True))
+    return next((i for i, (low, high) in bounds if not max(abs(low), abs(high)) <= largest), None)
+
+
+def supported_algorithms(spec: EnvSpec) -> str:
+    """Names of the algorithms that take the actions of `spec`, or "none of this version"."""
+    endless = unbounded(spec.action) is not None
+    names = [
+        name
+        for name, record in ALGORITHMS.items()
+        if isinstance(spec.action, record.action_kinds) and not (endless and record.needs_bounds)
+    ]
+    return ", ".join(sorted(names)) or "none of this version"
+
+
+def check_action_space(record: Restricted, spec: EnvSpec, option: str | None = None) -> None:
+    """Refuse an action space that `record.action_kinds` and `record.needs_bounds` leave out.
+
+    Args:
+        record: an algorithm.
+        spec: the environment.
+        option: an option that is set and needs finite bounds, if there is one.
+
+    Raises:
+        SpacesDoNotFit: ASYNC005, with the algorithms that do take these actions.
+    """
+    action, name = spec.action, record.name
+    if not isinstance(action, record.action_kinds):
+        kinds = " or ".join(_KINDS[kind] for kind in record.action_kinds)
+        what = f"{name} needs a {kinds} action space, and {spec.name} has {action}"
+        fix = f"choose one of these, or an environment with a {kinds} action space"
+    elif (record.needs_bounds or option) and (index := unbounded(action)) is not None:
+        assert isinstance(action, BoxAction)
+        bounds = f"[{action.low[index]}, {action.high[index]}]"
+        who = name if record.needs_bounds else f"{name}.{option}"
+        what = f"{who} needs finite bounds, and value {index} of {spec.name}'s actions lies in {bounds}"
+        other = "choose one of these" if record.needs_bounds else f"leave {option} off"
+        fix = f"{other}, or wrap the environment in one whose action_space has finite bounds"
+    else:
+        return
+    facts = {"action space": action, "algorithms that fit": supported_algorithms(spec)}
+    raise SpacesDoNotFit(what, facts=facts, fix=fix)
