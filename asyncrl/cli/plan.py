@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
@@ -31,20 +31,47 @@ OPTIONS = (
     "torch_threads",
 )
 """Options of the run that matter here."""
+LIMITS = {
+    "actors": "the actors; more cores for actors, or a faster environment, would help",
+    "learner": "the learner; fewer updates per step (samples_per_insert, epochs) or a smaller network would help",
+}
+"""What bounds the speed, and what changes that."""
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
     """The flags of `asyncrl plan`, with those of `algorithm` where it is known."""
+    text = "Train for a few seconds with several numbers of actors and environments, and compare the speeds."
+    parser = pilot_parser("plan", text, OPTIONS, algorithm)
+    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+    parsed = parse_pilot(arguments, make_parser)
+    if parsed.cores is not None and parsed.cores < 1:
+        make_parser().error("--cores must be at least 1")
+    return parsed
+
+
+def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str | None) -> Parser:
+    """The flags of a command that trains for a few seconds, with those of `algorithm` where it is known.
+
+    Args:
+        command: its name.
+        text: what it does.
+        options: those of the run that matter to it.
+        algorithm: a name, or None.
+    """
     parser = Parser(
-        prog="asyncrl plan",
-        usage="asyncrl plan ENV --algo ALGO [options]",
-        description="Train for a few seconds with several numbers of actors and environments, and compare the speeds.",
+        prog=f"asyncrl {command}",
+        usage=f"asyncrl {command} ENV --algo ALGO [options]",
+        description=text,
         answer=lambda flag: answer(flag, algorithm),
     )
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
-    add_flags(parser, TrainerConfig, only=OPTIONS, brief=True)
-    parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="of training, each (3)")
+    add_flags(parser, TrainerConfig, only=options, brief=True)
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="each measurement (3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     if algorithm is not None:
         group = parser.add_argument_group(f"options of {algorithm}")
@@ -52,14 +79,14 @@ def make_parser(algorithm: str | None = None) -> Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse. Raises SystemExit with code 2 for a wrong argument."""
+def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) -> argparse.Namespace:
+    """Parse, and make the records `config` and `algorithm`. Raises SystemExit with code 2 for a wrong argument."""
     algo = algorithm_name(imported_algorithm(last_value(arguments, "--algo") or ""))
-    parser = make_parser(algo if algo in ALGORITHMS else None)
+    parser = make(algo if algo in ALGORITHMS else None)
     parsed = parser.parse_exactly(arguments)
     check_algorithm(parser, algo)
-    if parsed.seconds <= 0 or (parsed.cores is not None and parsed.cores < 1):
-        parser.error("--seconds must be above 0 and --cores at least 1")
+    if parsed.seconds <= 0:
+        parser.error("--seconds must be above 0")
     flags = {**given_flags(parsed, TrainerConfig), "algo": algo}
     parsed.config = merged(
         parser, TrainerConfig, flags, {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}
@@ -116,7 +143,7 @@ def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
         "",
         f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
         + _duration(best, total_steps),
-        f"limit    {_limit(best)}",
+        f"limit    {LIMITS[best.limit]}",
         "note     speed alone: with fewer environments at once, data are fresher and fewer steps may be needed",
     ]
     return "\n".join(lines)
@@ -127,10 +154,3 @@ def _duration(best: Pilot, total_steps: int | None) -> str:
         return ""
     minutes = total_steps / best.env_steps_per_second / 60
     return f": {total_steps:,} steps in {minutes:,.1f} minutes"
-
-
-def _limit(best: Pilot) -> str:
-    """Which side bounds the speed, and what changes that."""
-    if best.learner_wait_fraction > best.actor_wait_fraction:
-        return "the actors; more cores for actors, or a faster environment, would help"
-    return "the learner; fewer updates per step (samples_per_insert, epochs) or a smaller network would help"

@@ -60,6 +60,9 @@ COMMANDS = {
         "check", "ENV", "try an environment: spaces, speed, problems, algorithms that fit", needs_server=True
     ),
     "plan": Command("plan", "ENV", "measure how many actors and environments are fastest on this machine"),
+    "bench": Command(
+        "bench", "ENV", "measure environment, actors and learner, and name the bottleneck", needs_server=True
+    ),
     "ps": Command("ps", "", "list your runs that go on now"),
     "stop": Command("stop", "RUN", "end a run in good order"),
     "clean": Command("clean", "[FOLDER]", "remove what killed runs have left, never a result"),

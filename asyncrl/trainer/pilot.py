@@ -42,6 +42,11 @@ class Pilot:
     actor_wait_fraction: float
     actor_bytes: int
 
+    @property
+    def limit(self) -> str:
+        """The side that waited less and so bounds the speed: `actors` or `learner`."""
+        return "actors" if self.learner_wait_fraction > self.actor_wait_fraction else "learner"
+
 
 def plan(
     config: TrainerConfig,
