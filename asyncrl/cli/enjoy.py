@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from asyncrl.policies.portable_policy import PortablePolicy
     from asyncrl.show.video import VideoWriter
 
+
+class WindowClosed(Exception):
+    """The window was closed, which ends the command in good order."""
+
+
 DEFAULT_FPS = 30.0
 """Frames per second of a video where the environment does not say."""
 READY_SECONDS = 60.0
@@ -103,7 +108,8 @@ def run(options: EnjoyOptions) -> int:
         stack.callback(close_env, env)
         print(f"policy       {policy.describe(path)}", flush=True)
         if video is None:
-            _show(policy, env, options, None)
+            with contextlib.suppress(WindowClosed):
+                _show(policy, env, options, None)
             return 0
         fps = options.fps or float(env.metadata.get("render_fps") or DEFAULT_FPS)
         with VideoWriter(video, fps) as writer:
@@ -118,11 +124,19 @@ def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: Video
     def record() -> None:
         if writer is not None:
             show(policy, env, writer.write)
+        elif window_closed():
+            raise WindowClosed
 
     for number, episode in enumerate(play(policy, env, options.episodes, options.seed, record), 1):
         cut = ", ended here: it has no limit of its own" if episode.cut else ""
         text = f"return {episode.return_sum:.1f}, {episode.length:,} steps{cut}"
         print(f"episode {number:<4} {text}", flush=True)
+
+
+def window_closed() -> bool:
+    """Whether somebody has closed the window that pygame drew, which gymnasium's environments do not look at."""
+    pygame = sys.modules.get("pygame")
+    return pygame is not None and pygame.display.get_init() and bool(pygame.event.peek(pygame.QUIT))
 
 
 def require_display() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from asyncrl import DQN, errors, load
+from asyncrl.cli import enjoy
 from asyncrl.cli.enjoy import EnjoyOptions, parse
 from asyncrl.cli.main import main
 from asyncrl.envs.source import EnvSource
@@ -103,6 +104,26 @@ def test_a_window_is_the_environments_own(
     file = save(tmp_path / "x.policy", "CartPole-v1")
     assert main(["enjoy", file, "--episodes", "1"]) == 0
     assert "episode 1    return " in capsys.readouterr().out
+
+
+def test_a_closed_window_ends_it_in_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    file = save(tmp_path / "x.policy", "CartPole-v1")
+    looks, real = [], enjoy.window_closed
+
+    def look() -> bool:
+        looks.append(real())
+        if len(looks) == 4:
+            pygame.event.post(pygame.event.Event(pygame.QUIT))
+        return looks[-1]
+
+    monkeypatch.setattr(enjoy, "window_closed", look)
+    assert main(["enjoy", file, "--episodes", "1"]) == 0
+    assert looks == [False] * 4 + [True]
+    assert "episode 1" not in capsys.readouterr().out
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

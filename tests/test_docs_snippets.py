@@ -1,0 +1,113 @@
+"""The Python of the pages that have no test of their own runs, with fewer steps; so does that of the README."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl import DQN, Trainer, TrainResult
+
+ROOT = Path(__file__).parents[1]
+SHORT = {
+    "README.md": ("200_000", "1_500"),
+    "docs/migrating.md": ("100_000", "4_000"),
+    "docs/recurrent.md": ("100_000", "2_000"),
+    "docs/groups.md": ("200_000", "3_000"),
+    "docs/notebooks.md": ("20_000", "1_500"),
+}
+"""What the page says, and what is run in its place."""
+OF_OTHER_LIBRARIES = ("import stable_baselines3", "from stable_baselines3")
+TESTED_ELSEWHERE = {
+    "docs/callbacks.md": "test_callbacks_page.py",
+    "docs/extending.md": "test_callbacks_page.py",
+    "docs/resume.md": "test_docs_resume.py",
+    "docs/saving.md": "test_docs_saving.py",
+}
+
+
+def blocks(page: str) -> list[str]:
+    """The Python blocks of a page, in its order, shortened."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace(*SHORT.get(page, ("", "")))
+    found = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    return [block for block in found if not block.startswith(OF_OTHER_LIBRARIES)]
+
+
+def run(block: str, space: dict[str, Any]) -> dict[str, Any]:
+    """Run a block as a cell of a notebook does: `await` may stand on its top level."""
+    code: CodeType = compile(block, "docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    made = eval(code, space)
+    if inspect.isawaitable(made):
+
+        async def wait() -> None:
+            await made
+
+        asyncio.run(wait())
+    return space
+
+
+def test_every_page_with_python_is_run_by_a_test() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    with_python = {str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text("utf-8")}
+    assert with_python == {*SHORT, *TESTED_ELSEWHERE, "docs/observations.md"}
+    for test in TESTED_ELSEWHERE.values():
+        assert (ROOT / "tests" / test).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/migrating.md"])
+def test_what_is_trained_acts(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(page)
+    found = run(block, {"obs": np.zeros(4, np.float32)})
+    assert isinstance(found["result"], TrainResult) and found["action"] in (0, 1)
+
+
+@pytest.mark.slow
+def test_a_recurrent_policy_is_trained_kept_and_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training, playing = blocks("docs/recurrent.md")
+    space = run(training, {})
+    space["result"].policy.save("recall.policy")
+    run(playing, space)
+    assert space["terminated"] or space["truncated"]
+    own_env, with_state, masked, atari = blocks("docs/observations.md")
+    run(own_env, space)
+    run(with_state, space)
+    assert isinstance(run(masked, {"Trainer": Trainer, "DQN": DQN}), dict)
+    pytest.importorskip("ale_py")
+    run(atari, {"Trainer": Trainer, "DQN": DQN})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_groups_train_together() -> None:
+    (block,) = blocks("docs/groups.md")
+    run(block, {"Trainer": Trainer})
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_notebook_train() -> None:
+    waiting, background = blocks("docs/notebooks.md")
+    space = run(waiting, {})
+    assert isinstance(space["result"], TrainResult)
+    run(background, space)
+    assert space["trainer"].url
+    space["trainer"].stop()
+    asyncio.run(space["trainer"].wait())
+
+
+def test_an_own_environment_is_taken() -> None:
+    block = next(block for block in blocks("docs/extending.md") if "MyEnv" in block)
+    made = run(block, {"Trainer": Trainer, "MyEnv": lambda size: gymnasium.make("CartPole-v1")})
+    assert isinstance(made["trainer"], Trainer)
