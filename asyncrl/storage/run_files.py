@@ -85,7 +85,7 @@ def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, Funct
             pack_functions({name: function})
         except FactoryNotPicklable as error:
             kept[name] = None
-            text = f"[ASYNC045] {name} is a function that cannot be kept: {error.facts['object']} does not pickle"
+            text = f"[ASYNC046] {name} is a function that cannot be kept: {error.facts['object']} does not pickle"
             where = str(error.facts["captured"]).partition(" -> ")[2]
             again = f"the run trains with it, and is resumed only with {name} given again"
             warnings.warn(OptionNotKept(f"{text} ({where}); {again}"), stacklevel=2)

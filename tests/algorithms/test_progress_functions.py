@@ -161,7 +161,7 @@ def test_a_function_that_does_not_pickle_is_named_and_asked_for_again(tmp_path: 
     lock = threading.Lock()
     record = DQN(learning_rate=lambda progress: 1e-3 if lock else 0.0, exploration=lambda progress: 0.5)
     directory = RunDirectory(tmp_path)
-    with pytest.warns(OptionNotKept, match="ASYNC045.*learning_rate is a function .*lock.*given again"):
+    with pytest.warns(OptionNotKept, match="ASYNC046.*learning_rate is a function .*lock.*given again"):
         write_run_files(directory, config, record, source)
     directory.close()
     with pytest.raises(
