@@ -13,8 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from asyncrl import DQN, Trainer, TrainResult
+from asyncrl.groups.launch import free_port
 
 ROOT = Path(__file__).parents[1]
 SHORT = {
@@ -89,8 +91,15 @@ def test_a_recurrent_policy_is_trained_kept_and_played(
     run(atari, {"Trainer": Trainer, "DQN": DQN})
 
 
+@pytest.fixture
+def libuv_of_torch_has_started() -> None:
+    """Torch's own libuv opens a pipe for the whole process with its first store; that is not a leak of a test."""
+    dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("libuv_of_torch_has_started")
 def test_groups_train_together() -> None:
     (block,) = blocks("docs/groups.md")
     run(block, {"Trainer": Trainer})
