@@ -91,7 +91,7 @@ def test_a_recurrent_policy_is_trained_kept_and_played(
     run(atari, {"Trainer": Trainer, "DQN": DQN})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def libuv_of_torch_has_started() -> None:
     """Torch's own libuv opens a pipe for the whole process with its first store; that is not a leak of a test."""
     dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
