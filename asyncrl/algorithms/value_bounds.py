@@ -115,7 +115,8 @@ class ValueWatch:
         warnings.warn(
             ActionValuesOutOfRange(
                 f"[ASYNC024] an action value has reached {q_max:,.4g} in size, but the rewards so far and gamma allow "
-                f"{low:,.4g} to {high:,.4g}; set bound_targets, or lower learning_rate, tau or samples_per_insert"
+                f"{low:,.4g} to {high:,.4g}; lower learning_rate, tau or samples_per_insert, and keep bound_targets on "
+                "where the algorithm has it"
             ),
             stacklevel=2,
         )
