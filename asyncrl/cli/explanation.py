@@ -143,7 +143,7 @@ def allowed(owner: str, option: Option) -> str:
                 rules.append(rule)
         except (TypeError, ArithmeticError):
             continue
-    return "; ".join(rules)
+    return " and ".join(rules)
 
 
 def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:

@@ -88,7 +88,7 @@ class Progress:
         self._write(f"\rcompiling kernels, {notice}: 0/{total}" if self._counts else self._whole())
 
     def _whole(self) -> str:
-        return f"compiling {self._total} kernels, {self._notice}\n"
+        return f"compiling {self._total} kernel{'s' * (self._total != 1)}, {self._notice}\n"
 
     def advance(self) -> None:
         """Count one more."""

@@ -19,6 +19,7 @@ from rich.live import Live
 
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import plain
+from asyncrl.show.progress import UNLIMITED, progress_text
 from asyncrl.show.readout import readout
 from asyncrl.show.screen import screen
 
@@ -129,7 +130,10 @@ class RunConsole:
             self._titled = True
             page = [f"page {plain(self.url)}"] if self.url else []
             network = [plain(snapshot.network)] if snapshot.network else []
-            self._stream.writelines(f"{line}\n" for line in [readout(snapshot).title, *page, *network])
+            limit = [f"no limit: goes on {UNLIMITED}"] if progress_text(snapshot) == UNLIMITED else []
+            self._stream.writelines(
+                f"{line}\n" for line in [readout(snapshot).title, *page, *network, *limit]
+            )
         self._stream.write(readout(snapshot).line() + "\n")
         self._stream.flush()
 

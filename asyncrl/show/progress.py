@@ -15,6 +15,9 @@ REACHED = {
 }
 """Reasons of a run that finished by one of its stopping rules, in words."""
 
+UNLIMITED = "until it is stopped"
+"""Progress of a run without a stopping rule."""
+
 ENDED = ("stopped", "failed")
 """States of a run that has ended."""
 
@@ -78,7 +81,7 @@ def progress_text(snapshot: Snapshot) -> str:
     known = stops(snapshot)
     also = " or ".join([*(stop.text for stop in known[1:]), *targets(snapshot)])
     if not known:
-        return f"until {also}" if also else "until it is stopped"
+        return f"until {also}" if also else UNLIMITED
     nearest = known[0]
     left = f", {duration(nearest.left_seconds)} left" if nearest.left_seconds is not None else ""
     text = f"nearest stop: {nearest.text}, {min(1.0, nearest.fraction):.0%}{left}"

@@ -261,6 +261,12 @@ def test_progress_is_one_line_elsewhere():
     assert pipe.getvalue() == "compiling 2 kernels, once per installation\n"
 
 
+def test_progress_of_one_kernel_is_in_the_singular():
+    pipe = io.StringIO()
+    Progress(1, pipe)
+    assert pipe.getvalue() == "compiling 1 kernel, once per installation\n"
+
+
 def test_progress_on_a_closed_stream_is_silent():
     closed = io.StringIO()
     closed.close()

@@ -377,6 +377,16 @@ def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("target", [None, 475.0])
+def test_a_run_without_a_limit_says_so_once(target: float | None) -> None:
+    stream = io.StringIO()
+    console = RunConsole(stream=stream)
+    console.show(make_snapshot(total_steps=None, target_return=target))
+    console.close()
+    said = stream.getvalue().count("no limit: goes on until it is stopped\n")
+    assert said == (1 if target is None else 0)
+
+
 def test_an_ascii_stream_is_enough() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
