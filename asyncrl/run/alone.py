@@ -1,4 +1,4 @@
-"""A run with one group: what `grouped.Group` is for several."""
+"""Counterpart of `grouped.Group` for a run with one group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from asyncrl.storage.resume import Resumption
 
 
 class Alone:
-    """A run with one group, or with groups that are still to be started: nothing to tell, nobody to wait for.
+    """A run with one group, or with groups that are still to be started; it has no other group to message or wait for.
 
     Args:
         config: options of the run.
         algorithm: its record.
-        resumed: the checkpoint that it goes on from, or None.
+        resumed: the checkpoint to resume from, or None.
 
     Attributes: see `Group`.
     """
@@ -33,7 +33,7 @@ class Alone:
         self.resumed = resumed
         self._before = (0, 0)
         if resumed is not None and config.groups == 1 and (before := resumed.other_steps):
-            self._before = before, resumed.other_updates  # of groups that the run had, and has no longer
+            self._before = before, resumed.other_updates  # of groups that the earlier run had and this one has not
             if config.total_steps is not None:
                 self.config = dataclasses.replace(config, total_steps=max(1, config.total_steps - before))
 

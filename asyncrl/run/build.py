@@ -1,11 +1,11 @@
-"""Build a run from its options: memory first, then actors and network at the same time, then the learner over both.
+"""Building of a run from its options: memory, then actors and network in parallel, then the learner over both.
 
     ring layout ── start actors ──┐
                                   ├── learner ── checkpoint saver ── evaluation schedule
     policy ── make network ───────┘
               (learner's thread)
 
-Every part is pushed on the caller's exit stack as soon as it exists, so that a failure half-way leaves nothing behind.
+Every part is pushed on the caller's exit stack as soon as it exists, so that everything is closed after a failure.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ async def build(
     *,
     on_failure: Callable[[BaseException], None],
 ) -> RunParts:
-    """Build every part in the order of its needs; `stack` closes them in reverse.
+    """Build all parts in the order of their dependencies; `stack` closes them in reverse.
 
     Args:
-        setup: what to build from.
+        setup: inputs of the run.
         reporting: shows the actors while they start, and every evaluation.
         stack: owns the parts.
-        on_failure: called with the error of an actor that cannot go on.
+        on_failure: called with the error of an actor or of the inference server that cannot continue.
 
     Raises:
         AsyncRLError: something does not fit or is not available.
-        ValueError: a pace that would deadlock.
+        ValueError: the pace would deadlock.
     """
     config, algorithm, resumed = setup.config, setup.algorithm, setup.resumed
     thread = LearnerThread(config.torch_threads)
@@ -109,13 +109,13 @@ async def build(
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the learner's side and the actors share.
+    """Objects shared by the learner's side and the actors.
 
     Attributes:
         pool: the actors with their rings, not started.
-        mailbox: weights for them.
-        doorbell: what they ring.
-        looks: called when an actor has died, to look at the rings: its bell may be lost.
+        mailbox: mailbox of the actors' weights.
+        doorbell: doorbell that actors ring for the learner.
+        looks: called when an actor has died, to check the rings, because its last ring of the doorbell may be lost.
     """
 
     pool: ActorPool
@@ -150,7 +150,7 @@ def _shared(
 
 
 async def _first_policy(setup: Setup) -> PortablePolicy | None:
-    """The policy whose weights a new run begins with."""
+    """Load the policy of `init_from`, whose weights a new run starts with; None without one or for a resumed run."""
     path = setup.config.init_from
     if path is None or setup.resumed is not None:
         return None
@@ -160,14 +160,14 @@ async def _first_policy(setup: Setup) -> PortablePolicy | None:
 def _show(
     reporting: Reporting, pool: ActorPool, plan: PoolPlan, policy: Policy, algorithm: Algorithm
 ) -> None:
-    """Let reports show the actors, and what the run is made of."""
+    """Give `reporting` the actors, the capacity of the rings and the network's name."""
     reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
     held = plan.layout.num_slots * plan.layout.num_envs * plan.num_actors
     reporting.set_parts(held, network_text(policy), is_exact(algorithm))
 
 
 async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Updater]) -> Updater:
-    """Start the actors, and make the network meanwhile on the learner's thread."""
+    """Start the actors, and in parallel make the network on the learner's thread."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pool.start(), name="start-actors")
         core = tasks.create_task(thread.call(make), name="make-network")
@@ -177,7 +177,7 @@ async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Upda
 async def _look_at_disk(
     setup: Setup, plan: PoolPlan, thread: LearnerThread, core: Any, weight_count: int
 ) -> None:
-    """Warn where the disk will not hold the checkpoints."""
+    """Warn if the disk has too little space for the checkpoints."""
     config = setup.config
     if setup.directory.path is None:
         return
@@ -190,7 +190,7 @@ async def _look_at_disk(
 def _learner(
     setup: Setup, loop: ReplayBuilder | SegmentBuilder, core: Any, shared: _Shared, thread: LearnerThread
 ) -> Learner:
-    """The learner over the rings; it looks at them whenever an actor has died."""
+    """Make the learner over the rings; it also checks them whenever an actor has died."""
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     pool = shared.pool
@@ -204,7 +204,7 @@ def _learner(
 def _records(
     setup: Setup, pool: ActorPool, learner: Learner, evaluator: RemoteEvaluator, reporting: Reporting
 ) -> tuple[CheckpointSaver, EvaluationSchedule]:
-    """What writes checkpoints, and what evaluates."""
+    """Make the checkpoint saver and the evaluation schedule."""
     config, algorithm, clock = setup.config, setup.algorithm, setup.clock
     saver = CheckpointSaver(
         config,
@@ -232,11 +232,11 @@ def _call_each(functions: list[Callable[[], None]]) -> None:
 def _make_updater(
     algorithm: Algorithm, spec: EnvSpec, device: str, seed: int, first: PortablePolicy | None
 ) -> Any:
-    """The algorithm's network, from the weights of `first` on, and optimizer, with the kernels of their modules."""
+    """Make the algorithm's updater, with the weights of `first` if given, and prepare the kernels of its modules."""
     core = algorithm.make_updater(spec, device, seed)
     if first is not None:
         begin_with_policy(core, first)
-    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # these stand in `kernels.py`
+    prepare_quietly(without=("asyncrl.replay", "asyncrl.shm.requests"))  # `kernels.py` prepares these
     return core
 
 
@@ -264,7 +264,7 @@ def _schedule(
     saver: CheckpointSaver,
     reporting: Reporting,
 ) -> EvaluationSchedule:
-    """The evaluation schedule: by steps on the learner's copies, or by seconds on its newest weights."""
+    """Make the evaluation schedule: by steps on the learner's copies, or by seconds on its newest weights."""
     config, clock = setup.config, setup.clock
     copies = (
         CopiesBySteps(learner.snapshots, clock, learner.data_arrived)
@@ -283,7 +283,7 @@ def _schedule(
 
 @contextlib.contextmanager
 def single_error() -> Iterator[None]:
-    """Raise the first error of a task group in place of the group."""
+    """Raise the first error of an exception group instead of the group."""
     try:
         yield
     except BaseExceptionGroup as group:

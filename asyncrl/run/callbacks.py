@@ -1,10 +1,10 @@
-"""Callbacks: what a user has called at the events of a run, on the run's own thread.
+"""User callbacks at the events of a run, called on the run's thread.
 
-A callback is any object with one or more of the methods of `Callback`. Training waits for a callback's return, so a
-callback that takes long slows the run down. It ends the run by `return False` or `trainer.stop()`.
+A callback is any object with one or more of the methods of `Callback`. The run waits until a callback returns, so a
+slow callback slows it down. A callback ends the run by `return False` or `trainer.stop()`.
 
-A callback that raises ends the run in good order: checkpoint, summary, closed processes. The exception is then raised
-by `learn`, `run` or `wait`. The other callbacks are called to the end, the failed one only by `on_end`.
+A callback that raises ends the run in the normal order: checkpoint, summary, closed processes. `learn`, `run` or `wait`
+then raises the exception. Later events still call the other callbacks; of the failed one only `on_end` is called.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")
 
 
 class Callback:
-    """Base of callbacks; override what you need. `trainer` is the run's `Trainer`."""
+    """Base class of callbacks; override the methods you need. `trainer` is the run's `Trainer`."""
 
     def on_start(self, trainer: Any) -> bool | None:
-        """The actors are ready and the live page is served; training begins when this returns."""
+        """Called when the actors are ready and the live page is served; training begins when this returns."""
 
     def on_report(self, trainer: Any, snapshot: Snapshot) -> bool | None:
-        """A report is due: by steps, by seconds, or because an evaluation has ended; the last one ends the run."""
+        """Called with every report: by steps, by seconds, after an evaluation, and a last one at the end of the run."""
 
     def on_evaluation(self, trainer: Any, evaluation: EvaluationResult) -> bool | None:
-        """An evaluation has ended; `evaluation.env_steps` is the step at which its weights were copied."""
+        """Called after an evaluation; `evaluation.env_steps` is the step at which its weights were copied."""
 
     def on_checkpoint(self, trainer: Any, path: str) -> bool | None:
-        """A checkpoint was written to `path`. Only runs with a `run_dir` write checkpoints."""
+        """Called after a checkpoint was written to `path`. Only runs with a `run_dir` write checkpoints."""
 
     def on_end(self, trainer: Any, result: Any) -> None:
-        """The run has ended and is closed; called wherever `on_start` was, also after an error.
+        """Called after the run has ended and is closed, also after an error, if `on_start` was called.
 
-        `result` is the `TrainResult`, or None of a run that left no weights.
+        `result` is the `TrainResult`, or None if the run has no weights.
         """
 
 
@@ -44,7 +44,7 @@ class Callbacks:
     """The callbacks of one run; used on the run's thread once it has begun.
 
     Args:
-        trainer: handed to every callback.
+        trainer: first argument of every callback.
         callbacks: objects with methods of `Callback`.
 
     Attributes:
@@ -71,11 +71,11 @@ class Callbacks:
         return self._started
 
     def attach(self, stop: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Say how a callback ends the run: in good order, or with an error."""
+        """Set the functions that end the run: in the normal order, or with an error."""
         self._stop, self._fail = stop, fail
 
     def start(self) -> None:
-        """Call `on_start`. Raises what a callback has raised."""
+        """Call `on_start`. Raises the first exception of a callback."""
         self._started = True
         self._call("on_start")
         if self.error is not None:
@@ -94,7 +94,7 @@ class Callbacks:
         self._call("on_checkpoint", path)
 
     def end(self, result: Any) -> None:
-        """Call `on_end`, once, where `on_start` was called."""
+        """Call `on_end`, once, if `on_start` was called."""
         self._failed = []
         self._call("on_end", result)
         self._started = False
@@ -116,7 +116,7 @@ class Callbacks:
         self._failed.append(callback)
         if self.error is None:
             self.error = error
-        with contextlib.suppress(RuntimeError):  # the run's loop has ended: it is raised all the same
+        with contextlib.suppress(RuntimeError):  # the run's loop has ended; the caller raises `error` later
             self._fail(error)
 
 

@@ -1,9 +1,10 @@
-"""One run on its event loop: build, train, end, close in reverse.
+"""Coordinator of one run on its event loop: build, train, end, close in reverse order.
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
 The run ends when the learner has used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms
-`target_return`, somebody calls `stop`, or anything raises. Nothing here touches a row or computes a gradient.
+`target_return`, the training episodes reach `target_training_return`, `stop` is called, or anything raises. No code
+here touches a row or computes a gradient.
 """
 
 from __future__ import annotations
@@ -44,29 +45,29 @@ from asyncrl.storage.run_files import write_run_files
 WATCH_SECONDS = 0.02
 """Interval at which the stopping rules are checked."""
 SWITCH_SECONDS = 0.0005
-"""Interpreter's switch interval during a run: beside a busy learner thread the loop answers in 0.3 ms, not 3.5."""
+"""Interpreter's switch interval during a run: with a busy learner thread the loop answers in 0.3 ms instead of 3.5."""
 STOP_SECONDS = 60.0
-"""How long a stopped run may go on building, so as to leave a policy; an interrupt ends it at once."""
+"""Time limit for a stopped run to finish building, so that it has a policy; an interrupt ends it at once."""
 
 
 class Coordinator:
     """One run; made and used on the run's event-loop thread.
 
     Args:
-        config: every option but the algorithm's.
+        config: all options except the algorithm's.
         algorithm: the algorithm's record.
         source: the environment.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
-        started: `time.monotonic()` from which wall and start-up time count; None is now.
-        callbacks: the user's; called at the events of the run.
-        group: the group that this run is, with the checkpoint that it goes on from; None is a run alone.
+        started: `time.monotonic()` at which wall and start-up time begin; None is now.
+        callbacks: the user's callbacks.
+        group: this run's group, with the checkpoint to resume from; None is a new run with one group.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
-        url: address of the live page, None where none is served.
+        url: address of the live page, None if none is served.
         page_url: the same with the token in its fragment.
-        outcome: the result, also of a failed run; None before its end, or where it has no weights.
+        outcome: the result, also of a failed run; None before the end, or if there are no weights.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Coordinator:
         self._target_weights: NDArray[np.float32] | None = None
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in good order; the first reason counts. Loop thread only."""
+        """End the run in the normal order; the first reason counts. Loop thread only."""
         if reason in ("stopped", "interrupted"):
             self._stop_requested.set()
         if not self._ended.done():
@@ -114,7 +115,7 @@ class Coordinator:
             self._ended.set_exception(error)
 
     async def run(self) -> Outcome:
-        """Build, train, end in good order, close. Raises the error that ended the run, if there is one."""
+        """Build, train, end and close. Raises the error that ended the run, if any."""
         switch_seconds = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -132,12 +133,12 @@ class Coordinator:
             gc.unfreeze()
             sys.setswitchinterval(switch_seconds)
             self._directory.remove("http.json")
-            self.parts = None  # and the rings with them, however long this object lives
+            self.parts = None  # frees the rings too, even if this object lives on
             self._reporting.close()
             self._directory.close()
 
     async def _build_and_train(self, stack: contextlib.AsyncExitStack) -> tuple[str, BaseException | None]:
-        """Build and train; returns why training ended, and the error that ended it."""
+        """Build and train; returns the stop reason, and the error that ended training or None."""
         try:
             parts = self.parts = await self._build_unless_stopped(stack)
             gc.collect()
@@ -155,7 +156,8 @@ class Coordinator:
     async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> RunParts:
         """Build, unless `stop` or `fail` is called meanwhile.
 
-        Raises `StoppedWhileStarting` where the run is interrupted, or stopped and not built `STOP_SECONDS` later.
+        Raises `StoppedWhileStarting` if the run is interrupted, or stopped and not built within `STOP_SECONDS`; the
+        error given to `fail` if that is called.
         """
         building = asyncio.create_task(self._build(stack), name="build")
         try:
@@ -173,12 +175,12 @@ class Coordinator:
             await asyncio.gather(building, return_exceptions=True)
 
     async def _build(self, stack: contextlib.AsyncExitStack) -> RunParts:
-        """Serve the page, look at the environment, then build the run; `stack` closes all of it in reverse."""
+        """Serve the page, probe the environment, then build the run; `stack` closes everything in reverse."""
         stack.callback(self._server.close)
         require_descriptors(self.config.actors)
         await self._serve(stack)
         self._reporting.publish(None)
-        # At the same time: the fork server, which both wait for, loads or compiles the kernels of the actors.
+        # Meanwhile the fork server, which both tasks wait for, loads or compiles the actors' kernels.
         with single_error():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(prepare_kernels(self.config, self.algorithm), name="prepare-kernels")
@@ -215,7 +217,7 @@ class Coordinator:
         self.url, self.page_url = addresses or (None, None)
 
     def _open_files(self) -> None:
-        """Write the run's options and machine, and open its metric files, where there is a directory."""
+        """Write the run's options and machine, and open its metric files, if it has a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
                 write_run_files(self._directory, *self._group.whole, self.source, self._resumed)
@@ -224,7 +226,7 @@ class Coordinator:
     # --- train -------------------------------------------------------------------------------------------------------
 
     async def _train(self, parts: RunParts) -> str:
-        """Learn until the run ends; returns why. Raises the error that ended it."""
+        """Train until the run ends; returns the stop reason. Raises the error that ended the run."""
         self._reporting.state = "training"
         with single_error():
             async with asyncio.TaskGroup() as tasks:
@@ -247,10 +249,10 @@ class Coordinator:
         return reason
 
     async def _learn(self, parts: RunParts) -> None:
-        # Every actor is ready and waits for the first weights, which the learner publishes before anything else.
+        # All actors are ready and wait for the first weights, which the learner publishes before anything else.
         self._clock.start()
         await self._group.learn(parts.learner)
-        if not self._ended.done():  # the steps are used up, and copies may wait for the evaluator
+        if not self._ended.done():  # the steps are used up, but copies may still wait for evaluation
             await save_before_evaluating(parts.saver)
         parts.schedule.training_ended(evaluation_seconds(self._clock))
 
@@ -274,7 +276,7 @@ class Coordinator:
     async def _end(
         self, reason: str, error: BaseException | None
     ) -> tuple[Outcome | None, BaseException | None]:
-        """Checkpoint, evaluation, last snapshot, `summary.json`; see `ending.py`."""
+        """Write the checkpoint, evaluate, publish the last snapshot and write `summary.json`; see `ending.py`."""
         reporting, parts = self._reporting, self.parts
         ending = Ending(
             self._directory,
@@ -295,6 +297,6 @@ class Coordinator:
         try:
             return await ending.end(reason, error)
         except Exception as failed:
-            error = error or failed  # what ended the run is not to be masked
+            error = error or failed  # the error that ended the run must not be masked
             reporting.tell("failed", stop_reason="failed", error=describe_error(error))
             return None, error

@@ -1,10 +1,10 @@
-"""The end of a run, the same steps in the same order whatever happened before.
+"""The end of a run: the same steps in the same order, whether the run succeeded or failed.
 
     learner stopped ─ its last report ─ checkpoint ─ evaluation within limits ─ summary and last snapshot ─ close
 
-The checkpoint comes before everything that can fail or take long. A step that fails is told (a warning, or the run's
-error where there was none) and the next one is taken; no step waits without a limit. A request to stop ends an
-evaluation that is under way and lets the rest go on.
+The checkpoint comes before everything that can fail or take long. A step that fails gives a warning, or becomes the
+run's error if there is none yet, and the next step follows. Every step has a time limit. A request to stop interrupts
+a running evaluation, not the other steps.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from asyncrl.storage.run_directory import RunDirectory
 T = TypeVar("T")
 
 STEP_SECONDS = 60.0
-"""Longest that the report, and the checkpoint, are waited for; both take milliseconds unless a device or disk hangs."""
+"""Time limit of the report and of the checkpoint; both take milliseconds unless a device or disk hangs."""
 EVALUATION_SHARE = 0.5
-"""Most time that the final evaluation may take, as a share of the training time ..."""
+"""Time limit of the final evaluation, as a share of the training time."""
 EVALUATION_SECONDS = 60.0
-"""... and how long it may always take."""
+"""Lower bound of that limit."""
 TELL_SECONDS = 0.5
-"""Interval at which the state of the final evaluation is shown."""
+"""Interval at which the progress of the final evaluation is shown."""
 GRACE_SECONDS = 5.0
-"""How long an evaluation may take to answer once its time is over, before its process is killed."""
+"""Extra time for an evaluation to answer after its time limit, before its process is killed."""
 
 COMPLETE = ("total_steps", "max_seconds", "target_return", "target_training_return")
-"""Reasons to stop that the run was started with: it has finished, and its weights are worth an evaluation."""
+"""Stop reasons that are options of the run; only a run that ended by one of them gets a final evaluation."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves.
+    """Result of a run.
 
     Attributes:
-        policy: the weights that were evaluated last (those that reached the target, if it was reached).
-        best: the policy of the best evaluation, or None where none was made.
-        evaluation: of those weights, or None where none was made.
-        summary: what `summary.json` holds.
-        snapshot: the last one.
+        policy: policy with the weights that reached the target, or else with the learner's last weights.
+        best: policy of the best evaluation, or None without an evaluation.
+        evaluation: evaluation of `policy`, or None if there was none.
+        summary: content of `summary.json`.
+        snapshot: the last snapshot.
     """
 
     policy: PortablePolicy
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Evaluator(Protocol):
-    """What the end of a run needs of the evaluator: a limit of time, how far it is, and how its last one went."""
+    """Evaluator attributes that the end of a run uses; see `RemoteEvaluator`."""
 
     max_seconds: float | None
     finished_episodes: int
@@ -82,21 +82,21 @@ class Evaluator(Protocol):
 
 @dataclass
 class Ending:
-    """Ends one run; event-loop thread only, while everything of the run is still open.
+    """Ends one run; event-loop thread only, before any part of the run is closed.
 
     Args:
-        directory: where the summary goes.
-        clock: the training clock; it stands.
-        publish: makes the last snapshot and shows it: of a report, a stop reason and an error.
+        directory: where the summary is written.
+        clock: the training clock, paused.
+        publish: makes and shows the last snapshot from a report, a stop reason and an error.
         actor_wait_seconds: see `summarize`.
-        stop_requested: set when somebody asks the run to stop.
-        eval_episodes: episodes of the final evaluation.
-        learner, saver, schedule, evaluator: of the run, None where it failed before they were built.
-        make_policy: the policy with given weights, evaluated or the last ones.
-        last_report: the learner's report of the last snapshot, used where it cannot give one any more.
-        weights: those that reached the target, or None: the learner's present ones.
-        evaluates: whether there is a final evaluation; only the first of several groups makes one.
-        on_evaluation: told twice a second how many episodes of the final evaluation have finished, and how many it has.
+        stop_requested: set when the run is asked to stop.
+        eval_episodes: number of episodes of the final evaluation.
+        learner, saver, schedule, evaluator: parts of the run, None if it failed before they were built.
+        make_policy: makes the policy of given weights and their evaluation or the last snapshot.
+        last_report: the learner's report in the last snapshot, used if the learner cannot report any more.
+        weights: weights that reached the target, or None for the learner's current ones.
+        evaluates: whether there is a final evaluation; only rank 0 of several groups makes one.
+        on_evaluation: called twice a second with the finished and the total episodes of the final evaluation.
     """
 
     directory: RunDirectory
@@ -118,14 +118,14 @@ class Ending:
     async def end(
         self, reason: str, error: BaseException | None
     ) -> tuple[Outcome | None, BaseException | None]:
-        """Take every step.
+        """Run every step of the end.
 
         Args:
             reason: why training ended.
-            error: what ended it, or None.
+            error: the error that ended it, or None.
 
         Returns:
-            What the run leaves, None where it has no weights to give; and `error`, or the error that showed only now.
+            The result of the run, None without usable weights; and `error`, or the first error of these steps.
         """
         reached = self.weights is not None
         report, weights, error = await self._look_at_learner(error)
@@ -136,13 +136,13 @@ class Ending:
             try:
                 await self._save(weights)
             except TrainingDiverged as diverged:
-                # Weights that are NaN only now fail the run, which tells it and leaves its summary all the same.
+                # Weights that are found to be NaN only now fail the run; it still writes its summary.
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = (self.schedule.last if reached and self.schedule else None), None
         if error is None and reason in COMPLETE and learned and not reached and self.evaluates:
             evaluation, failure = await self._evaluate()
             if evaluation is not None and weights is not None:
-                await self._save(weights)  # again, so that a run that goes on knows of this evaluation
+                await self._save(weights)  # again, so that a resumed run has this evaluation
         text = None if error is None else describe_error(error)
         snapshot = self.publish(report, reason, text)
         summary = summarize(snapshot, report, evaluation, self.actor_wait_seconds())
@@ -168,7 +168,7 @@ class Ending:
     async def _look_at_learner(
         self, error: BaseException | None
     ) -> tuple[LearnerReport | None, NDArray[np.float32] | None, BaseException | None]:
-        """The last report, the weights to keep (None of a learner that diverged) and the run's error."""
+        """Return the last report, the weights to keep (None if the learner diverged) and the run's error."""
         report, weights = self.last_report, self.weights
         if self.learner is None:
             return report, weights, error
@@ -177,7 +177,7 @@ class Ending:
             if weights is None and not isinstance(error, TrainingDiverged):
                 weights, _ = await _limited(self.learner.current_weights())
         except Exception as raised:
-            # A learner that ended the run by an error may well fail again here; the first error is the one to tell.
+            # A learner whose error ended the run may fail again here; the first error is kept.
             error = error or raised
         return report, weights, error
 
@@ -186,7 +186,7 @@ class Ending:
         await save_before_evaluating(self.saver, weights)
 
     async def _evaluate(self) -> tuple[EvaluationResult | None, str | None]:
-        """The final evaluation, or None and why there is none."""
+        """Make the final evaluation; returns its result or None, and the reason for None."""
         assert self.schedule is not None and self.evaluator is not None
         seconds = evaluation_seconds(self.clock)
         self.evaluator.max_seconds = seconds
@@ -209,7 +209,7 @@ class Ending:
         return None, failure
 
     async def _wait_and_tell(self, tasks: tuple[asyncio.Task[Any], ...], seconds: float) -> None:
-        """Wait for the first of `tasks`, `seconds` at most; tell meanwhile how far the evaluation is."""
+        """Wait for the first of `tasks`, at most `seconds`; call `on_evaluation` every `TELL_SECONDS` meanwhile."""
         assert self.evaluator is not None
         now = asyncio.get_running_loop().time
         end = now() + seconds
@@ -227,15 +227,15 @@ class Ending:
 
 
 def evaluation_seconds(clock: TrainClock) -> float:
-    """How long an evaluation may take once training has ended."""
+    """Time limit of an evaluation after the end of training."""
     return max(EVALUATION_SECONDS, EVALUATION_SHARE * clock.train_seconds)
 
 
 async def save_before_evaluating(saver: CheckpointSaver, weights: NDArray[np.float32] | None = None) -> None:
-    """Write a checkpoint with `weights`, or the learner's present ones, before anything that may fail or take long.
+    """Write a checkpoint with `weights`, or the learner's current ones, before anything that may fail or take long.
 
-    Raises `TrainingDiverged` where those are NaN or infinite; whatever else fails is a warning. A disk that hangs is
-    waited for, and told of, once.
+    Raises `TrainingDiverged` if they are NaN or infinite. Any other error, or no answer within `STEP_SECONDS`, gives a
+    warning and sets `saver.hangs`; later calls then return at once, so that a disk that hangs is waited for once.
     """
     if saver.hangs:
         return
@@ -249,7 +249,7 @@ async def save_before_evaluating(saver: CheckpointSaver, weights: NDArray[np.flo
 
 
 async def _limited(answer: Awaitable[T]) -> T:
-    """What `answer` gives. Raises `AsyncRLError` where it gives nothing for `STEP_SECONDS`."""
+    """Await `answer`. Raises `AsyncRLError` after `STEP_SECONDS`."""
     try:
         async with asyncio.timeout(STEP_SECONDS):
             return await answer

@@ -1,4 +1,4 @@
-"""Last finished training episodes of all actors."""
+"""Window of the last finished training episodes of all actors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class EpisodeWindow:
     """The last `EPISODE_WINDOW` finished training episodes of all actors.
 
     Attributes:
-        by_steps: in order of the steps that an actor has made in its finished episodes, then of the actor's index. In
+        by_steps: whether episodes are ordered by the actor's steps in finished episodes, then by the actor's index. In
             lockstep actors make equal numbers of steps, and the window must not depend on which actor is read first.
-            False: in order of arrival, since actors of relaxed runs make unequal numbers of steps.
-        count: episodes so far.
+            False orders by arrival, since actors of relaxed runs make unequal numbers of steps.
+        count: number of episodes so far.
     """
 
     by_steps: bool = False
     count: int = 0
     _last: list[tuple[int, int, float, int]] = field(default_factory=list)
-    """Of each episode: its place in the order, the actor, return, length; sorted."""
+    """Place in the order, actor, return and length of each episode; sorted."""
     _steps: dict[int, int] = field(default_factory=dict)
-    """Steps in finished episodes, by actor."""
+    """Number of steps in finished episodes, by actor."""
 
     def extend(self, episodes: Iterable[tuple[int, float, int]]) -> None:
         """Add finished episodes (actor's index, undiscounted return, length in steps), each actor's in their order."""
@@ -57,7 +57,7 @@ class EpisodeWindow:
         return sum(entry[3] for entry in self._last) / len(self._last) if self._last else None
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as arrays."""
+        """State for `restore`, as arrays."""
         known = range(max(self._steps, default=-1) + 1)
         places, actors, returns, lengths = zip(*self._last, strict=True) if self._last else ((), (), (), ())
         return {

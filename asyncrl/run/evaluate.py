@@ -1,25 +1,25 @@
-"""Schedule of evaluations, and the rule by which one ends the run.
+"""Schedule of evaluations, and the rule by which an evaluation ends the run.
 
-Regular evaluations run beside training, on copies of its weights. By steps (`CopiesBySteps`) the learner's thread makes
-the copies at fixed environment steps and they are evaluated in that order, none left out, so that neither the learning
+Regular evaluations run in parallel with training, on copies of the weights. By steps (`CopiesBySteps`) the learner's
+thread makes the copies at fixed environment steps and every copy is evaluated, in order, so that neither the learning
 curve nor the steps to the target depend on the speed of the machine. By seconds (`CopiesBySeconds`) the newest weights
-are copied whenever an interval has passed.
+are copied at intervals of training time.
 
-One that reaches `target_return` over its few episodes is only a hint (the best of many noisy means is biased upwards):
-training is then held, its clock with it, and the *same* weights play `target_eval_episodes` fresh episodes. Only their
-mean decides, and only it is recorded. So `train_seconds` holds no evaluation that training waited for, and the weights
-a run returns are the first, in the order of training, that passed.
+A regular evaluation that reaches `target_return` over its few episodes is only a hint, because the best of many noisy
+means is biased upwards. Training and its clock are then held, and the *same* weights play `target_eval_episodes` fresh
+episodes. Only this confirmation decides, and only it is recorded. So `train_seconds` excludes every evaluation that
+training waited for, and a run returns the first weights, in the order of training, that passed.
 
-An evaluation that fails (the environment raises on a greedy path, the evaluator is killed too often) ends nothing: that
-is told once (ASYNC041), its copy has no result, and the next copy is evaluated as usual. One case is left: where
-`target_return` is the only rule that can end the run, `FAILURES_IN_A_ROW` failures are taken to mean that no evaluation
-will ever succeed, and the last of them ends the run, with its weights saved.
+An evaluation that fails (the environment raises on a greedy path, the evaluator is killed too often) does not end the
+run: one warning is given (ASYNC041), its copy has no result, and the next copy is evaluated as usual. The exception:
+if `target_return` is the only rule that can end the run, the last of `FAILURES_IN_A_ROW` consecutive failures ends it,
+with its weights saved, because evaluations are then not expected to succeed any more.
 
-Training that has used up its steps still has the copies that wait evaluated, for one of them may reach the target.
-Training has nothing to wait for then, so each is given a limit of time, and the first that passes it is the last.
+When training has used up its steps, the waiting copies are still evaluated, since one of them may reach the target.
+Each then has a time limit, and the first to exceed it is the last.
 
-Episodes are drawn by the kind and the number of the evaluation: evaluation k of a run plays the same episodes in every
-run of its seed, however many confirmations came before it.
+The episodes are drawn from the kind and the number of the evaluation: evaluation k plays the same episodes in every
+run of the same seed, however many confirmations came before it.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from asyncrl.show.metrics import EvaluationResult
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
 FAILURES_IN_A_ROW = 5
-"""Evaluations that fail one after the other before a run that only an evaluation can end is given up."""
+"""Consecutive failed evaluations that end a run that only an evaluation can end."""
 
 
 class Evaluator(Protocol):
-    """Plays greedy episodes with given weights somewhere off the loop's thread."""
+    """Plays greedy episodes with given weights, outside the event-loop thread."""
 
     async def evaluate(
         self, weights: NDArray[np.float32], episodes: int, key: tuple[int, ...] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Returns and lengths of exactly `episodes` fresh episodes, the same ones for the same key."""
+        """Play exactly `episodes` fresh episodes, the same ones for the same key; returns their returns and lengths."""
         ...
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How long to evaluate, and what ends the run.
+    """Numbers of episodes, and the target that ends the run.
 
     Attributes:
-        episodes: of a regular evaluation.
+        episodes: number of episodes of a regular evaluation.
         target_return: mean return that ends the run, or None.
-        target_episodes: episodes that confirm it.
-        only_stop: no other rule can end the run.
-        groups: how many groups take the run's steps; only one evaluates, and its own steps count for all.
+        target_episodes: number of episodes of a confirmation.
+        only_stop: whether no other rule can end the run.
+        groups: number of groups of the run; results have the evaluating group's own steps times this number.
     """
 
     episodes: int
@@ -78,20 +78,20 @@ class EvaluationSchedule:
     """Evaluates copy after copy until the target is reached or training has ended; event-loop thread only.
 
     Args:
-        plan: how long.
-        evaluator: who plays.
-        trainee: who is held while a hint is confirmed.
-        clock: the training clock; paused while a confirmation runs, and from the end of training on.
-        copies: which weights.
+        plan: numbers of episodes and the target.
+        evaluator: plays the episodes.
+        trainee: the learner, which is held during a confirmation.
+        clock: the training clock; paused during a confirmation and from the end of training on.
+        copies: source of the weights to evaluate.
         on_best: awaited with the result and weights of an evaluation better than all before it.
-        on_evaluation: called with the result of every evaluation, in order; a hint counts for its confirmation.
+        on_evaluation: called with every recorded result, in order; of a hint and its confirmation only the latter.
 
     Attributes:
         evaluations: results of all evaluations so far, in order.
         best: the best of them (the first of several), or None.
-        best_weights: the weights of the best, or None.
-        holds_training: whether training stands still for an evaluation, or has ended and evaluation goes on.
-        rounds: copies that were evaluated.
+        best_weights: the weights of `best`, or None.
+        holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
+        rounds: number of copies that were evaluated.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class EvaluationSchedule:
 
     @property
     def last(self) -> EvaluationResult | None:
-        """The last evaluation, None before the first."""
+        """Last evaluation, None before the first."""
         return self.evaluations[-1] if self.evaluations else None
 
     async def run(self) -> NDArray[np.float32] | None:
-        """Evaluate every copy; return the weights that reached the target, or None when all were evaluated.
+        """Evaluate every copy; returns the weights that reached the target, or None when all were evaluated.
 
-        Raises what an evaluation has raised where no other rule can end the run and evaluations keep failing.
+        Raises the error of the last of `FAILURES_IN_A_ROW` failed evaluations if no other rule can end the run.
         """
         while (timed := await self._copies.next()) is not None:
             self._current = timed
@@ -151,7 +151,7 @@ class EvaluationSchedule:
         return None
 
     def pending(self, waiting: tuple[WeightSnapshot, ...]) -> tuple[WeightSnapshot, ...]:
-        """The copies that have no result yet: the one that plays now, and those that wait."""
+        """Copies without a result: the one that is being evaluated, and those that wait."""
         return waiting if self._current is None else (self._current.copy, *waiting)
 
     def go_on_from(
@@ -161,15 +161,15 @@ class EvaluationSchedule:
         best: EvaluationResult | None,
         best_weights: NDArray[np.float32] | None,
     ) -> None:
-        """Take over the evaluations of an earlier run, of which `rounds` copies were evaluated; before `run`."""
+        """Restore the evaluations of an earlier run, which evaluated `rounds` copies; before `run`."""
         self.evaluations, self.rounds = evaluations, rounds
         self.best, self.best_weights = best, best_weights
 
     def training_ended(self, limit_seconds: float | None = None) -> None:
-        """The learner has used up its steps: stop the clock, evaluate what waits, then let `run` return.
+        """Note that the learner has used up its steps: pause the clock; `run` returns after the waiting copies.
 
         Args:
-            limit_seconds: how long each evaluation may take from now on, the present one included; None is no limit.
+            limit_seconds: time limit of each evaluation from now on, including the current one; None is no limit.
         """
         self._training_ended = True
         self.holds_training = True
@@ -180,14 +180,14 @@ class EvaluationSchedule:
         self._copies.end()
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
-        """One evaluation of the present weights, recorded like any other."""
+        """Evaluate the current weights and record the result like any other."""
         timed = TimedCopy(await copy_of(self._trainee), self._clock.train_seconds)
         result = await self._play(timed, episodes, (FINAL,))
         await self._record(result, timed.copy.weights)
         return result
 
     async def _evaluate(self, timed: TimedCopy) -> bool:
-        """Evaluate one copy and record it; whether it has reached the target."""
+        """Evaluate one copy and record it; returns whether it has reached the target."""
         result = await self._play_within_limit(timed, self._plan.episodes, (REGULAR, self.rounds))
         reached = False
         if self._reaches_target(result):
@@ -200,7 +200,7 @@ class EvaluationSchedule:
         return reached
 
     def _note_failure(self, error: Exception) -> None:
-        """Tell of the first; raise the last of too many where nothing else can end the run."""
+        """Warn of the first failure; raise `error` after too many in a row if nothing else can end the run."""
         self._failures += 1
         if self._plan.only_stop and self._failures >= FAILURES_IN_A_ROW:
             raise error
@@ -222,11 +222,11 @@ class EvaluationSchedule:
     async def _play_within_limit(
         self, timed: TimedCopy, episodes: int, key: tuple[int, ...]
     ) -> EvaluationResult:
-        """`_play`, within the limit that training's end has set or sets meanwhile. Raises `TimeoutError` past it."""
+        """`_play`, within the time limit that `training_ended` has set or sets meanwhile. Raises `TimeoutError`."""
         async with asyncio.timeout(self._limit_seconds) as self._playing:
             try:
                 return await self._play(timed, episodes, key)
-            except TimeoutError as error:  # of the evaluator's own: not the limit
+            except TimeoutError as error:  # the evaluator's own, not the limit's
                 raise RuntimeError("the evaluator timed out") from error
             finally:
                 self._playing = None
@@ -246,7 +246,7 @@ class EvaluationSchedule:
         )
 
     async def _confirm(self, timed: TimedCopy) -> EvaluationResult:
-        """Fresh episodes of the same weights while training stands still; it stays so until `_let_train`."""
+        """Play fresh episodes with the same weights; training is held until `_let_train`."""
         self.holds_training = True
         if not self._training_ended:
             await self._trainee.hold()

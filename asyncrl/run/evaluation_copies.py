@@ -1,4 +1,4 @@
-"""Copies of weights to evaluate: made by the learner at fixed steps, or of the newest after some seconds."""
+"""Copies of weights to evaluate: made by the learner at fixed environment steps, or at intervals of training time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 
 
 class Trainee(Protocol):
-    """What evaluation needs of the learner."""
+    """Part of the learner's interface that evaluation uses."""
 
     @property
     def updates(self) -> int: ...  # noqa: D102
@@ -25,45 +25,45 @@ class Trainee(Protocol):
     def inserted_steps(self) -> int: ...  # noqa: D102
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
-        """A copy of the acting weights and their version."""
+        """Return a copy of the acting weights, and their version."""
         ...
 
     async def hold(self) -> None:
-        """Stand still."""
+        """Pause training."""
         ...
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `hold`."""
         ...
 
 
 @dataclass(frozen=True)
 class TimedCopy:
-    """Weights to evaluate, and the training clock when they were copied."""
+    """Weights to evaluate, and the training seconds at which they were copied."""
 
     copy: WeightSnapshot
     train_seconds: float
 
 
 class Copies(Protocol):
-    """Where the schedule finds the next weights to evaluate; event-loop thread only."""
+    """Source of the weights to evaluate; event-loop thread only."""
 
     async def next(self) -> TimedCopy | None:
-        """The next copy, or None where training has ended and all copies were taken."""
+        """Wait for the next copy; returns None once training has ended and all copies were taken."""
         ...
 
     def end(self) -> None:
-        """Training has ended: no copy is added any more."""
+        """Note that training has ended and no copy will be added."""
         ...
 
 
 class CopiesBySteps:
-    """Copies that the learner makes at fixed environment steps, in their order.
+    """Copies that the learner makes at fixed environment steps, in order.
 
     Args:
-        snapshots: where the learner puts them; this object sets `snapshots.arrived`.
+        snapshots: queue that the learner fills; this object sets `snapshots.arrived`.
         clock: the training clock, read when a copy arrives.
-        taken: called when a copy was taken out, because the learner may be waiting for room.
+        taken: called after a copy was taken, because the learner may wait for room in the queue.
     """
 
     def __init__(self, snapshots: WeightSnapshots, clock: TrainClock, taken: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class CopiesBySteps:
         snapshots.arrived = self._arrived
 
     async def next(self) -> TimedCopy | None:
-        """The oldest copy that was not evaluated yet."""
+        """Wait for the oldest copy that was not evaluated yet; see `Copies`."""
         while not self._arrivals:
             if self._ended:
                 return None
@@ -89,7 +89,7 @@ class CopiesBySteps:
         return TimedCopy(copy, self._arrivals.popleft())
 
     def end(self) -> None:
-        """Training has ended; what waits is still to be evaluated."""
+        """Note that training has ended; the waiting copies are still evaluated."""
         self._ended = True
         self._changed.set()
 
@@ -103,11 +103,11 @@ class CopiesBySteps:
 
 
 class CopiesBySeconds:
-    """The newest weights, whenever an interval of training time has passed and they have changed.
+    """Copies of the newest weights, made when an interval of training time has passed and the weights have changed.
 
     Args:
         interval_seconds: least training time between two copies.
-        trainee: whose weights.
+        trainee: the learner whose weights are copied.
         clock: the training clock.
     """
 
@@ -119,7 +119,7 @@ class CopiesBySeconds:
         self._ended = asyncio.Event()
 
     async def next(self) -> TimedCopy | None:
-        """The weights of now, once they are due."""
+        """Copy the current weights when the next copy is due; returns None after the end of training."""
         due = self._clock.train_seconds + self._interval
         while not self._ended.is_set() and (
             self._trainee.updates <= self._updates_then or self._clock.train_seconds < due
@@ -132,17 +132,17 @@ class CopiesBySeconds:
         return TimedCopy(copy, self._clock.train_seconds)
 
     def end(self) -> None:
-        """Training has ended; nothing more is evaluated."""
+        """Note that training has ended; nothing more is evaluated."""
         self._ended.set()
 
     async def _sleep(self, seconds: float) -> None:
-        # Not `wait_for`, which drops a cancellation that comes together with the event before Python 3.12.
+        # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
 
 
 async def copy_of(trainee: Trainee) -> WeightSnapshot:
-    """The present weights, with the counters of the moment after they were copied."""
+    """Copy the current weights; the counters are read after the copy was made."""
     weights, version = await trainee.current_weights()
     return WeightSnapshot(weights, version, trainee.updates, trainee.inserted_steps)

@@ -1,4 +1,4 @@
-"""Counters of a run of groups that goes on, and the checkpoint that one goes on from that was started again."""
+"""Counters of a resumed run of several groups, and the checkpoint of one that torchrun has restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.storage.resume import Resumption, prepare_resumption
 
 
 def last_checkpoint(config: TrainerConfig) -> Resumption | None:
-    """Where a run that torchrun has started again goes on from; None where it left nothing."""
+    """Latest checkpoint of a run that torchrun has restarted; None if there is none."""
     latest = Path(config.run_dir or "") / "checkpoints" / "latest"
     if config.run_dir is None or not latest.exists():
         return None
@@ -17,6 +17,10 @@ def last_checkpoint(config: TrainerConfig) -> Resumption | None:
 
 
 def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
-    """Steps and updates that were made before, beyond those from which `groups` groups go on counting."""
+    """Steps and updates of the earlier run that the `groups` groups' own counters do not include.
+
+    Every group counts on from the counters of rank 0's checkpoint, so (groups - 1) times those are subtracted from the
+    other groups' steps and updates; fused gradients are the same updates in all groups, which count once.
+    """
     again = (groups - 1) * resumed.env_steps, (groups - 1) * resumed.meta.updates
     return resumed.other_steps - again[0], resumed.other_updates - (fusion != "gradients") * again[1]

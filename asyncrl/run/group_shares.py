@@ -1,8 +1,8 @@
-"""Shares of one group: what a run's options mean for each of its groups.
+"""Options of one group, derived from the options of the run.
 
-Steps count over all groups, so a group's limits and schedules are their N-th part; the replay is sharded by group.
-Seeds are spawned from the run's. Rank 0 evaluates, writes the run and serves the page; every other group writes to a
-directory `groups/<rank>` in the run's, evaluates nothing and serves nothing.
+Steps count over all groups, so each of N groups gets 1/N of every limit and schedule; the replay is sharded by group.
+Seeds are spawned from the run's seed. Rank 0 evaluates, writes the run and serves the page. Every other group writes to
+the directory `groups/<rank>` in the run's, and neither evaluates nor serves a page.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from asyncrl.protocols import Algorithm
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
 
 STEP_OPTIONS = ("learning_starts", "replay_capacity", "exploration_steps", "random_steps")
-"""Options of an algorithm that count environment steps over all actors."""
+"""Algorithm options that are numbers of environment steps over all actors."""
 OWN_OPTIONS = (
     *("run_dir", "http", "host", "device", "torch_threads", "num_actors", "env_file", "burst_seconds"),
     *("report_interval_seconds", "report_interval_steps", "checkpoint_interval_seconds", "checkpoints_kept"),
 )
-"""Options of a run that may differ from rank to rank."""
+"""Run options that may differ between ranks."""
 
 
 def share_of(
     config: TrainerConfig, rank: int, groups: int, *, on_machine: int = 1, done: int = 0, counted: int = 0
 ) -> TrainerConfig:
-    """The options of one group; `on_machine` groups share the cores of this machine.
+    """Options of one group; `on_machine` groups share the cores of this machine.
 
-    Of a run that goes on after `done` steps of all groups, each goes on counting from `counted`, and takes its part of
-    what is left. Stopping rules but for `total_steps` are rank 0's, which tells the others.
+    When a run is resumed after `done` steps of all groups, each group counts on from `counted` and takes its share of
+    the remaining steps. Only rank 0 has the stopping rules other than `total_steps`; it sends its stop to the others.
     """
     left = None if config.total_steps is None else max(0, config.total_steps - done)
     changed: dict[str, Any] = {
@@ -55,13 +55,13 @@ def share_of(
 
 
 def _free(folder: Path, name: str) -> Path:
-    """A directory that is not there yet: `name`, or `name-2` and so on of a group that was started again."""
+    """First unused path of `name`, `name-2` and so on in `folder`; a group that is restarted gets the next one."""
     names = itertools.chain((name,), (f"{name}-{life}" for life in itertools.count(2)))
     return next(folder / own for own in names if not (folder / own).exists())
 
 
 def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
-    """The algorithm's record with a group's part of every number of environment steps."""
+    """Return the algorithm's record with a group's share of every option in `STEP_OPTIONS`."""
     given = {name: getattr(algorithm, name, None) for name in STEP_OPTIONS}
     changed: dict[str, Any] = {name: _part(value, groups) for name, value in given.items() if value}
     record: Any = algorithm
@@ -70,12 +70,12 @@ def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
 
 
 def seed_of(seed: int, rank: int) -> int:
-    """Seed of a group; rank 0 keeps the run's."""
+    """Seed of a group; rank 0 has the run's seed."""
     return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
 
 
 def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:
-    """The options that must be the same on every rank, by name."""
+    """Options that must be equal on all ranks, by name."""
     run = {name: value for name, value in option_values(config).items() if name not in OWN_OPTIONS}
     return {**run, **{f"{algorithm.name}.{k}": v for k, v in option_values(algorithm).items()}}
 

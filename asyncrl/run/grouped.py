@@ -1,6 +1,6 @@
-"""A run that is one of several groups: joins the others, and ties its learner, stops, errors and snapshots to theirs.
+"""A run that is one of several groups: it joins the others and couples learner, stops, errors and snapshots to theirs.
 
-Used on the run's event-loop thread. Without groups nothing of `asyncrl.groups` is imported but `place`.
+Used on the run's event-loop thread. Without groups nothing of `asyncrl.groups` but `place` is imported.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def own_place(config: TrainerConfig) -> Place | None:
-    """This process's place where torchrun has started it as one of several ranks, else None.
+    """Place of this process if torchrun has started it as one of several ranks, else None.
 
     Raises:
-        ConfigurationError: `groups` is not how many ranks there are.
+        ConfigurationError: `groups` is neither 1 nor the number of ranks.
     """
     if "WORLD_SIZE" not in os.environ:
         return None
@@ -52,17 +52,17 @@ class Group:
     """One group of a run. Made by `join`.
 
     Args:
-        session: with the other ranks.
-        config, algorithm: of the whole run.
-        resumed: the checkpoint of rank 0 that the run goes on from.
+        session: the session with the other ranks.
+        config, algorithm: options of the whole run.
+        resumed: the checkpoint of rank 0 to resume from, or None.
 
     Attributes:
         session: as given.
         whole: options of the whole run and of its algorithm.
         config, algorithm: this group's shares.
-        resumed: the checkpoint that this group goes on from, or None.
-        step_limit: environment steps that this group may take at most. Where fusion is `async` it is all of the run's,
-            so that a fast group takes over what a slow one leaves.
+        resumed: the checkpoint to resume this group from, or None.
+        step_limit: limit of this group's environment steps. With `async` fusion it is the limit of the whole run, so
+            that a fast group takes over the steps of a slow one.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Group:
         resumed: Resumption | None,
         cancelled: Callable[[], bool],
     ) -> Group:
-        """Meet the other ranks at `place`; `cancelled` is asked meanwhile. Raises what `Session` raises."""
+        """Join the other ranks from `place`; `cancelled` is polled meanwhile. Raises what `Session` raises."""
         from asyncrl.groups.fusing import FusionOptions
         from asyncrl.groups.session import Session
 
@@ -123,18 +123,18 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this group evaluates and writes the run."""
+        """Whether this is rank 0, which evaluates and writes the run."""
         return self.session.leads
 
     async def attach(
         self, learner: Learner, stop: Callable[[str], None], fail: Callable[[BaseException], None]
     ) -> None:
-        """Tie the learner to those of the other groups.
+        """Connect the learner to the learners of the other groups.
 
         Args:
-            learner: ready, and not started.
-            stop: ends the run on this loop, as another group has.
-            fail: the same with an error.
+            learner: the learner, ready and not started.
+            stop: ends the run on this loop; called when another group has stopped.
+            fail: ends the run with an error; called when a group is lost or has failed.
 
         Raises:
             GroupLost, ConfigurationError: see `Session.attach`.
@@ -165,7 +165,7 @@ class Group:
         self._state = "training"
 
     async def learn(self, learner: Learner) -> None:
-        """Run the learner to its end, then fuse for the last time. Raises `GroupLost` where a rank is lost."""
+        """Run the learner to its end, then fuse for the last time. Raises `GroupLost` if a rank is lost."""
         from asyncrl.groups.peers import PeerLost
 
         try:
@@ -177,16 +177,16 @@ class Group:
         self._state = "finished"
 
     def tell_stop(self, reason: str) -> None:
-        """Stop the other groups for the same reason; one that has used up its own steps stops nobody."""
+        """Stop the other groups for the same reason, unless this group has only used up its own share of the steps."""
         if reason != "total_steps" or self.whole[0].fusion == "async":
             self.session.tell_stop(reason)
 
     def tell_failure(self, error: BaseException) -> None:
-        """Fail the other groups, where they cannot go on without this one."""
+        """Fail the other groups with `error` if they cannot continue without this one."""
         self.session.tell_failure(describe_error(error))
 
     async def leave(self) -> None:
-        """Let go of the other groups."""
+        """Leave the session with the other groups."""
         self._state = "ended"
         await asyncio.to_thread(self.session.leave)
 
@@ -203,7 +203,7 @@ class Group:
         }
 
     def _beat(self, statuses: dict[int, dict[str, Any]]) -> None:
-        """On rank 0 with `async`, end the job where all groups together have taken its steps."""
+        """On rank 0 with `async` fusion, end the job once all groups together have taken its steps."""
         total = self.whole[0].total_steps
         counts = self.leads and self.whole[0].fusion == "async" and total is not None
         done = self._before[0] + sum(status["env_steps"] for status in statuses.values())
@@ -213,13 +213,13 @@ class Group:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
-        """`snapshot` with its totals over all groups, and one record per group; that of rank 0 is the run's."""
+        """Return `snapshot` with totals over all groups and one record per group; on other ranks than 0, unchanged."""
         self._rates = snapshot.env_steps_per_second, snapshot.updates_per_second
         if not self.leads:
             return snapshot
         groups, counted = self.groups(), self.others()
         others = [group for group in groups if group.rank]
-        together = self.whole[0].fusion != "gradients"  # otherwise all groups make the same updates
+        together = self.whole[0].fusion != "gradients"  # with fused gradients all groups make the same updates
         return dataclasses.replace(
             snapshot,
             groups=groups,
@@ -233,9 +233,9 @@ class Group:
         )
 
     def others(self) -> dict[str, list[int]]:
-        """Steps and updates of the other groups so far, as they count beside rank 0's; for its checkpoints.
+        """Steps and updates of the other groups, to be added to rank 0's; for its checkpoints.
 
-        Fused gradients are the same updates in all groups, which count once.
+        With fused gradients all groups make the same updates, which count once.
         """
         others = [group for group in self.groups() if group.rank]
         together = self.whole[0].fusion != "gradients"
@@ -246,7 +246,7 @@ class Group:
         }
 
     def groups(self) -> tuple[GroupStatistics, ...]:
-        """What every group has told last, in the order of ranks."""
+        """Latest statistics of every group, in the order of ranks."""
         heard = self.session.statuses()
         heard[self.session.place.rank] = {**self._status(), **dataclasses.asdict(self.session.statistics())}
         names = [field.name for field in dataclasses.fields(GroupStatistics) if field.name != "rank"]

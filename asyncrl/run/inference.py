@@ -1,4 +1,4 @@
-"""Where the policy's network runs: in every actor, or in one server on the learner's side (`inference`)."""
+"""Setup of the option `inference`: the policy's network runs in every actor, or in a server on the learner's side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncrl.shm.weights import WeightMailbox
 
 
 def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
-    """Layout of the request block beside a ring: two halves where environments are stepped one by one.
+    """Layout of the request block beside a ring: two halves for several environments that are stepped one by one.
 
     Raises:
         ConfigurationError: the learner's side cannot run the policy's network (ASYNC017).
@@ -40,7 +40,7 @@ def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
 def make_requests(
     config: TrainerConfig, policy: Policy, ring: RingLayout, stack: contextlib.AsyncExitStack
 ) -> RequestBlocks | None:
-    """The actors' request blocks, closed by `stack`; None where they run the network themselves.
+    """Create the actors' request blocks, closed by `stack`; None where actors run the network themselves.
 
     Raises:
         ConfigurationError: see `request_layout`.

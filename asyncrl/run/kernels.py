@@ -1,4 +1,4 @@
-"""The kernels that a run needs, before it needs them."""
+"""Preparation of the kernels of a run before their first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.shm.prepare import prepare_run
 
 
 async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
-    """Load or compile the kernels of the learner's side; cancelled, it ends with the kernel that it is at."""
+    """Load or compile the kernels of the learner's side; a cancellation takes effect after the current kernel."""
     replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
     without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
     if config.inference == "actor":

@@ -1,4 +1,4 @@
-"""The device of a run, and a warning where the cores are too few."""
+"""Choice of a run's device, and a warning about too few cores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.errors import DeviceNotAvailable, TooManyThreads
 
 GPU_WEIGHTS = 500_000
-"""`device="auto"` takes a GPU from this many weights on; below, launching kernels costs more than computing."""
+"""Least number of weights for which `device="auto"` takes a GPU; below, kernel launches cost more than computation."""
 
 
 def warn_of_too_many_threads(config: TrainerConfig) -> None:
-    """Warn with ASYNC021 where actors alone, or torch's threads beside them, outnumber the cores."""
+    """Warn (ASYNC021) if the actors alone, or actors and several torch threads together, outnumber the cores."""
     cores = usable_cores()
     torch_threads = config.torch_threads
     if config.actors > cores or (torch_threads > 1 and config.actors + torch_threads > cores):
@@ -28,10 +28,10 @@ def warn_of_too_many_threads(config: TrainerConfig) -> None:
 
 
 def choose_device(asked: str, weight_count: int) -> str:
-    """`"cpu"` or `"cuda"`.
+    """Choose `"cpu"` or `"cuda"`.
 
     Raises:
-        DeviceNotAvailable: a GPU was asked for and torch has none; it never falls back silently (ASYNC016).
+        DeviceNotAvailable: a GPU was requested and torch has none; there is no silent fallback (ASYNC016).
     """
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:

@@ -1,6 +1,6 @@
-"""Sizes of a run's shared memory: the layout of one actor's ring, checked against what the machine has.
+"""Sizes of a run's shared memory: the layout of one actor's ring, checked against the machine's free memory.
 
-Rings are reserved before any process starts, so that a run that does not fit ends with ASYNC010 at once.
+Rings are reserved before any process starts, so that a run that does not fit ends at once with ASYNC010.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.segment import bytes_needed
 
 PADDING = 16
-"""Slots between two streams of a ring of segments: a cache line of the narrow fields, four of the wide ones."""
+"""Unused slots between two streams of a ring of segments: one cache line of narrow fields, four of wide ones."""
 
 
 def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) -> RingLayout:
-    """Layout of a ring that is the replay: the capacity divided among all streams, up to the next power of two.
+    """Layout of a ring that is the replay: the capacity divided among all streams, rounded up to a power of two.
 
     Raises:
-        ReplayTooLarge: all rings together need more memory than there is (ASYNC010).
+        ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
     """
     streams = config.actors * config.envs_per_actor
     rows = max(
@@ -45,12 +45,12 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
 
 
 def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) -> RingLayout:
-    """Layout of a ring that feeds a segment queue: the segments one actor may have in flight, and the row after.
+    """Layout of a ring that feeds a segment queue: room for an actor's segments in flight and the row after them.
 
     A segment length that is a power of two divides the ring's length, so that no segment wraps and none is copied.
 
     Raises:
-        ReplayTooLarge: all rings together need more memory than there is (ASYNC010).
+        ReplayTooLarge: all rings together need more memory than is free (ASYNC010).
     """
     rows = slots_for(
         discipline=algorithm.discipline,
@@ -82,7 +82,7 @@ def _layout(
 
 
 def _steps_that_fit(config: TrainerConfig, layout: RingLayout) -> int | None:
-    """Environment steps for which memory suffices, or None where all rings fit."""
+    """Environment steps that fit in free memory, or None if all rings fit."""
     available = available_bytes()
     if config.actors * bytes_needed(layout.arrays()) <= available:
         return None

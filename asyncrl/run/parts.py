@@ -21,16 +21,16 @@ from asyncrl.storage.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything a run is built from.
+    """Inputs that a run is built from.
 
     Attributes:
         config, algorithm: every option.
         source, spec: the environment, and its spaces.
-        directory: where logs, checkpoints and diverged batches go.
+        directory: where logs, checkpoints and diverged batches are written.
         server: forks the actors.
         clock: the training clock.
-        resumed: the checkpoint that the run goes on from, or None.
-        step_limit: most environment steps, where that is not `config.total_steps` (a group's).
+        resumed: the checkpoint to resume from, or None.
+        step_limit: limit of environment steps if it is not `config.total_steps` (for a group), or None.
     """
 
     config: TrainerConfig
@@ -53,7 +53,7 @@ class RunParts:
         policy: the acting half, with weights of zero.
         pool: the actors, ready and waiting for the first weights.
         learner: not started.
-        evaluator: plays greedy episodes in a process of its own; not started.
+        evaluator: plays greedy episodes in its own process; not started.
         saver: writes checkpoints.
         schedule: evaluates copies of the weights during training.
     """

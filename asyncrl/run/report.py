@@ -1,4 +1,4 @@
-"""The snapshot of a run, made from the statistics of its parts."""
+"""Builder of run snapshots from the statistics of the run's parts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SnapshotBuilder:
 
     Args:
         config: the run's options.
-        replay_capacity: environment steps that the rings hold; may be set later.
+        replay_capacity: capacity of all rings in environment steps; may be set later.
         clock: the training clock.
 
     Attributes:
         episodes: the last training episodes.
-        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
-        restarts_before: of the actors of an earlier run, which this one goes on from.
-        network: which convolutional network was chosen, "" for none.
+        actor_wait_seconds: mean over the actors of the seconds spent waiting for a grant while the training clock ran.
+        restarts_before: actor restarts of the earlier run that this one resumes.
+        network: name of the convolutional network, "" for none.
         inference: the inference server, None where actors run the network.
     """
 
@@ -49,16 +49,17 @@ class SnapshotBuilder:
     def go_on_from(
         self, actors: tuple[ActorStatistics, ...], learner: LearnerReport, waited: float, restarts: int
     ) -> None:
-        """Take rates from here on: what the counters say was counted by an earlier run."""
+        """Restore counters of an earlier run, so that rates count only what is added from now on."""
         self._meter = RateMeter()
         env_steps = sum(actor.env_steps for actor in actors)
         self._meter.observe(time.monotonic(), _counters(env_steps, learner))
         self.actor_wait_seconds, self.restarts_before = waited, restarts
 
     def count_waiting(self, seconds: float) -> None:
-        """Note how long the mean actor has waited since the start; time while the clock is paused does not count.
+        """Update `actor_wait_seconds` from the actors' mean waiting time since the start, in seconds.
 
-        Called often: the time between two calls counts if the clock runs at the second.
+        Time while the clock is paused does not count: the time between two calls counts if the clock runs at the
+        second call, which is exact enough because calls are frequent.
         """
         if self._clock.running:
             self.actor_wait_seconds += seconds - self._actors_waited
@@ -76,7 +77,7 @@ class SnapshotBuilder:
         stop_reason: str | None = None,
         error: str | None = None,
     ) -> Snapshot:
-        """A snapshot of this moment; rates are over the time since the last call."""
+        """Make a snapshot of the current state; rates are over the time since the last call."""
         clock, learner = self._clock, learner or LearnerReport()
         env_steps = sum(actor.env_steps for actor in actors)
         return Snapshot(
@@ -106,7 +107,7 @@ class SnapshotBuilder:
         )
 
     def _rates(self, env_steps: int, learner: LearnerReport) -> dict[str, Any]:
-        """Fields of the snapshot that are over the time since the last call."""
+        """Snapshot fields that are rates over the time since the last call."""
         inference = self.inference.statistics() if self.inference is not None else None
         rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference))
         return {
@@ -135,7 +136,7 @@ def _counters(
 
 
 def _of_options(config: TrainerConfig) -> dict[str, Any]:
-    """Fields of the snapshot that are options of the run."""
+    """Snapshot fields that are options of the run."""
     return {
         "algo": config.algo,
         "env": config.env,
@@ -148,7 +149,7 @@ def _of_options(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _of_learner(learner: LearnerReport) -> dict[str, Any]:
-    """Fields of the snapshot that the learner tells."""
+    """Snapshot fields from the learner's report."""
     metrics, balance = dict(learner.train_metrics), learner.balance
     return {
         "updates": learner.updates,
@@ -180,7 +181,7 @@ def _prefixed(name: str, statistics: HistogramStatistics) -> dict[str, float]:
 
 
 def discarded_fraction(learner: LearnerReport) -> float:
-    """Share of the inserted steps that became too stale to be used."""
+    """Share of the inserted steps that were discarded as too stale."""
     return learner.discarded_steps / max(1, learner.balance.inserted_steps)
 
 

@@ -1,7 +1,7 @@
-"""Reports of a run: when they are due, and where they go.
+"""Reports of a run: their times, and their output to files, listener and callbacks.
 
 A report is due by seconds, by environment steps and after every evaluation, whichever comes first. It becomes a
-`Snapshot` (`report.py`), which goes to the files of the run directory and to the listener.
+`Snapshot` (`report.py`), which is written to the run directory and passed to the listener and the callbacks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.writers import RunWriters
 
 LEAST_SECONDS = 0.05
-"""Least time between two reports that no evaluation asked for."""
+"""Least time between two reports, unless an evaluation requests one."""
 LOOK_SECONDS = 0.02
-"""Interval at which the environment steps are compared with the next report's."""
+"""Interval at which the environment steps are checked."""
 STALE_FRACTION = 0.5
-"""Discarded fraction from which ASYNC020 warns, once."""
+"""Discarded fraction from which ASYNC020 is given, once."""
 
 
 class ReportTimes:
@@ -56,7 +56,7 @@ class ReportTimes:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Make a report due now: an evaluation has ended."""
+        """Make a report due now, because an evaluation has ended."""
         self._asked.set()
 
     def due(self, env_steps: int) -> bool:
@@ -68,14 +68,14 @@ class ReportTimes:
         return passed and seconds >= LEAST_SECONDS
 
     def reported(self, env_steps: int) -> None:
-        """Note that a report begins now; a later `ask` is for the next one."""
+        """Note that a report begins now; a later `ask` requests the next one."""
         self._then = self._now()
         self._asked.clear()
         if self._interval_steps is not None:
             self._next_steps = (env_steps // self._interval_steps + 1) * self._interval_steps
 
     async def wait(self, env_steps: Callable[[], int]) -> None:
-        """Return when a report is due."""
+        """Wait until a report is due."""
         while not self.due(env_steps()):
             # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the event, and the
             # last evaluation asks for a report just before it ends the run.
@@ -85,7 +85,7 @@ class ReportTimes:
 
 
 class Reporting:
-    """Makes snapshots of a run, writes them and hands them to a listener; event-loop thread only.
+    """Makes snapshots of a run, writes them and passes them to the listener; event-loop thread only.
 
     Args:
         config: the run's options.
@@ -94,12 +94,12 @@ class Reporting:
         callbacks: called with every report and evaluation.
 
     Attributes:
-        state: the run's state, as the next snapshot shows it.
+        state: state of the run, for the next snapshot.
         pool, schedule: parts of the run that snapshots describe; None until they exist.
         has_epsilon: whether the policy's exploration rate is an epsilon, and is reported.
         last_report: the learner's report in the newest snapshot, or None.
         builder: makes the snapshots.
-        shown: what a snapshot becomes before anybody sees it: totals over groups.
+        shown: maps every new snapshot to the one that is published, with totals over groups.
     """
 
     def __init__(
@@ -139,30 +139,30 @@ class Reporting:
         self._writers = RunWriters(directory)
 
     def set_parts(self, replay_capacity: int, network: str, exact: bool) -> None:
-        """Set the environment steps that all rings hold, the convolutional network ("" for none), and `is_exact`."""
+        """Set all rings' capacity in environment steps, the convolutional network ("" for none) and `is_exact`."""
         self.episodes.by_steps = exact
         self.builder.replay_capacity = replay_capacity
         self.builder.network = network
 
     def actor_wait_seconds(self) -> float:
-        """Seconds that the mean actor has waited for a grant while the training clock ran."""
+        """Mean over the actors of the seconds spent waiting for a grant while the training clock ran."""
         return self.builder.actor_wait_seconds
 
     def read_actors(self) -> None:
-        """Collect the episodes that actors have finished, and the time they have waited."""
+        """Read the actors' finished episodes and waiting times."""
         if self.pool is not None:
             self.episodes.extend(self.pool.episodes())
             self.builder.count_waiting(self.pool.wait_seconds())
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """Write an evaluation at once, tell the callbacks, and make a report due that shows it."""
+        """Write an evaluation at once, call the callbacks, and make a report due that shows it."""
         if self._writers is not None:
             self._writers.write_evaluation(result)
         self.callbacks.evaluation(result)
         self._times.ask()
 
     async def run(self, learner: Learner) -> None:
-        """Report whenever it is due, until cancelled."""
+        """Publish a report whenever one is due, until cancelled."""
         while True:
             await self._times.wait(lambda: learner.inserted_steps)
             self._times.reported(learner.inserted_steps)
@@ -171,7 +171,7 @@ class Reporting:
     def publish(
         self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
     ) -> Snapshot:
-        """Make a snapshot, write it and hand it to the listener."""
+        """Make a snapshot, write it, and pass it to the listener and the callbacks."""
         self.last_report = report
         snapshot = self._last = self.shown(self._snapshot(report, stop_reason, error))
         if self._writers is not None:
@@ -182,7 +182,7 @@ class Reporting:
         return snapshot
 
     def tell(self, state: str, **fields: Any) -> None:
-        """Show a new state at once: the newest snapshot with it goes to the listener and the page, not to files."""
+        """Show a new state at once: pass the newest snapshot with it to the listener and the page, not to files."""
         self.state = state
         if self._last is not None:
             seconds = self._clock.wall_seconds
@@ -190,7 +190,7 @@ class Reporting:
             self._call_listener(self._last)
 
     def publish_last(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
-        """Make the run's last snapshot; where its parts have failed, from the one before."""
+        """Make the run's last snapshot; if that fails, from the snapshot before it."""
         self.state = "failed" if reason == "failed" else "stopped"
         try:
             if self.pool is not None:
@@ -204,7 +204,7 @@ class Reporting:
             return self._last
 
     def close(self) -> None:
-        """Close the files, and drop the references to the run's parts and so to their memory."""
+        """Close the files, and drop the references to the run's parts to free their memory."""
         self.pool = self.schedule = self.builder.inference = None
         if self._writers is not None:
             self._writers.close()
@@ -224,7 +224,7 @@ class Reporting:
         )
 
     def _call_listener(self, snapshot: Snapshot) -> None:
-        """Hand `snapshot` to the listener; one that raises is warned of once (ASYNC042) and ends nothing."""
+        """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""
         try:
             self._listener(snapshot)
         except Exception as error:
@@ -253,7 +253,7 @@ class Reporting:
 
 
 def _of_actors(pool: ActorPool | None, *, ended: bool) -> tuple[ActorStatistics, ...]:
-    """Statistics of every actor; after the end of training they are shown as stopped, whatever they still do."""
+    """Statistics of every actor; after the end of training all are shown as stopped, even if they still run."""
     if pool is None:
         return ()
     actors = pool.statistics()

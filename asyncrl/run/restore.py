@@ -1,6 +1,6 @@
-"""Restoring a run from a checkpoint: rings and actors before any process starts, everything else before it trains.
+"""Restoring a run from a checkpoint: rings and actors before any process starts, everything else before training.
 
-What the checkpoint holds stands in `run_state.py`.
+`run_state.py` describes the content of the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from asyncrl.storage.resume_rules import refused_change
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
-    """Put rings and actors where the checkpoint has them; before the pool starts.
+    """Restore rings and actors from the checkpoint; before the pool starts.
 
     Args:
-        pool: its actors do not run yet.
+        pool: the pool; its actors do not run yet.
         resumed: the checkpoint.
-        segment_length: rows of a segment, which positions are multiples of; 1 for a replay.
+        segment_length: rows per segment; ring positions are multiples of it. 1 for a replay.
 
     Raises:
         ConfigurationError: the rings have no room for the rows (ASYNC017).
-        CheckpointError: the rows are of other shapes (ASYNC019).
+        CheckpointError: the rows have other shapes (ASYNC019).
     """
     positions = _positions(pool, resumed, segment_length)
     rings = split_rings(resumed.rows) if resumed.rows is not None else []
@@ -62,7 +62,11 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
 
 
 def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> list[RingPosition]:
-    """Where each ring begins: as it was, or, without its rows, where all that was inserted may have been written."""
+    """First position of each ring: the saved one, or, without saved rows, one after all rows that can have existed.
+
+    The latter is the same for all rings: the larger of the most published rows and the inserted steps divided by the
+    streams, rounded up to a whole segment.
+    """
     saved, num = resumed.run["rings"], len(pool.actors)
     if resumed.rows is not None:
         columns = (saved[field.name].tolist() for field in dataclasses.fields(RingPosition))
@@ -75,7 +79,7 @@ def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> lis
 
 
 async def restore_learner(learner: Learner, resumed: Resumption) -> None:
-    """Let the learner go on. Raises `CheckpointError` where the state is not that of this learner (ASYNC019)."""
+    """Restore the learner. Raises `CheckpointError` if the state does not fit it (ASYNC019)."""
     priorities: list[tuple[int, NDArray[np.float32]]] | None = None
     if resumed.rows is not None:
         firsts = resumed.run["rings"]["first"].tolist()
@@ -97,7 +101,7 @@ async def restore_learner(learner: Learner, resumed: Resumption) -> None:
 
 
 async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group keeps of its own where it takes over another's state: the same numbers would be drawn twice."""
+    """Own state of a group that takes over another's: its generators, for other draws, and no past segments."""
     from asyncrl.groups.state import OWN
 
     own = await learner.state_dict()
@@ -113,7 +117,7 @@ async def restore_records(
     clock: TrainClock,
     resumed: Resumption,
 ) -> None:
-    """Take over evaluations, episodes and times; after `restore_learner`."""
+    """Restore evaluations, episodes and times; after `restore_learner`."""
     run = resumed.run
     clock.go_on_from(*run["clock"])
     evaluations = _records(run["evaluations"])

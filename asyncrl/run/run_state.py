@@ -1,16 +1,16 @@
-"""State of a run in its checkpoints; `restore.py` is how a run goes on from it.
+"""State of a run in its checkpoints; `restore.py` reads it back.
 
     always                       learner: network, optimiser, schedules' counters, normalisers, generators, pace,
                                  staleness and lag; evaluations so far and weights that wait for one; training episodes;
                                  clocks; positions of the rings
-    save_replay_buffer           and the rows of the replay with their priorities, in a file beside the checkpoint
-    lockstep, synchronous        and what the actors hold: environments, generators, exploration. Of an algorithm that
-                                 learns from replay only with save_replay_buffer
+    save_replay_buffer           also the rows of the replay with their priorities, in a file beside the checkpoint
+    lockstep, synchronous        also the actors' state: environments, generators, exploration. With a replay loop only
+                                 together with save_replay_buffer
 
-For the last two the learner stands still while they are written, and for the last the actors have made all that they
-were granted (`actors/actor_states.py`). So a run in lockstep that stops anywhere, goes on and ends has the same numbers
-as one that never stopped. Where the environments cannot be kept (`envs/env_state.py`) the actors begin new lives, as
-after a death: their first rows cut what the rings hold.
+The learner is held while rows or actor states are written. Before actor states are taken, the actors use up their
+grants (`actors/actor_states.py`). A lockstep run that stops anywhere and is resumed therefore ends with the same
+numbers as one that never stopped. If the environments' state cannot be saved (`envs/env_state.py`), the actors start
+new incarnations, as after a crash, each with a reset row that ends the trajectories in its ring.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.replay_file import SUFFIX, RowArray, write_rows
 
 ACTORS_SECONDS = 10.0
-"""How long actors may take to reach the end of what they were granted and to send their state."""
+"""Time limit for the actors to use up their grants and to send their state."""
 
 
 def keeps_rows(algorithm: Any, save_replay_buffer: bool) -> bool:
@@ -49,14 +49,14 @@ def keeps_rows(algorithm: Any, save_replay_buffer: bool) -> bool:
 
 @dataclass
 class RunCapture:
-    """Takes the state of a running run; event-loop thread only.
+    """Captures the state of a run in progress; event-loop thread only.
 
     Attributes:
-        learner, pool, reporting, schedule, clock: its parts.
-        algorithm: its record.
-        rows: whether rows are kept; see `keeps_rows`.
-        written: the file of rows that was written last, and where learner and rings stood.
-        others: counters of the other groups.
+        learner, pool, reporting, schedule, clock: parts of the run.
+        algorithm: the algorithm's record.
+        rows: whether rows are saved; see `keeps_rows`.
+        written: name of the last rows file, and the learner's updates and ring positions at that time.
+        others: returns the counters of the other groups.
     """
 
     learner: Learner
@@ -70,12 +70,15 @@ class RunCapture:
     others: Callable[[], dict[str, list[int]]] = dict
 
     async def take(self) -> dict[str, Any]:
-        """The entries `core` and `run` of a checkpoint, without rows."""
+        """Return the entries `core` and `run` of a checkpoint without rows."""
         learner = await self.learner.state_dict()
         return {"core": learner.pop("core"), "run": self._run_state(learner)}
 
     async def take_with_rows(self, folder: Path) -> dict[str, Any]:
-        """The same, with rows and actors in a file of `folder`; learning stands still meanwhile. Raises OSError."""
+        """Return the same entries and write rows and actor states to a file in `folder`, with the learner held.
+
+        A file that already has this state is not written again. Raises OSError.
+        """
         await self.learner.hold()
         try:
             states, why = await self._actor_states()
@@ -121,7 +124,7 @@ class RunCapture:
         }
 
     def _positions(self, learner: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the rings stand: exactly, or as far as the learner has taken them in."""
+        """Positions of the rings: the current ones if `is_exact`, else those up to which the learner has inserted."""
         rings = self.pool.rings
         taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
         at = [position_of(ring, int(p)) for ring, p in zip(rings, taken_in, strict=True)]
@@ -145,7 +148,7 @@ class RunCapture:
         }
 
     def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[RowArray]:
-        """What the file of rows holds; the arrays are views of shared memory."""
+        """Arrays of the rows file; they are views of shared memory."""
         found = [
             RowArray(
                 f"actor{i}",
@@ -170,11 +173,11 @@ class RunCapture:
 
 
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:
-    """Records of numbers as an array per field: thousands of them are few values of a checkpoint."""
+    """Convert records of numbers to one array per field, so that thousands of them are few values of a checkpoint."""
     names = [field.name for field in dataclasses.fields(record)]
     return {name: np.array([getattr(r, name) for r in records]) for name in names}
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """`total` in equal parts; the first has the rest."""
+    """Split `total` into equal integer parts; the first also gets the remainder."""
     return [total // parts + (total % parts if part == 0 else 0) for part in range(parts)]

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: by time, at the end, and of the best weights.
+"""Checkpoints of a run: at intervals, at the end, and of the best weights.
 
-Writing may fail: the disk is full, the directory is gone or read-only. Training goes on then, one warning (ASYNC040) is
-given for as long as it lasts, the checkpoints that are there stay whole, and the next save tries again.
+Writing may fail because the disk is full, or the directory is gone or read-only. Training then continues, one warning
+(ASYNC040) is given until a save succeeds again, existing checkpoints stay intact, and the next save tries again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from asyncrl.storage.run_directory import RunDirectory
 
 
 class CheckpointSaver:
-    """Writes checkpoints of one run, off the loop's thread and one at a time; event-loop thread only.
+    """Writes the checkpoints of one run, one at a time, in a worker thread; event-loop thread only.
 
     Args:
-        config, algorithm, spec, source: what the run is.
-        directory: where they go; one without a path saves nothing.
-        learner: whose state.
+        config, algorithm, spec, source: the run's options, algorithm and environment.
+        directory: the run directory; without a path nothing is saved.
+        learner: the learner to save.
         clock: the training clock.
-        episodes: how many training episodes have ended.
+        episodes: returns the number of finished training episodes.
 
     Attributes:
         origin: makes the policies of the run.
-        failure: why the last save failed, "" where it did not.
+        failure: why the last save failed, "" if it succeeded.
         on_saved: called with the path of every checkpoint that was written.
-        capture: takes the state; set before the first save.
-        hangs: whether the end of the run has waited for a save in vain; it does not wait for another.
+        capture: captures the state; set before the first save.
+        hangs: set by the end of the run when a save failed or did not answer in time; no further save is tried then.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class CheckpointSaver:
         self.hangs = False
 
     async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
-        """Save the learner with these acting weights, or its present ones; the file's path, "" where none was written.
+        """Save the learner with these acting weights, or its current ones; returns the path, "" if none was written.
 
-        A state that was written already is not written again: a run that ends saves before each thing that may fail.
+        A state that was already written is not written again, because the end of a run saves before every step that
+        may fail.
 
         Raises:
             TrainingDiverged: the weights are NaN or infinite.
@@ -92,11 +93,11 @@ class CheckpointSaver:
         return await self._save(weights, None)
 
     async def save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
-        """Save the learner with weights that were evaluated best so far; what fails is kept for the next save."""
+        """Save the learner with the best weights so far; if this fails, the next save writes them too."""
         await self._save(weights, result)
 
     async def save_on_request(self) -> str:
-        """Save the learner now; the file's path, "" without a directory.
+        """Save the learner now; returns the path, "" without a directory.
 
         Raises:
             ResourceError: it cannot be written.
@@ -117,8 +118,8 @@ class CheckpointSaver:
             await self.save_latest()
 
     async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
-        # A caller that is cancelled must not leave a thread that writes beside the next save: the task goes on, and
-        # holds the turn until its file stands.
+        # If the caller is cancelled, the task continues and holds the lock until its file is written, so that its
+        # worker thread never writes at the same time as the next save.
         saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
         saving.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(saving)
@@ -152,11 +153,11 @@ class CheckpointSaver:
             return path
 
     def _stands(self, what: tuple[object, ...]) -> bool:
-        """Whether this state was written last, and its file is still there."""
+        """Whether this state was the last one written, and its file still exists."""
         return self._written[1] == what and Path(self._written[0]).exists()
 
     def _what(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
-        """What tells one state of the run from another."""
+        """Key that identifies a state of the run."""
         assert self.capture is not None
         learner = self._learner
         evaluations = len(self.capture.schedule.evaluations)
@@ -169,7 +170,7 @@ class CheckpointSaver:
         )
 
     async def _state(self, *, rows: bool) -> dict[str, Any]:
-        """What the run goes on from; with rows where the run keeps them, unless the best weights are saved only."""
+        """State to resume from; with rows if the run keeps them and `rows` is set (not for the best weights)."""
         assert self.capture is not None and self._directory.checkpoints is not None
         if not (rows and self.capture.rows):
             return await self.capture.take()
@@ -178,7 +179,7 @@ class CheckpointSaver:
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         folder = self._directory.checkpoints
         assert folder is not None and self.capture is not None
-        # Rows are not written with the best weights, so that file is not the one to go on from.
+        # The best weights are written without rows, so that file is not the one to resume from.
         latest = not (best and self.capture.rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
         self.on_saved(path)

@@ -1,4 +1,4 @@
-"""The live page of a run: its server, its token, its addresses and `http.json`."""
+"""Live page of a run: its server, token, addresses and `http.json`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
 
 TOKEN_BYTES = 15
-"""Random bytes of the token: 20 characters, with which the address fits 50 columns."""
+"""Random bytes of the token. They make 20 characters, so that the address fits 50 columns."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the page shows, and what its buttons do; see `RunServer`."""
+    """Callbacks of the live page: its content and the actions of its buttons; see `RunServer`."""
 
     snapshot: Callable[[], Snapshot]
     options: Callable[[], dict[str, Any]]
@@ -31,10 +31,10 @@ class Served:
 async def serve(
     config: TrainerConfig, served: Served, directory: RunDirectory, stack: contextlib.AsyncExitStack
 ) -> tuple[str, str] | None:
-    """Serve the page until `stack` closes it; its address without and with the token, None where `http` is off."""
+    """Serve the page until `stack` closes it; returns its address without and with the token, None if `http` is off."""
     if config.http == "off":
         return None
-    from asyncrl.server import (  # imports aiohttp, which a run without a page does without
+    from asyncrl.server import (  # imports aiohttp, which a run without a page does not need
         RunServer,
         write_http_file,
     )

@@ -1,7 +1,6 @@
-"""Report of a run that was asked to stop and has not ended: what each of its tasks waits for.
+"""Warning about a run that was asked to stop and has not ended, with the stack of each of its tasks.
 
-Every step of a run's end has a limit of its own. Together they may take minutes on a disk or in an environment that
-hangs, and whoever waits is to see on what.
+Every step of a run's end has its own time limit, but together they may take minutes if a disk or an environment hangs.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 from asyncrl.errors import StopTakesLong
 
 TELL_SECONDS = 20.0
-"""Time after a request to stop from which a run that has not ended says what it waits for."""
+"""Time after a request to stop at which a run that has not ended gives the warning."""
 FILE = "waiting.txt"
 
 
 @contextlib.contextmanager
 def slow_stop_told(requested: asyncio.Event, directory: Path | None) -> Iterator[None]:
-    """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; running loop's thread.
+    """Warn (ASYNC045) `TELL_SECONDS` after `requested` is set, unless the block has ended; event-loop thread.
 
     Args:
-        requested: set when somebody asks the run to stop.
-        directory: where all that is waited for is written; None writes nothing.
+        requested: set when the run is asked to stop.
+        directory: directory of the file with the tasks' stacks; None writes none.
     """
     watching = asyncio.create_task(_watch(requested, directory), name="slow-stop")
     try:
@@ -58,7 +57,7 @@ def _tell(directory: Path | None) -> None:
 
 
 def _stack(task: asyncio.Task[Any]) -> list[str]:
-    """Where a task waits, the outermost coroutine first."""
+    """Coroutine stack of a task, the outermost first."""
     return [
         f"{code.co_name} ({Path(code.co_filename).name}:{line})" for code, line in _frames(task.get_coro())
     ]

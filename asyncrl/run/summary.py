@@ -11,14 +11,14 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 
 def end_state(stop_reason: str | None) -> str:
-    """State of a run that has ended: `"failed"`, `"interrupted"`, `"stopped"`, or `"finished"` by a stopping rule."""
+    """State of an ended run: `"failed"`, `"interrupted"`, `"stopped"`, or `"finished"` by a stopping rule."""
     return stop_reason if stop_reason in ("failed", "interrupted", "stopped") else "finished"
 
 
 def summarize(
     last: Snapshot, learner: LearnerReport | None, final: EvaluationResult | None, actor_wait_seconds: float
 ) -> dict[str, Any]:
-    """Content of `summary.json`; rates and fractions are over the whole of `train_seconds`.
+    """Make the content of `summary.json`; rates and fractions are over all of `train_seconds`.
 
     Times to a target are on the training clock, which is paused while an evaluation holds training.
     `time_to_target_seconds` belongs to a confirmed greedy evaluation, `time_to_training_target_seconds` to the mean of
@@ -27,9 +27,9 @@ def summarize(
 
     Args:
         last: the run's last snapshot.
-        learner: the learner's last report, None where the run failed before there was one.
-        final: evaluation of the weights that the run returns, None where none was made.
-        actor_wait_seconds: how long the mean actor has waited for a grant while the training clock ran.
+        learner: the learner's last report, None if the run failed before there was one.
+        final: evaluation of the weights that the run returns, None if there was none.
+        actor_wait_seconds: mean over the actors of the time spent waiting for a grant while the training clock ran.
     """
     learner = learner or LearnerReport()
     seconds = max(last.train_seconds, 1e-9)
@@ -68,14 +68,14 @@ def summarize(
 
 
 def _evaluation(final: EvaluationResult | None) -> dict[str, Any]:
-    """Returns of the weights that the run returns."""
+    """Statistics of the final evaluation."""
     if final is None:
         return {"return_mean": None, "return_std": None, "episodes": 0}
     return {"return_mean": final.return_mean, "return_std": final.return_std, "episodes": final.episodes}
 
 
 def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:
-    """Time, steps and updates to the target that ended the run, None for the others."""
+    """Time, steps and updates to the target that ended the run; None for other targets."""
     reached = final if last.stop_reason == "target_return" else None
     trained = last.stop_reason == "target_training_return"
     return {

@@ -1,11 +1,11 @@
-"""The update loops an algorithm can name: how each sizes its rings, and how it is built over them.
+"""Builders of the update loops: they size the rings and build the loop over them.
 
     update_loop   rows are                                 class
-    replay        sampled in place, again and again        `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
+    replay        sampled in place, repeatedly             `RelaxedReplayLoop`, or `LockstepReplayLoop` in lockstep
     sequences     the same, in sequences                   the same
     segments      taken as segments, in order of arrival   `SegmentLoop`
 
-The algorithm's record holds the name (`Algorithm.update_loop`), and its options are those that the loop reads.
+The algorithm's record holds the name (`Algorithm.update_loop`) and the options that the loop reads.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Channels:
     """Connections between the update loop and the actors.
 
     Attributes:
-        rings: one per actor; rows come from here.
-        mailbox: where weights are published.
-        wake: wakes the actor of an index, which waits for a grant.
-        snapshots: copies of weights to evaluate.
-        dump_dir: where the batch of a diverged update is saved, or None.
+        rings: one ring of rows per actor.
+        mailbox: mailbox to which weights are published.
+        wake: wakes the actor with the given index if it waits for a grant.
+        snapshots: queue of weights to evaluate.
+        dump_dir: directory for the batch of a diverged update, or None.
     """
 
     rings: tuple[RingReader, ...]
@@ -65,7 +65,7 @@ class Channels:
 
 
 class ReplayBuilder:
-    """Builds the loop that samples from replay; its core is a `ReplayUpdater`."""
+    """Builder of the loop that samples from replay; its core is a `ReplayUpdater`."""
 
     def __init__(
         self, algorithm: OffPolicy, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
@@ -80,7 +80,7 @@ class ReplayBuilder:
         return replay_layout(self._config, self._algorithm, self._spec)
 
     def build(self, core: Any, channels: Channels) -> RelaxedReplayLoop | LockstepReplayLoop:
-        """The loop of the algorithm's discipline. Raises ValueError for a pace that would deadlock (see `Balance`)."""
+        """Build the loop of the discipline. Raises ValueError for a pace that would deadlock (see `Balance`)."""
         algorithm = self._algorithm
         num_slots = channels.rings[0].layout.num_slots
         parts = self._parts(core, channels)
@@ -134,7 +134,7 @@ class ReplayBuilder:
 
     @property
     def _samples(self) -> int:
-        """Samples of an update."""
+        """Number of samples per update."""
         return self._algorithm.batch_size
 
     def _replay(self, rings: tuple[RingReader, ...]) -> RingReplay[Any]:
@@ -175,7 +175,7 @@ class ReplayBuilder:
 
 
 class SequenceBuilder(ReplayBuilder):
-    """Builds the loop that samples sequences from replay; its core is a `SequenceUpdater`."""
+    """Builder of the loop that samples sequences from replay; its core is a `SequenceUpdater`."""
 
     _algorithm: R2D2
 
@@ -200,7 +200,7 @@ class SequenceBuilder(ReplayBuilder):
 
 
 class SegmentBuilder:
-    """Builds the loop that takes segments in order of arrival; its core is a `SegmentUpdater`."""
+    """Builder of the loop that takes segments in order of arrival; its core is a `SegmentUpdater`."""
 
     def __init__(
         self, algorithm: OnPolicy, config: TrainerConfig, spec: EnvSpec, max_env_steps: int | None
@@ -216,7 +216,7 @@ class SegmentBuilder:
         return segment_layout(self._config, self._algorithm, self._spec)
 
     def build(self, core: Any, channels: Channels) -> SegmentLoop:
-        """The loop. Raises ValueError for a pace that would deadlock (see `SegmentBalance`)."""
+        """Build the loop. Raises ValueError for a pace that would deadlock (see `SegmentBalance`)."""
         algorithm = self._algorithm
         options = SegmentOptions(
             discipline=algorithm.discipline,
@@ -267,7 +267,7 @@ class SegmentBuilder:
 
 
 def sampling_rng(seed: int) -> np.random.Generator:
-    """Generator that draws batches, of a stream of its own."""
+    """Random generator for sampling batches, with its own stream."""
     return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
 
@@ -278,15 +278,16 @@ BUILDERS: Mapping[
     "sequences": SequenceBuilder,
     "segments": SegmentBuilder,
 }
-"""Builder of each loop by the name that `Algorithm.update_loop` gives it."""
+"""Builder of each loop, by `Algorithm.update_loop`."""
 
 
 def loop_builder(
     algorithm: Algorithm, config: TrainerConfig, spec: EnvSpec, step_limit: int | None = None
 ) -> ReplayBuilder | SegmentBuilder:
-    """Builder of the update loop that `algorithm` names.
+    """Make the builder of the update loop that `algorithm` names.
 
-    Schedules run over `config.total_steps`, and no step is taken beyond that or beyond `step_limit` where it is given.
+    Schedules run over `config.total_steps`. Environment steps are limited by `step_limit`, or by `config.total_steps`
+    where that is None.
     """
     limit = config.total_steps if step_limit is None else step_limit
     return BUILDERS[algorithm.update_loop](algorithm, config, spec, limit)
