@@ -80,7 +80,7 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     ("owner", "name", "rule"),
     [
         ("dqn", "gamma", "from 0 to 1"),
-        ("dqn", "n_step", "at least 1; at most 255"),
+        ("dqn", "n_step", "at least 1 and at most 255"),
         ("dqn", "tau", "greater than 0 and from 0 to 1"),
         (RUN, "num_actors", "at least 1"),
         (RUN, "device", ""),
