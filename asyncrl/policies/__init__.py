@@ -1,1 +1,1 @@
-"""A trained policy by itself: its file, loading, ONNX, playing and filming episodes."""
+"""Trained policies: file format, loading, ONNX export, playing and filming episodes."""

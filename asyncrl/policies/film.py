@@ -1,4 +1,4 @@
-"""The best of a few greedy episodes as a short film for a notebook."""
+"""Short film of the best of a few greedy episodes, for a notebook."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.show.video import VideoWriter, require_video
 
 DEFAULT_FPS = 30.0
-"""Frames per second where the environment does not say."""
+"""Frames per second if the environment's metadata has no `render_fps`."""
 
 
 @dataclass(frozen=True)
 class Film:
-    """An episode, or as much of one as the time has allowed.
+    """Video of one episode, which may be cut at the time limit.
 
     Attributes:
-        return_sum, length: of the episode, None where the time ended it.
+        return_sum, length: return and steps of the episode; None if it was cut.
         video: an MP4 file.
     """
 
@@ -42,13 +42,13 @@ class Film:
 
 
 def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 0) -> Film:
-    """Play greedy episodes in this process, and return the one with the highest return.
+    """Play greedy episodes in this process and return the one with the highest return.
 
     Args:
         policy: acts; its environment is made with `render_mode="rgb_array"`.
-        episodes: how many.
-        max_seconds: no step begins later than that; an episode that has not ended by then is shown if none has.
-        seed: of the first reset of the first episode.
+        episodes: number of episodes.
+        max_seconds: time limit; no step begins after it. A cut episode is returned only if none has ended.
+        seed: seed of the first episode's reset.
 
     Raises:
         ConfigurationError: the environment cannot render, or imageio-ffmpeg is not installed.
@@ -72,7 +72,7 @@ def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 
 
 
 class _TimeIsOver(Exception):
-    """Ends an episode in the middle."""
+    """Raised at the time limit to end an episode."""
 
 
 def _one(policy: PortablePolicy, env: object, path: Path, seed: int, end: float) -> Film:

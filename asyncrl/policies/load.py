@@ -1,4 +1,4 @@
-"""`asyncrl.load`: a policy out of a policy file, a checkpoint or a run directory."""
+"""`asyncrl.load`: load a policy from a policy file, a checkpoint or a run directory."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ def load(
     network: NetworkFactory | None = None,
     trusted: bool = False,
 ) -> PortablePolicy:
-    """Load a policy that acts with NumPy alone; nothing in the file is run.
+    """Load a policy that acts with NumPy alone. No code from the file is run unless `trusted`.
 
     Args:
-        path: a file that `policy.save` wrote, a checkpoint, or a run's directory. The latter two import torch to read.
-        checkpoint: of a run's directory: `"best"`, `"latest"` or a number of steps; None is the best, or the latest
-            where nothing was evaluated.
-        network: the algorithm's option `network`, where the policy has a network of its own; such one acts with torch.
-        trusted: unpickle the network that the file holds, which runs code of whoever made the file.
+        path: a file that `policy.save` wrote, a checkpoint, or a run directory. Reading the latter two imports torch.
+        checkpoint: checkpoint of a run directory: `"best"`, `"latest"` or a number of steps. None is the best, or the
+            latest if nothing was evaluated.
+        network: the algorithm's option `network`, for a policy with a user-defined network. Such a policy acts with
+            torch.
+        trusted: unpickle the network in the file, which can run any code of the file's author.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or does not fit this version (ASYNC019); or it has a network of
-            its own and neither `network` nor `trusted` is given.
+        CheckpointError: the file is missing or damaged, or does not fit this version (ASYNC019); or it has a
+            user-defined network and neither `network` nor `trusted` is given.
     """
     path = Path(path).expanduser()
     if path.is_dir() or _is_checkpoint(path):
@@ -67,10 +68,10 @@ def load(
 
 
 def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
-    """The checkpoint `checkpoint` of a run's directory (see `load`); a file is returned as it is.
+    """Path of a checkpoint of a run directory (see `load`); a path that is a file is returned as it is.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or `path` is no directory and a checkpoint is asked for.
+        CheckpointError: there is no such checkpoint, or `path` is no directory and `checkpoint` is given.
     """
     if not path.is_dir():
         if checkpoint is not None:
@@ -93,11 +94,11 @@ def checkpoint_file(path: Path, checkpoint: str | None = None) -> Path:
 
 def _is_checkpoint(path: Path) -> bool:
     try:
-        if not path.is_file():  # a pipe has perhaps no writer
+        if not path.is_file():  # opening a pipe without a writer would block
             return False
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # told when the policy is read
+    except OSError:  # reported when the policy is read
         return False
 
 
@@ -140,14 +141,14 @@ def _policy(
     source: Callable[[], EnvSource],
     network: NetworkFactory | None,
 ) -> PortablePolicy:
-    """The policy. Raises `CheckpointError` where options, environment and weights do not fit each other."""
+    """Make the policy. Raises `CheckpointError` if options, environment and weights do not fit each other."""
     algorithm = _algorithm(path, meta, weights.shape[0], network)
     with _fitting(path):
         return PortablePolicy(algorithm, weights, meta, source())
 
 
 def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkFactory | None) -> Algorithm:
-    """The algorithm's record. Raises `CheckpointError` where its policy has another number of weights."""
+    """Make the algorithm's record. Raises `CheckpointError` if its policy has a different number of weights."""
     with _fitting(path):
         algorithm = algorithm_of(path, meta.algo, meta.options, network)
         count = _weight_count(algorithm, meta)
@@ -158,7 +159,7 @@ def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkF
 
 @contextlib.contextmanager
 def _fitting(path: Path) -> Iterator[None]:
-    """Turn what options and spaces that do not fit raise into `CheckpointError`."""
+    """Convert errors of options and spaces that do not fit into `CheckpointError`."""
     try:
         yield
     except CheckpointError:
@@ -178,20 +179,20 @@ def _fitting(path: Path) -> Iterator[None]:
 
 
 def _weight_count(algorithm: Any, meta: CheckpointMeta) -> int:
-    """Weights of the policy, by its layout alone where it has one: nothing of that size is allocated then."""
+    """Number of weights of the policy. A layout is used if the algorithm has one, which allocates no weights."""
     layout = getattr(algorithm, "acting_layout", None) or getattr(algorithm, "layout", None)
-    made = algorithm.make_policy if layout is None else layout  # of an algorithm of the user's own
+    made = algorithm.make_policy if layout is None else layout  # a user-defined algorithm may have no layout
     return int(made(meta.spec).weight_count)
 
 
 def algorithm_of(
     path: Path, name: str, options: Mapping[str, Any], network: NetworkFactory | None = None
 ) -> Algorithm:
-    """The record of an algorithm out of a header.
+    """Make an algorithm's record from the name and options in a header.
 
     Raises:
         CheckpointError: this version has no such algorithm.
-        ConfigurationError: it has no such options or values.
+        ConfigurationError: the algorithm has no such options or values.
     """
     record = ALGORITHMS.get(name)
     if record is None:

@@ -1,14 +1,14 @@
-"""A policy as an ONNX model, which runs without asyncrl: from observations to the greedy action, scaling included.
+"""Export of a policy as an ONNX model, which runs without asyncrl: observation in, greedy action out, scaling included.
 
-The graph is written straight from the policy's layout and weights. (`torch.onnx.export` would need each policy a second
-time as a module of torch, and onnxscript; a network and its head are a few dozen operators.)
+The graph is written directly from the policy's layout and weights, a few dozen operators. (`torch.onnx.export` would
+need every policy as a torch module, and onnxscript.)
 
     obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
     action  [batch, *action_shape]        as the environment takes it: int64 choices, float32 within their bounds
 
-A recurrent policy's model also takes `state` `[batch, state_size]` float32, zeros where an episode begins, and gives
-`next_state`, which the next call takes. Bytes are divided by 255, and normalised observations normalised, within the
-model.
+The model of a recurrent policy has a second input `state` `[batch, state_size]` float32, zeros at the start of an
+episode, and a second output `next_state`, the `state` of the next call. The model divides bytes by 255 and normalises
+observations where the policy does.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from asyncrl.storage.checkpoint_format import write_atomically
 from asyncrl.version import __version__
 
 OPSET = 17
-"""Version of the operators: onnxruntime 1.12 of 2022 and all later ones have it."""
+"""Operator set version; onnxruntime 1.12 (2022) and later support it."""
 IR_VERSION = 8
 
 
 def require_onnx() -> None:
-    """Raise ConfigurationError where the package onnx is not installed."""
+    """Raise ConfigurationError if the package onnx is not installed."""
     if importlib.util.find_spec("onnx") is None:
         raise ConfigurationError(
             "a model needs the package onnx, which is not installed", fix='pip install "asyncrl[onnx]"'
@@ -47,16 +47,16 @@ def require_onnx() -> None:
 
 
 def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapping[str, str]) -> None:
-    """Write the greedy policy as an ONNX model; an older file is replaced.
+    """Write the greedy policy as an ONNX model. An existing file is replaced.
 
     Args:
-        policy: what to write.
+        policy: the policy.
         path: the file.
-        description: the model's documentation.
-        about: texts by name, the model's metadata.
+        description: the model's `doc_string`.
+        about: the model's metadata, text by name.
 
     Raises:
-        ConfigurationError: onnx is not installed, or the policy has a network of its own.
+        ConfigurationError: onnx is not installed, or the policy has a user-defined network or structured observations.
         OSError: the file cannot be written.
     """
     require_onnx()
@@ -68,10 +68,10 @@ def export_onnx(policy: TrainedPolicy, path: Path, description: str, about: Mapp
 
 
 def onnx_model(policy: TrainedPolicy) -> Any:
-    """The greedy policy as an `onnx.ModelProto`, checked.
+    """Convert the greedy policy to an `onnx.ModelProto` and check it.
 
     Raises:
-        ConfigurationError: it has a network of the user's own, or structured observations.
+        ConfigurationError: the policy has a user-defined network or structured observations.
     """
     refuse_unexportable(policy)
     import onnx
@@ -104,7 +104,7 @@ def onnx_model(policy: TrainedPolicy) -> Any:
 
 
 def refuse_unexportable(policy: TrainedPolicy) -> None:
-    """Raise ConfigurationError for a policy that no graph is made of."""
+    """Raise ConfigurationError for a policy that cannot be exported."""
     if type(policy.policy) not in _HEADS or not can_export(policy):
         raise ConfigurationError(
             "the policy has a network of its own, and only networks of asyncrl are exported",
@@ -118,7 +118,7 @@ def refuse_unexportable(policy: TrainedPolicy) -> None:
 
 
 def _greedy_values(graph: Graph, policy: TrainedPolicy, out: str) -> None:
-    """The best action value, of a dueling head or not, of atoms or not; see `QPolicy.q_values`."""
+    """Argmax of the action values, with or without dueling streams and atoms; see `QPolicy.q_values`."""
     layout = policy.policy.layout  # type: ignore[attr-defined]
     atoms, actions = layout.atoms, layout.num_actions
     if layout.dueling:
@@ -168,7 +168,7 @@ def _box(graph: Graph, policy: TrainedPolicy, values: str) -> None:
 
 
 def _likeliest(graph: Graph, policy: TrainedPolicy, out: str) -> None:
-    """The likeliest choices, or the mean of a Gaussian; see `StochasticPolicy.greedy`."""
+    """Most likely choices, or the mean of a Gaussian; see `StochasticPolicy.greedy`."""
     layout: ActorLayout = policy.policy.layout  # type: ignore[attr-defined]
     if layout.squashed:
         _squashed(graph, policy, out)

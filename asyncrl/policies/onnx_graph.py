@@ -1,4 +1,4 @@
-"""An ONNX graph while it is written."""
+"""Builder of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 
 class Graph:
-    """The operators of one model, in order."""
+    """Operators and constants of one model, in order."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, value: Any, dtype: str = "float32") -> str:
-        """The name of an array that the model holds."""
+        """Add a constant array to the model and return its name."""
         from onnx import numpy_helper
 
         name = f"constant_{len(self.constants)}"
@@ -26,7 +26,7 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """Append an operator; returns the name of its output."""
+        """Append an operator and return the name of its output."""
         from onnx import helper
 
         output = name or f"{operator.lower()}_{len(self.nodes)}"
@@ -34,15 +34,15 @@ class Graph:
         return output
 
     def reshape(self, value: str, *shape: int) -> str:
-        """`value` in another shape; one size may be -1."""
+        """Reshape `value`; one size may be -1."""
         return self.add("Reshape", value, self.constant(shape, "int64"))
 
     def clip(self, value: str, low: Any, high: Any) -> str:
-        """`value` cut to bounds that broadcast over it."""
+        """Clip `value` to bounds that broadcast over it."""
         return self.add("Min", self.add("Max", value, self.constant(low)), self.constant(high))
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """`value` cut along axis 1 into parts of these sizes."""
+        """Split `value` along axis 1 into parts of these sizes."""
         from onnx import helper
 
         names = [f"part_{len(self.nodes)}_{i}" for i in range(len(sizes))]

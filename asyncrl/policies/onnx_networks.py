@@ -1,4 +1,4 @@
-"""Networks of policies in an ONNX graph: perceptrons, named convolutional networks, and both before a GRU or LSTM."""
+"""Policy networks as ONNX graphs: perceptrons, named convolutional networks, and both in front of a GRU or LSTM."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.policies.onnx_graph import Graph
 
-# Channels, kernel, stride and padding of each layer, and the width of the linear layer behind them; see
+# Channels, kernel, stride and padding of each layer, and the width of the linear layer after them; see
 # `acting.convolutions`.
 _LAYERS = {
     "small": (((16, 3, 2, 1), (32, 3, 2, 1)), 128),
     "nature": (((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512),
 }
 _IMPALA = ((16, 32, 32), 256)
-"""Channels of each section of residual blocks, and the width of the linear layer behind them."""
+"""Channels of each section of residual blocks, and the width of the linear layer after them."""
 
 
 def can_export(policy: TrainedPolicy) -> bool:
-    """Whether the policy's network is one of ours."""
+    """Whether the policy's network is one of asyncrl's."""
     network = getattr(getattr(policy.policy, "layout", None), "network", None)
     return network is None or isinstance(network, ConvolutionalNetwork)
 
 
 def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
-    """Append scaling or normalisation and the network; returns the name of its outputs `[batch, outputs]`.
+    """Append input scaling or normalisation and the network; return the name of its output `[batch, outputs]`.
 
-    A recurrent one reads `state` and writes `next_state`.
+    A recurrent network reads `state` and writes `next_state`.
     """
     layout: Any = policy.policy.layout  # type: ignore[attr-defined]
     weights = policy.weights
@@ -75,20 +75,20 @@ def _perceptron(graph: Graph, x: str, policy: TrainedPolicy) -> str:
 
 
 class _Parameters:
-    """The parameters of a torch module, taken from a flat block in the order of `parameters()`."""
+    """Reader of a torch module's parameters from a flat block, in the order of `parameters()`."""
 
     def __init__(self, flat: NDArray[np.float32]) -> None:
         self._flat = flat
         self._taken = 0
 
     def take(self, *shape: int) -> NDArray[np.float32]:
-        """The next tensor."""
+        """Return the next tensor, a view."""
         start, self._taken = self._taken, self._taken + math.prod(shape)
         return self._flat[start : self._taken].reshape(shape)
 
 
 def _recurrent(graph: Graph, x: str, left: _Parameters, layout: Any) -> str:
-    """Encoder, cell and head of `acting.recurrent`, in its order of the parameters."""
+    """Encoder, cell and head of `acting.recurrent`, in its parameter order."""
     cell, activation = layout.cell, _activation(layout)
     features = cell.size
     if layout.network is not None:
@@ -109,7 +109,7 @@ def _recurrent(graph: Graph, x: str, left: _Parameters, layout: Any) -> str:
 
 
 def _gru(graph: Graph, gates: list[str], recurrent: list[str], before: list[str]) -> str:
-    """The outputs, which are `next_state`; see `acting.recurrent.gru_cell`."""
+    """Output of a GRU cell, which is also `next_state`; see `acting.recurrent.gru_cell`."""
     reset, update = (graph.add("Sigmoid", graph.add("Add", gates[i], recurrent[i])) for i in range(2))
     new = graph.add("Tanh", graph.add("Add", gates[2], graph.add("Mul", reset, recurrent[2])))
     kept = graph.add("Mul", update, graph.add("Sub", before[0], new))
@@ -117,7 +117,7 @@ def _gru(graph: Graph, gates: list[str], recurrent: list[str], before: list[str]
 
 
 def _lstm(graph: Graph, gates: list[str], recurrent: list[str], before: list[str]) -> str:
-    """The outputs; `next_state` is they and the cell state; see `acting.recurrent.lstm_cell`."""
+    """Output of an LSTM cell; `next_state` is the output and the cell state; see `acting.recurrent.lstm_cell`."""
     sums = [graph.add("Add", own, other) for own, other in zip(gates, recurrent, strict=True)]
     enter, forget, show = (graph.add("Sigmoid", sums[i]) for i in (0, 1, 3))
     kept = graph.add("Mul", forget, before[1])
@@ -178,7 +178,7 @@ def _convolution(
 
 
 def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, noisy: bool = False) -> str:
-    """A linear layer; the standard deviations of a noisy one are passed over."""
+    """Linear layer without noise: the standard deviations of a noisy layer are skipped."""
     matrix, bias = left.take(outputs, inputs), left.take(outputs)
     if noisy:
         left.take(outputs, inputs), left.take(outputs)
@@ -186,6 +186,6 @@ def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, 
 
 
 def _sides(shape: tuple[int, int], kernel: int, stride: int, pad: int = 0) -> tuple[int, int]:
-    """Height and width behind a layer."""
+    """Height and width of a layer's output."""
     height, width = ((side + 2 * pad - kernel) // stride + 1 for side in shape)
     return height, width

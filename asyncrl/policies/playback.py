@@ -1,4 +1,4 @@
-"""Episodes of one policy in one environment that is looked at, in this process."""
+"""Greedy episodes of one policy in one rendered environment, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: its undiscounted return, its steps, and whether it was ended by the limit of steps."""
+    """One episode: undiscounted return, steps, and whether the step limit `EPISODE_STEPS` cut it."""
 
     return_sum: float
     length: int
@@ -27,17 +27,17 @@ class PlayedEpisode:
 def play(
     policy: PortablePolicy, env: Any, episodes: int, seed: int, on_frame: Callable[[], None] = lambda: None
 ) -> Iterator[PlayedEpisode]:
-    """Play greedy episodes, one after the other, each yielded at its end.
+    """Play greedy episodes one after the other and yield each at its end.
 
     Args:
         policy: acts.
         env: one gymnasium environment; not closed.
-        episodes: how many.
-        seed: of the first reset.
+        episodes: number of episodes.
+        seed: seed of the first reset; later resets have none.
         on_frame: called after every reset and step.
 
     Raises:
-        EnvironmentRaised: the environment did (ASYNC002).
+        EnvironmentRaised: the environment raised an exception (ASYNC002).
     """
     for episode in range(episodes):
         obs, _ = _asked(policy, "reset", partial(env.reset, seed=None if episode else seed))
@@ -52,7 +52,7 @@ def play(
 
 
 def show(policy: PortablePolicy, env: Any, put: Callable[[Any], None]) -> None:
-    """Give `put` what the environment renders now. Raises `EnvironmentRaised` where either of them raises."""
+    """Call `put(env.render())`. Raises `EnvironmentRaised` if either call raises."""
     _asked(policy, "render", lambda: put(env.render()))
 
 

@@ -1,17 +1,17 @@
-"""A policy in one file: safetensors, with what the policy was trained in and by in the header. NumPy only, no torch.
+"""Policy file: a policy and its origin as one safetensors file. Read and written with NumPy, without torch.
 
     __metadata__    "format"    "asyncrl policy"
                     "version"   "1"
                     "policy"    JSON: "meta" (`CheckpointMeta`), "environment" (its kind: see `EnvSource`)
                     "sha256"    digest of "policy" and of every tensor
-    weights         F32 [n]     the flat block that acts; statistics of the observations included
-    environment     U8 [k]      where it is no plain id: id, keyword arguments and wrappers as JSON, or a cloudpickled
-                                factory or gymnasium spec
-    network         U8 [m]      cloudpickled factory of the network, where it is the user's own
+    weights         F32 [n]     flat weights of the acting policy, statistics of the observations included
+    environment     U8 [k]      unless the environment is a plain id: id, keyword arguments and wrappers as JSON, or a
+                                cloudpickled factory or gymnasium spec
+    network         U8 [m]      cloudpickled factory of a user-defined network
 
-Any reader of safetensors opens the file. It is read as if an enemy had written it: the header's length, the tensors'
-sizes and the file's are compared before anything of that size is read, every key has a type, and what fails is
-ASYNC019. The two pickles are bytes here; nobody unpickles them unasked.
+Any safetensors reader opens the file. It is read as untrusted input: the header length, the tensor sizes and the file
+size are compared before anything of that size is read, the type of every key is checked, and every failure is
+ASYNC019. The two pickles stay bytes here and are never unpickled by this module.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from asyncrl.version import __version__
 
 FORMAT, VERSION = "asyncrl policy", "1"
 MAX_HEADER_BYTES = 32 << 20
-"""Longest header: the bounds of a box of a hundred thousand actions fit."""
+"""Maximum header length: the bounds of a box of a hundred thousand actions fit."""
 MAX_PICKLE_BYTES = 256 << 20
-"""Longest pickle of an environment or a network."""
+"""Maximum length of the pickle of an environment or a network."""
 _DTYPES = {"weights": "F32", "environment": "U8", "network": "U8"}
 _BYTES = {"F32": 4, "U8": 1}
 _ANOTHER = "choose another file, or save the policy again"
@@ -49,13 +49,13 @@ _ANOTHER = "choose another file, or save the policy again"
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a policy file holds.
+    """Contents of a policy file.
 
     Attributes:
-        meta: what was trained, in what and how long.
+        meta: algorithm, options, environment and training progress.
         weights: flat `[weight_count]` float32.
-        environment_kind, environment: kind and payload of the `EnvSource`; no payload where `meta.env` is its id.
-        network: the pickle of the network's factory, None where the network is a perceptron.
+        environment_kind, environment: kind and payload of the `EnvSource`; payload None if `meta.env` is its id.
+        network: pickle of the factory of a user-defined network, else None.
     """
 
     meta: CheckpointMeta
@@ -66,10 +66,10 @@ class PolicyFile:
 
 
 def write_policy(path: Path, policy: PolicyFile) -> None:
-    """Write a policy so that at every moment the old file or the new one stands there, whole.
+    """Write a policy file atomically: the path always holds the complete old or the complete new file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
         ValueError: a pickle is longer than `MAX_PICKLE_BYTES`.
     """
     tensors: dict[str, NDArray[Any]] = {"weights": np.ascontiguousarray(policy.weights, np.float32)}
@@ -90,19 +90,19 @@ def write_policy(path: Path, policy: PolicyFile) -> None:
 def read_policy_file(
     path: Path, check: Callable[[CheckpointMeta, int, bool], None] = lambda *_: None
 ) -> PolicyFile:
-    """Read a policy file; nothing in it is run.
+    """Read a policy file without running code from it.
 
     Args:
         path: the file.
-        check: called with the header, the number of weights and whether there is a network, before any of these is
-            read; may refuse them.
+        check: called with the metadata, the number of weights and whether there is a network, before the tensors are
+            read; may raise to refuse the file.
 
     Raises:
-        CheckpointError: it is missing, damaged, no policy file or of another version (ASYNC019; the text names the
-            file and the check that failed).
+        CheckpointError: the file is missing, damaged, no policy file or of another version (ASYNC019; the text names
+            the file and the check that failed).
     """
     try:
-        # Without waiting: a pipe under that name has perhaps no writer.
+        # Non-blocking: opening a pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return _read(path, file, check)
     except OSError as error:
@@ -111,7 +111,7 @@ def read_policy_file(
 
 
 def refused(path: Path, what: str, check: str, fix: str = _ANOTHER) -> CheckpointError:
-    """ASYNC019 for a policy file."""
+    """Make the ASYNC019 error for a policy file."""
     return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
 
 
@@ -143,7 +143,7 @@ def _read(path: Path, file: IO[bytes], check: Callable[[CheckpointMeta, int, boo
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> bytes:
-    """The header with its length in front, no longer than the file has bytes."""
+    """Read the length field and the header; the length is checked against the file size first."""
     length = file.read(8)
     if len(length) < 8:
         raise _damaged(path, "length", f"{size} bytes are there, the length of a header alone has 8")
@@ -158,7 +158,7 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> bytes:
 
 
 def _checked_header(path: Path, text: bytes) -> tuple[dict[str, str], dict[str, int]]:
-    """The metadata, each key a text, and the number of values of each tensor."""
+    """Parse the header: the metadata, all texts, and the number of values of each tensor."""
     try:
         table = json.loads(text)
         header = dict(table.pop("__metadata__"))
@@ -177,7 +177,7 @@ def _checked_header(path: Path, text: bytes) -> tuple[dict[str, str], dict[str, 
 
 
 def _values_of(name: str, entry: Mapping[str, Any]) -> int:
-    """How many values a tensor has. Raises KeyError, TypeError or ValueError unless it is one that we write."""
+    """Number of values of a tensor. Raises KeyError, TypeError or ValueError if asyncrl writes no such tensor."""
     (size,) = entry["shape"]
     most = MAX_PICKLE_BYTES if _DTYPES[name] == "U8" else 2**40
     if entry["dtype"] != _DTYPES[name] or type(size) is not int or not 0 <= size <= most:

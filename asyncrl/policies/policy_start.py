@@ -1,4 +1,4 @@
-"""`init_from`: the policy whose weights a run begins with, and whether it fits."""
+"""`init_from`: load the policy whose weights a run begins with, and check that it fits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from asyncrl.protocols import Algorithm, Updater
 
 
 def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> PortablePolicy:
-    """The policy in a run's directory, a checkpoint or a policy file.
+    """Load the policy from a run directory, a checkpoint or a policy file.
 
     Raises:
-        CheckpointError: it is missing or damaged, or of other observations, actions or networks (ASYNC019).
+        CheckpointError: it is missing or damaged, or its observations, actions or networks differ from the run's
+            (ASYNC019).
     """
     policy = load(path, network=getattr(algorithm, "own_network", None))
     theirs, ours = _shape(policy.policy, policy.meta.spec), _shape(algorithm.make_policy(spec), spec)
@@ -31,7 +32,7 @@ def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> Por
 
 
 def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
-    """Copy its weights into the learner's fresh networks. Raises `CheckpointError` where they cannot take them."""
+    """Copy the policy's weights into the learner's new networks. Raises `CheckpointError` if they do not fit."""
     from asyncrl.algorithms.warm_start import begin_with
 
     try:
@@ -45,7 +46,7 @@ def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
 
 
 def _shape(policy: Any, spec: EnvSpec) -> dict[str, Any]:
-    """What must agree: spaces, kind and shape of the network."""
+    """Properties that must agree: spaces, kind and shape of the network."""
     return {
         "observations": f"{spec.observation_dtype} {list(spec.observation_shape)}",
         "actions": spec.action,

@@ -1,4 +1,4 @@
-"""A trained policy that knows what it was trained in and by: it can be saved, and can make its environment."""
+"""Trained policy with its origin (algorithm, options, environment): it can be saved and can make its environment."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 
 class PortablePolicy(TrainedPolicy):
-    """A `TrainedPolicy` with its origin; what `result.policy` and `asyncrl.load` are.
+    """A `TrainedPolicy` with its origin: the type of `result.policy` and the return type of `asyncrl.load`.
 
         action, _ = policy.predict(obs)
         policy.save("cartpole.policy")
 
     Args:
-        algorithm: makes the acting half.
-        weights: flat float32; not copied, not to be written afterwards.
-        meta: what was trained, in what and how long.
+        algorithm: makes the acting policy.
+        weights: flat float32; not copied, must not be written afterwards.
+        meta: algorithm, options, environment and training progress.
         source: the environment.
 
     Attributes:
         algorithm, meta, source: as given.
 
     Raises:
-        ValueError: `weights` have another length than the algorithm's policy.
+        ValueError: the length of `weights` is not that of the algorithm's policy.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class PortablePolicy(TrainedPolicy):
         self.source = source
 
     def save(self, path: str | Path) -> Path:
-        """Write the policy to one file, which `asyncrl.load` reads; an older file is replaced. Returns its path.
+        """Write the policy to one file, which `asyncrl.load` reads, and return its path. An existing file is replaced.
 
-        The file holds weights (with the statistics of normalised observations), options, and the environment: its id
-        with keyword arguments and wrappers, or its cloudpickled factory. A network of the user's own goes along as
-        cloudpickled factory.
+        The file holds weights (with the statistics of normalised observations), options, the environment (its id with
+        keyword arguments and wrappers, or its cloudpickled factory), and the cloudpickled factory of a user-defined
+        network.
 
         Raises:
-            FactoryNotPicklable: the network's factory does not pickle (ASYNC001).
+            FactoryNotPicklable: the network's factory cannot be pickled (ASYNC001).
             OSError: the file cannot be written.
         """
         path = Path(path).expanduser()
         meta = self.meta
         exploration = getattr(self.algorithm, "exploration", None)
-        if callable(exploration):  # a function, which the file cannot hold: the rate at its end
+        if callable(exploration):  # the file cannot hold a function: save its final value
             meta = dataclasses.replace(meta, options={**meta.options, "exploration_final": exploration(1.0)})
         network: NetworkFactory | None = getattr(self.algorithm, "own_network", None)
         file = PolicyFile(
@@ -79,7 +79,8 @@ class PortablePolicy(TrainedPolicy):
         """Write the greedy policy as an ONNX model, which runs without asyncrl (see `onnx_export`). Returns its path.
 
         Raises:
-            ConfigurationError: onnx is not installed, or the policy has a network of its own.
+            ConfigurationError: onnx is not installed, or the policy has a user-defined network or structured
+                observations.
             OSError: the file cannot be written.
         """
         from asyncrl.policies.onnx_export import export_onnx
@@ -89,25 +90,25 @@ class PortablePolicy(TrainedPolicy):
         return path
 
     def make_env(self, render_mode: str | None = None) -> Any:
-        """Make the environment that the policy was trained in, in this process; with its `frame_stack`, if it has one.
+        """Make the environment of training in this process.
 
-        Where it was given as a factory, or as a spec of another package, it is unpickled now, which runs code of
-        whoever made the file: do so with files that you trust.
+        An environment given as a factory, or as a spec of another package, is unpickled now. That can run any code of
+        the file's author: call this only for files that you trust.
 
-        Where the policy sees stacks of frames, the environment is within gymnasium's `FrameStackObservation`, so that
-        `predict` takes what it returns.
+        If the policy sees stacks of frames, the environment is wrapped in gymnasium's `FrameStackObservation`, so that
+        `predict` accepts its observations.
 
         Args:
-            render_mode: gymnasium's, such as `"human"` or `"rgb_array"`.
+            render_mode: gymnasium's render mode, such as `"human"` or `"rgb_array"`.
 
         Raises:
-            AsyncRLError: it cannot be built (ASYNC004, ASYNC006), or not with this render mode.
+            AsyncRLError: the environment cannot be built (ASYNC004, ASYNC006), or not with this render mode.
         """
         env = self.source.build() if render_mode is None else build_rendering(self.source, render_mode)
         return with_frame_stack(env, self.policy.frame_stack)
 
     def describe(self, path: Path | None = None) -> str:
-        """What learned it, in what and how long; and whether the file `path` is the best or the latest of its run."""
+        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `path` has that name."""
         meta = self.meta
         which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
         reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"
@@ -121,13 +122,13 @@ class PortablePolicy(TrainedPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class BestPolicy:
-    """The policy whose evaluation was the best of a run's, the first of several.
+    """Policy of the highest evaluation mean of a run; of equal ones the first.
 
     The best of many noisy means is biased upwards: evaluate it again (`asyncrl eval`) before you quote its return.
 
     Attributes:
-        policy: acts with its weights.
-        evaluation: the evaluation, over `eval_episodes` episodes (`target_eval_episodes` where it was the last).
+        policy: the policy.
+        evaluation: its evaluation, over `eval_episodes` episodes (`target_eval_episodes` if it was the last one).
     """
 
     policy: PortablePolicy
@@ -141,11 +142,11 @@ class BestPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyOrigin:
-    """Makes the policies of one run.
+    """Factory of the policies of one run.
 
     Attributes:
-        algorithm, source: of the run.
-        meta: of the run at its start; a policy's has the counters of its weights.
+        algorithm, source: algorithm and environment of the run.
+        meta: metadata at the run's start; a policy's metadata gets the counters of its weights.
     """
 
     algorithm: Algorithm
@@ -153,11 +154,11 @@ class PolicyOrigin:
     meta: CheckpointMeta
 
     def policy(self, weights: NDArray[np.float32], moment: EvaluationResult | Snapshot) -> PortablePolicy:
-        """The policy with these weights.
+        """Make a policy with these weights.
 
         Args:
             weights: flat float32, not copied.
-            moment: their evaluation, or the run's last snapshot where they were not evaluated.
+            moment: the evaluation of these weights, or the run's last snapshot if they were not evaluated.
         """
         meta = dataclasses.replace(
             self.meta,
