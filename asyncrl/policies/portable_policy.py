@@ -108,7 +108,7 @@ class PortablePolicy(TrainedPolicy):
         return with_frame_stack(env, self.policy.frame_stack)
 
     def describe(self, path: Path | None = None) -> str:
-        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `path` has that name."""
+        """One line: algorithm, environment, steps, evaluation; begins with `best` or `latest` if `path` is named so."""
         meta = self.meta
         which = f"{path.name}, " if path is not None and path.name in ("best", "latest") else ""
         reached = "" if meta.return_mean is None else f", evaluated at {meta.return_mean:.1f} in training"

@@ -1,1 +1,1 @@
-"""Metrics of a run, and their display: terminal, notebook card, files."""
+"""Metrics of a run and their display: terminal, notebook card, files."""

@@ -1,7 +1,7 @@
-"""The terminal view: a screen redrawn once a second, or a line every ten seconds where there is no terminal.
+"""Terminal view: a screen redrawn once a second, or a line every ten seconds if the stream is no terminal.
 
-Drawing has a thread of its own, so that a paused terminal or a stalled reader of a pipe delays the view only. A closed
-stream ends the view only.
+A separate thread draws, so that a paused terminal or a stalled reader of a pipe delays only the view. A closed stream
+ends only the view.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ LINE_SECONDS = 10.0
 
 
 class RunConsole:
-    """Shows a run on a text stream.
+    """View of a run on a text stream.
 
-    `show` may be called from any thread, never blocks and keeps the newest snapshot only. The stream is drawn on at
-    most once a second (a terminal) or once in ten seconds (anything else, `TERM=dumb` included). `NO_COLOR` is obeyed.
+    `show` may be called from any thread, never blocks and keeps only the newest snapshot. The stream is written at
+    most once a second (terminal) or once in ten seconds (anything else, `TERM=dumb` included). `NO_COLOR` is obeyed.
 
     Args:
         stream: output stream; None is standard output.
-        live: whether to redraw a screen; None does if the stream is a terminal.
+        live: whether to redraw a screen; None: if the stream is a terminal.
         url: address of the run's page with its token, shown in the first line.
         clock: monotonic seconds.
 
     Attributes:
         live: whether a screen is redrawn.
-        broken: whether the stream can be written no more.
+        broken: whether the stream can no longer be written.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class RunConsole:
             self._changed.notify()
 
     def notify(self, text: str) -> None:
-        """Show `text` on the screen at once and until the end, in place of the notice before it."""
+        """Show `text` on the screen immediately and until the end; it replaces an earlier notice."""
         with self._changed:
             self._notice, self._due = text, float("-inf")
             self._latest = self._latest or self._drawn
             self._changed.notify()
 
     def close(self, timeout_seconds: float = 1.0) -> None:
-        """Draw the last snapshot and end the thread; idempotent, gives up after the time-out."""
+        """Draw the last snapshot and end the thread; idempotent. Returns after the time-out at the latest."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -108,7 +108,7 @@ class RunConsole:
                 discard(sys.__stdout__)
 
     def _next(self) -> Snapshot | None:
-        """Wait for the next snapshot to draw; None when the view is closing and all is drawn."""
+        """Wait for the next snapshot to draw; None if the view is closing and all is drawn."""
         with self._changed:
             while not self._closing:
                 wait = self._due - self._clock()
@@ -148,7 +148,7 @@ def _open_screen(stream: TextIO | None, live: bool | None) -> Live | None:
 
 
 def discard(stream: TextIO) -> None:
-    """Point the broken standard output `stream` at the null device; the interpreter would fail on it at exit."""
+    """Redirect the broken standard output `stream` to the null device, as the interpreter flushes it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())

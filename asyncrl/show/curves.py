@@ -13,18 +13,18 @@ from asyncrl.show.kept_run import EVALUATION, KeptRun
 TRAINING = "rollout/ep_rew_mean"
 STEPS, SECONDS = "time/total_timesteps", "time/time_elapsed"
 POINTS = 200
-"""Points of a mean over several seeds."""
+"""Number of points of a mean over several seeds."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a plot.
+    """One line of a plot with its band.
 
     Attributes:
-        label: what it is of.
+        label: the line's text in the legend.
         x: steps or seconds, rising.
-        mean, low, high: mean over the seeds, and one standard deviation (of the seeds) below and above it.
-        seeds: how many runs.
+        mean, low, high: mean over the seeds, and the mean minus and plus one standard deviation over the seeds.
+        seeds: number of runs.
     """
 
     label: str
@@ -36,18 +36,18 @@ class Curve:
 
 
 def default_metric(runs: Sequence[KeptRun]) -> str:
-    """The greedy return where a run was evaluated twice, else the training return."""
+    """The greedy return if any run has at least two evaluations, else the training return."""
     return EVALUATION if any(len(run.evaluations) > 1 for run in runs) else TRAINING
 
 
 def curves(runs: Sequence[KeptRun], metric: str, axis: str, *, each: bool = False) -> list[Curve]:
-    """One curve for every environment and algorithm; runs without the metric are left out.
+    """One curve for every pair of environment and algorithm; runs without the metric are left out.
 
     Args:
-        runs: of any environments and algorithms.
-        metric: its name in `metrics.jsonl`.
+        runs: runs of any environments and algorithms.
+        metric: name of the metric in `metrics.jsonl`.
         axis: `"steps"` or `"seconds"` (since the run's start).
-        each: a curve for each run.
+        each: make one curve for each run instead.
     """
     groups: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64]]]] = {}
     for run in runs:
@@ -59,7 +59,7 @@ def curves(runs: Sequence[KeptRun], metric: str, axis: str, *, each: bool = Fals
 
 
 def series(run: KeptRun, metric: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A metric of one run: x rising, and y."""
+    """Points (x rising, y) of one run's metric."""
     found: list[tuple[float, float]] = []
     clock: list[tuple[float, float]] = [(0.0, 0.0)]
     for entry in run.lines():
@@ -69,13 +69,13 @@ def series(run: KeptRun, metric: str, axis: str) -> tuple[NDArray[np.float64], N
         if steps is not None and isinstance(entry.get(metric), int | float):
             found.append((float(steps), float(entry[metric])))
     steps_of, seconds_of = np.array(sorted(clock)).T
-    points = dict(sorted(found))  # of several at one step, the last
+    points = dict(sorted(found))  # the largest of several values at one step
     x, y = np.array(list(points)), np.array(list(points.values()))
     return (np.interp(x, steps_of, seconds_of) if axis == "seconds" and x.size else x), y
 
 
 def _curve(label: str, lines: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Curve:
-    """Mean and band, where all of the lines are."""
+    """Mean and band over the range of x that all lines cover."""
     if len(lines) == 1:
         x, y = lines[0]
         return Curve(label, x, y, y, y, 1)

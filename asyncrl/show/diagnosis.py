@@ -1,7 +1,7 @@
-"""Rules that diagnose a run: when each holds, what it says, which option to change, and why.
+"""Rules that diagnose a run: condition, sentence, option to change, and evidence.
 
-The rules stand in the order in which they matter: what made learning impossible, what spoils it, what slows it down.
-The limits are rules of thumb; each states its figure in the evidence, so that a reader can judge it.
+The rules are in order of severity: what made learning impossible, what spoils it, what slows it down. The limits are
+rules of thumb; the evidence of each rule states the figures so that a reader can judge them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from asyncrl.show.evidence import Evidence
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong.
+    """One possible fault of a run.
 
     Attributes:
-        name: of the rule.
-        holds: whether it is so.
-        sentence: what is wrong; `{field}` is a figure of the evidence.
-        option: the option to change, "" where none helps.
-        change: what to change it to.
-        evidence: the figures that show it.
+        name: the rule's name.
+        holds: whether a run has this fault.
+        sentence: the fault in words; `{field}` is a figure of the evidence.
+        option: the option to change, "" if none helps.
+        change: the option's suggested value.
+        evidence: the figures that show the fault.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Finding:
 
 
 def above(value: float | None, limit: float) -> bool:
-    """Whether a figure is there and above the limit."""
+    """Whether a figure is known and above the limit."""
     return value is not None and value > limit
 
 
 def below(value: float | None, limit: float) -> bool:
-    """Whether a figure is there and below the limit."""
+    """Whether a figure is known and below the limit."""
     return value is not None and value < limit
 
 
@@ -64,17 +64,17 @@ def _values_run_off(e: Evidence) -> bool:
 
 
 def _enough(e: Evidence) -> bool:
-    """Whether it has trained and was evaluated enough for its returns to say something."""
+    """Whether the run has enough steps and evaluations to judge its returns."""
     return e.steps >= 20_000 and e.evaluations >= 4
 
 
 def _reached(e: Evidence) -> bool:
-    """Whether it stopped at its target: how fast it was matters less then."""
+    """Whether the run stopped at its target: its speed matters less then."""
     return e.stop_reason in ("target_return", "target_training_return")
 
 
 def _never_rose(e: Evidence) -> bool:
-    """Whether no evaluation was much better than the first, in the units of the first."""
+    """Whether the best return exceeds the first by no more than 10 % of the first (at least 1)."""
     if not _enough(e) or e.best is None or e.first is None:
         return False
     return e.best - e.first <= max(1.0, 0.1 * abs(e.first))
@@ -252,7 +252,7 @@ RULES = (
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """The rules that hold, the most serious first."""
+    """Findings of the rules that hold, the most serious first."""
     return [_finding(rule, evidence) for rule in RULES if rule.holds(evidence)]
 
 
@@ -272,14 +272,14 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
 
 
 class _Unknown:
-    """A figure that the run does not have, in a text."""
+    """Placeholder for an unknown figure; formats as a question mark."""
 
     def __format__(self, form: str) -> str:
         return "?"
 
 
 class _Figures(dict[str, object]):
-    """Figures by name; one that is missing or None is shown as a question mark."""
+    """Figures by name; a missing one or None formats as a question mark."""
 
     def __getitem__(self, name: str) -> object:
         value = self.get(name)

@@ -10,13 +10,13 @@ class EvaluationResult:
     """Result of greedy episodes with one set of weights.
 
     Attributes:
-        return_mean, return_std: of the undiscounted episode returns (population standard deviation).
+        return_mean, return_std: mean and population standard deviation of the undiscounted episode returns.
         length_mean: mean episode length in steps.
         episodes: number of episodes.
         policy_version: version of the weights.
         env_steps: environment steps of training when these weights were copied.
-        train_seconds: the training clock at that moment.
-        updates: gradient steps behind these weights.
+        train_seconds: training time when these weights were copied.
+        updates: gradient steps when these weights were copied.
     """
 
     return_mean: float

@@ -1,4 +1,4 @@
-"""Figures of a run from which its faults are told, out of `metrics.jsonl`, `summary.json` and `config.toml`."""
+"""Figures of a run for its diagnosis, read from `metrics.jsonl`, `summary.json` and `config.toml`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.show.kept_run import KeptRun
 
 TAIL = 0.25
-"""Share of the reports at the end of a run over which figures are averaged."""
+"""Fraction of a run's reports, taken from the end, over which figures are averaged."""
 LAST_OF = {
     "q_mean": "train/q_mean",
     "q_max": "train/q_max",
@@ -29,23 +29,23 @@ LAST_OF = {
     "steps_per_second": "time/fps",
     "training_return": "rollout/ep_rew_mean",
 }
-"""Fields of `Evidence` that are means of a metric over the last reports."""
+"""Metric of each field of `Evidence` that is a mean over the last reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a run shows of itself; a figure that it does not have is None.
+    """Figures of a run for its diagnosis; an unknown figure is None.
 
     Attributes:
-        on_policy: whether it learns from segments.
-        options: of the algorithm.
-        actors: actor processes.
+        on_policy: whether the algorithm learns from segments.
+        options: options of the algorithm.
+        actors: number of actor processes.
         first, best, final: greedy returns of the first, the best and the last evaluation.
-        best_steps: environment steps at the best.
+        best_steps: environment steps at the best evaluation.
         early_best, late_best: best of the evaluations before and within the last third of the steps.
-        evaluations: how many.
+        evaluations: number of evaluations.
         first_entropy: entropy of the policy in the first report that has it.
-        discarded: share of the steps that were too stale to be used.
+        discarded: fraction of the steps that became too stale to use.
     """
 
     algo: str = ""
@@ -85,21 +85,21 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Range of the evaluations' returns, at least 1."""
+        """Highest return minus the lower of the first and the last, at least 1."""
         if self.best is None or self.first is None or self.final is None:
             return 1.0
         return max(1.0, self.best - min(self.first, self.final))
 
     @property
     def lost(self) -> float | None:
-        """Share of the range by which the last evaluation is below the best."""
+        """Fraction of `spread` by which the last evaluation is below the best."""
         if self.best is None or self.final is None:
             return None
         return (self.best - self.final) / self.spread
 
 
 def collect(run: KeptRun) -> Evidence:
-    """The evidence of a run; what its files do not hold is None."""
+    """Collect the evidence of a run; figures that its files lack are None."""
     reports = [entry for entry in run.lines() if "time/total_timesteps" in entry]
     algorithm = run.options.get(run.algo, {})
     summary = run.summary

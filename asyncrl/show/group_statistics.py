@@ -1,4 +1,4 @@
-"""Statistics of each group of a run, as they are shown."""
+"""Statistics of each group of a run, for display."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """One group of a run with several, as it has told last.
+    """Latest reported statistics of one group of a run with several groups.
 
     Attributes:
-        rank, host, fusion: which one, its machine, and how the groups are fused.
+        rank, host, fusion: the group's rank, its machine, and how the groups are fused.
         state: `"starting"`, `"training"`, `"finishing"`, `"finished"` or `"ended"`.
-        fusions: fusions so far; of rank 0 with `async`, those of all groups.
-        discarded: deltas that were too stale.
-        sent_bytes, received_bytes: payload of its messages.
-        wait_seconds: how long its learner has waited for other groups.
-        staleness_mean, staleness_max: of its deltas, in fusions (`async`).
+        fusions: fusions so far; rank 0 with `async` counts those of all groups.
+        discarded: number of deltas discarded as too stale.
+        sent_bytes, received_bytes: payload of the group's messages.
+        wait_seconds: time in which the group's learner waited for other groups.
+        staleness_mean, staleness_max: staleness of the group's deltas, in fusions (`async`).
     """
 
     rank: int
@@ -39,9 +39,9 @@ class GroupStatistics:
 
 
 def summary_of(groups: Sequence[GroupStatistics]) -> dict[str, Any]:
-    """Entries `groups` and `fusions` of `summary.json`; nothing of a run with one group.
+    """Entries `groups` and `fusions` of `summary.json`; empty for a run with one group.
 
-    With `async` rank 0 counts the deltas of all groups, otherwise every group takes part in every fusion.
+    With `async`, rank 0 counts the deltas of all groups; otherwise every group takes part in every fusion.
     """
     if not groups:
         return {}

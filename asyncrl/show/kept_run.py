@@ -1,7 +1,7 @@
-"""A run's directory as it is read afterwards, or while the run goes on: options, outcome and metrics.
+"""Reader of a run directory, after the run or while it goes on: options, outcome and metrics.
 
-Standard library only, so that a list of runs loads nothing. A file that is missing, half written or of another version
-is read as far as it goes: what is not known is None or empty.
+It uses the standard library only, so that listing runs imports nothing else. A file that is missing, incomplete or of
+another version is read as far as possible: unknown values are None or empty.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
-"""The file whose lock a run holds while it uses its directory; it holds the process id."""
+"""Lock file that a run holds while it uses its directory; it contains the process id."""
 EVALUATION = "eval/mean_reward"
 DEPTH = 3
-"""Folders below each other that are searched for runs."""
+"""Depth of subfolders that are searched for runs."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class KeptRun:
 
     @functools.cached_property
     def pid(self) -> int | None:
-        """Process that holds the directory's lock now; 0 where it cannot be told which, None where none does."""
+        """Process that holds the directory's lock; 0 if its id is unknown, None if no process holds it."""
         try:
             descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -72,19 +72,19 @@ class KeptRun:
 
     @property
     def state(self) -> str:
-        """`running`, `finished`, `stopped`, `interrupted`, `failed`, or `killed` where nothing says how it ended."""
+        """`running`, `finished`, `stopped`, `interrupted`, `failed`, or `killed` if no summary says how it ended."""
         if self.pid is not None:
             return "running"
         return str(self.summary.get("state") or "killed")
 
     @property
     def env(self) -> str:
-        """The environment's id, "" where it is not known."""
+        """The environment's id, "" if unknown."""
         return str(self._option("env") or "")
 
     @property
     def algo(self) -> str:
-        """The algorithm's name, "" where it is not known."""
+        """The algorithm's name, "" if unknown."""
         return str(self._option("algo") or "")
 
     @property
@@ -96,7 +96,7 @@ class KeptRun:
         return self.options.get("trainer", {}).get(name, self.summary.get(name))
 
     def lines(self, containing: str = "") -> Iterator[dict[str, Any]]:
-        """Entries of `metrics.jsonl` in their order; `containing` leaves out those without this text."""
+        """Entries of `metrics.jsonl` in order; only lines that contain the text `containing`."""
         try:
             with (self.path / "metrics.jsonl").open(encoding="utf-8") as file:
                 for line in file:
@@ -138,7 +138,7 @@ class KeptRun:
 
     @property
     def changed(self) -> float:
-        """When a file of the run was last written, in seconds since 1970."""
+        """Time of the last write to the run's summary, metrics or options, in seconds since 1970; 0.0 without files."""
         times = [
             (self.path / name).stat().st_mtime
             for name in ("summary.json", "metrics.jsonl", "config.toml")
@@ -148,12 +148,12 @@ class KeptRun:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the directory is a run's."""
+    """Whether the directory is a run directory."""
     return (path / "config.toml").is_file() and ((path / LOCK).exists() or (path / "checkpoints").is_dir())
 
 
 def find_runs(folder: Path, depth: int = DEPTH) -> list[KeptRun]:
-    """The runs in a folder and its folders, the one written last at the end; the folder itself may be one."""
+    """Runs in a folder and its subfolders, or the folder itself if it is a run; the last written is the last."""
     found = [KeptRun(path) for path in _run_paths(folder, depth)]
     return sorted(found, key=lambda run: (run.changed, run.path))
 
@@ -168,7 +168,7 @@ def _run_paths(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
-    """Options that are not the same in all runs, by `table.option`: the value of each run, None where it has none."""
+    """Options that differ between runs, by `table.option`: the value of each run, None if it has none."""
     tables = [_flat(run.options) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     rows = {name: [table.get(name) for table in tables] for name in names}
@@ -194,6 +194,6 @@ def _json(path: Path) -> dict[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:  # the last line of a run that was killed
+    except ValueError:  # the incomplete last line of a killed run
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
-"""Metrics of a run: the snapshot that holds them, and the one table of their names, kinds, units and meanings.
+"""Metrics of a run: the snapshot that holds them, and the table of their names, kinds, units and meanings.
 
 The files (`writers.py`), `/stats`, `/history` and Prometheus (`server/`), the terminal and the notebook card
-(`readout.py`) all read this table. Public names follow Stable-Baselines3, `async/` aside.
+(`readout.py`) all read this table. Public names follow Stable-Baselines3, except `async/`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from asyncrl.show.group_statistics import GroupStatistics
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of a run at one moment: everything that terminal, HTTP, notebook and files read.
+    """State of a run at one moment: the only input of terminal, HTTP, notebook and files.
 
-    `RUN_METRICS` describes the numbers. Rates, staleness and policy lag are over the last report interval. A number is
-    None where it is not known yet.
+    `RUN_METRICS` describes the numbers. Rates, staleness and policy lag are over the last report interval. An unknown
+    number is None.
 
     Attributes:
-        algo, env, seed, network: of the run; network is which convolutional network was chosen, "" for none.
+        algo, env, seed, network: of the run; `network` is the chosen convolutional network, "" for none.
         state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
-        total_steps, target_return, training_target, max_seconds: the stopping rules, None where not set;
+        total_steps, target_return, training_target, max_seconds: the stopping rules, None if not set;
             training_target applies to `return_mean`, target_return to a greedy evaluation.
         startup_seconds: seconds before the first environment step.
-        train_metrics: further scalars of the network's last update by name (`train/...`).
+        train_metrics: further scalars of the last update by name (`train/...`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
         evaluations: every greedy evaluation so far, in the order of training.
         staleness_edges, staleness_counts: histogram since the start: `counts[i]` samples with
             `edges[i] <= staleness < edges[i + 1]`; the last bucket is open.
-        policy_lag_edges, policy_lag_counts: the same for the policy lag of steps; `*_sum`: sums of all values of both.
+        policy_lag_edges, policy_lag_counts: the same for the policy lag of steps.
+        staleness_sum, policy_lag_sum: sums of all values in these histograms.
         discipline: `"replay"`, or the discipline in which segments are consumed.
         actors, groups: one record each; with several groups, steps, updates and their rates are over all of them.
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`,
             `"stopped"`, `"interrupted"`, `"failed"` or None while running.
         error: text of the error that ended the run, or None.
-        final_evaluation: episodes of the final evaluation that have finished, and how many it has; None before it.
+        final_evaluation: finished episodes and number of episodes of the final evaluation; None before it.
     """
 
     algo: str
@@ -114,13 +115,13 @@ class Metric:
 
     Attributes:
         field: attribute of `Snapshot`, `EvaluationResult` or `ActorStatistics` that holds it.
-        name: name in files, TensorBoard and `/stats`, or None where it is in none of them.
-        unit: its unit, in plural; "" for a number without one.
+        name: name in files, TensorBoard and `/stats`; None if it is in none of them.
+        unit: its unit, in plural; "" for a number without a unit.
         help: its meaning, as a noun phrase.
-        kind: Prometheus' kind; a counter's name ends in `_total` there.
-        prometheus: name in Prometheus text after `asyncrl_`; "" takes `field`, None leaves the metric out.
+        kind: Prometheus kind; the Prometheus name of a counter ends in `_total`.
+        prometheus: name in Prometheus text after `asyncrl_`; "" uses `field`, None leaves the metric out.
         charted: whether `/history` keeps it for the page's charts.
-        label, form: label and format on the terminal and the notebook card (see `readout.py`), "" where not shown.
+        label, form: label and format on the terminal and the notebook card (see `readout.py`), "" if not shown.
     """
 
     field: str
@@ -240,18 +241,18 @@ ACTOR_METRICS: Final = (
            "Times this actor was started again", "counter", prometheus="actor_restarts_by_actor"),
     Metric("private_bytes", None, "bytes", "Private memory of this actor", prometheus="actor_private_bytes"),
 )
-"""Numbers of an `ActorStatistics`; Prometheus only, with a label for the actor."""
+"""Numbers of an `ActorStatistics`, with the actor as label; Prometheus only."""
 # fmt: on
 
 HISTOGRAMS: Final = (
     ("staleness", "Staleness of every sample used. Unit: updates."),
     ("policy_lag", "Policy lag of every environment step received. Unit: updates."),
 )
-"""Histograms of a `Snapshot` since the start: Prometheus name, which begins the fields' names, and help."""
+"""Histograms of a `Snapshot` since the start: Prometheus name, which is the prefix of the fields, and help."""
 
 
 def _names(metrics: Iterable[Metric]) -> tuple[str, ...]:
-    """Public names, section by section."""
+    """Public names in order of their sections."""
     sections = ("rollout", "time", "train", "eval", "async")
     names = [metric.name for metric in metrics if metric.name is not None]
     return tuple(sorted(names, key=lambda name: sections.index(name.partition("/")[0])))
@@ -262,9 +263,9 @@ METRIC_NAMES: Final = _names((*RUN_METRICS, *EVALUATION_METRICS))
 
 
 def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
-    """A report's, or an evaluation's, numbers by public name, in file order, then the core's further scalars.
+    """Numbers of a report or an evaluation by public name, in file order; then a report's further scalars.
 
-    Unknown numbers (no episode has finished yet) are left out. NaN and infinity stay. Returns a new dict; any thread.
+    Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. Returns a new dict; any thread.
     """
     if isinstance(snapshot, EvaluationResult):
         return flat_evaluation(snapshot)
@@ -275,7 +276,7 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
 
 
 def flat_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
-    """An evaluation's numbers by public name, in file order. Returns a new dict; any thread."""
+    """Numbers of an evaluation by public name, in file order. Returns a new dict; any thread."""
     return _by_name(EVALUATION_METRICS, evaluation)
 
 

@@ -1,6 +1,6 @@
-"""The live card of a notebook: one output that shows the run while it trains, and its last state afterwards.
+"""Live card of a notebook: one output that shows the run during training and its last state afterwards.
 
-This is the only door to IPython: the card, the cell that runs now, and whether there is a kernel at all.
+Only this module uses IPython: for the card, the running cell, and to detect a kernel.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from asyncrl.show.readout import Field, Readout, readout
 
 HISTORY_POINTS = 240
 FOLLOW_SECONDS = 0.5
-"""Least time between two redraws of a card that follows a run."""
+"""Minimum time between two redraws of a card that follows a run."""
 
-# Colours of the notebook's theme (JupyterLab's variables), or of the system where it has none.
+# Colours of the notebook's theme (JupyterLab's variables), or of the system if it has none.
 INK = "var(--jp-content-font-color1, CanvasText)"
 MUTED = "var(--jp-content-font-color2, GrayText)"
 LINE = "var(--jp-border-color2, rgba(128,128,128,.35))"
@@ -31,7 +31,7 @@ STATE_COLOURS = {"training": "#1c9b5e", "evaluating": "#2f7fd6", "failed": "#d14
 class LiveCard:
     """A card in the output of the cell that first calls `show`.
 
-    The first `show` must run in the cell (it creates the output); later ones may come from any thread.
+    The first `show` must run in the cell, as it creates the output; later ones may come from any thread.
 
     Raises:
         ImportError: IPython is not installed; importing this module does not need it.
@@ -47,12 +47,12 @@ class LiveCard:
         self._shown_at = -float("inf")
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Redraw the card unless that was done just now; the last snapshot of a run is always drawn."""
+        """Redraw the card if the last redraw is old enough or the run has ended."""
         if snapshot.stop_reason is not None or time.monotonic() - self._shown_at >= FOLLOW_SECONDS:
             self.show(snapshot)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Create the card, or redraw it."""
+        """Create or redraw the card."""
         self._shown_at = time.monotonic()
         if snapshot.return_mean is not None:
             self._returns = _thin([*self._returns, snapshot.return_mean])
@@ -60,7 +60,7 @@ class LiveCard:
         self.show_text(f"{words.title}: {words.line()}", card_html(snapshot, self._returns))
 
     def show_text(self, text: str, html: str) -> None:
-        """Create the card, or redraw it, with this content."""
+        """Create or redraw the card with this content."""
         bundle = {"text/html": html, "text/plain": text}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)
@@ -69,7 +69,7 @@ class LiveCard:
 
 
 def card_html(snapshot: Snapshot, returns: Sequence[float] = ()) -> str:
-    """The card as HTML: inline styles, no script, nothing fetched, every text escaped.
+    """The card as HTML: inline styles, no script, no external resources, every text escaped.
 
     Args:
         snapshot: the run.
@@ -119,7 +119,7 @@ def _group(name: str, fields: tuple[Field, ...]) -> str:
 
 
 def _curve(returns: Sequence[float]) -> str:
-    """The return so far as a small inline SVG line, `width` 720 by `height` 56."""
+    """Returns so far as a small inline SVG line, `width` 720 by `height` 56."""
     points = [value for value in returns if abs(value) < float("inf")]
     if len(points) < 2:
         return ""
@@ -139,12 +139,12 @@ def _curve(returns: Sequence[float]) -> str:
 
 
 def _thin(values: list[float]) -> list[float]:
-    """Drop every second value once there are more than `HISTORY_POINTS`; the curve still covers the whole run."""
+    """Drop every second value if there are more than `HISTORY_POINTS`; the curve still covers the whole run."""
     return values if len(values) <= HISTORY_POINTS else values[::2]
 
 
 class ShownByCard:
-    """A run that shows itself: as the live card at the end of a notebook's cell, as a line elsewhere."""
+    """Mixin that displays a run: the live card as last value of a notebook cell, one line elsewhere."""
 
     config: Any
 
@@ -180,23 +180,23 @@ class ShownByCard:
 
 @dataclass(frozen=True)
 class Cell:
-    """One execution of a notebook's cell.
+    """One execution of a notebook cell.
 
     Attributes:
-        key: what names the cell: its id, or its code where the frontend sends no id.
-        execution: names the execution.
+        key: the cell's id, or its code if the frontend sends no id.
+        execution: id of the execution.
     """
 
     key: str
     execution: str
 
     def is_again(self, earlier: Cell) -> bool:
-        """Whether this runs the cell of `earlier` once more."""
+        """Whether this is another execution of the same cell as `earlier`."""
         return self.key == earlier.key and self.execution != earlier.execution
 
 
 def running_cell() -> Cell | None:
-    """The cell that runs now, None outside a Jupyter kernel."""
+    """The running cell, None outside a Jupyter kernel."""
     kernel = _kernel()
     if kernel is None:
         return None

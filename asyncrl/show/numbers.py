@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them, in printable ASCII."""
+"""Readable numbers and texts in printable ASCII."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ NONE = "-"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits, a large one without a fraction, None as "-"."""
+    """Format a number with `digits` significant digits, large ones without a fraction, None as "-"."""
     if value is None:
         return NONE
     if abs(value) >= 10 ** (digits - 1) and abs(value) < 1e15:
@@ -15,12 +15,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in whole percent."""
+    """Format a fraction in whole percent."""
     return f"{fraction:.0%}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `7s`, `2m05s` or `3h07m`."""
+    """Format seconds as `7s`, `2m05s` or `3h07m`."""
     if not 0 <= seconds < 1e9:
         return NONE
     whole = int(seconds)
@@ -32,6 +32,6 @@ def duration(seconds: float) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` in printable ASCII with escapes for all else, so that no text can send control codes to a terminal."""
+    """Escape everything but printable ASCII, so that no text can send control codes to a terminal."""
     ascii_only = text.encode("ascii", "backslashreplace").decode("ascii")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in ascii_only)

@@ -1,4 +1,4 @@
-"""Curves as a picture: the only door to matplotlib, which is an optional extra (`asyncrl[plot]`)."""
+"""Curves as an image file. Only this module uses matplotlib, an optional extra (`asyncrl[plot]`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from asyncrl.storage.disk_space import error_of_file
 
 
 def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> None:
-    """Write the curves with their bands to a PNG, SVG or PDF, by the file's ending.
+    """Write the curves with their bands to a PNG, SVG or PDF file, chosen by the file's suffix.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, it cannot write such a file, or the path cannot be written.
+        ConfigurationError: matplotlib is not installed or cannot write this format, or the path cannot be written.
         ResourceError: the disk is full.
     """
     try:
@@ -33,7 +33,7 @@ def write_picture(path: Path, curves: Sequence[Curve], title: str, x_label: str,
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for curve in curves:
-        marker = "o" if len(curve.x) == 1 else ""  # a line of one point is not seen
+        marker = "o" if len(curve.x) == 1 else ""  # a line through one point is invisible
         (line,) = axes.plot(curve.x, curve.mean, marker=marker, label=curve.label, linewidth=1.6)
         if curve.seeds > 1:
             axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)

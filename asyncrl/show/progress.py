@@ -13,7 +13,7 @@ REACHED = {
     "target_return": "target return reached",
     "target_training_return": "target training return reached",
 }
-"""Reasons of a run that finished by one of its stopping rules, in words."""
+"""Text of each stop reason that is a stopping rule."""
 
 UNLIMITED = "until it is stopped"
 """Progress of a run without a stopping rule."""
@@ -24,12 +24,12 @@ ENDED = ("stopped", "failed")
 
 @dataclass(frozen=True)
 class Stop:
-    """A stopping rule whose distance is known.
+    """A stopping rule with measurable progress.
 
     Attributes:
         text: the rule: `4,000 steps`, `20s`.
-        fraction: share that is done, 0 to 1.
-        left_seconds: training time that is left at the mean rate so far, None where it is not known.
+        fraction: fraction done; 1 at the stop.
+        left_seconds: training time left at the mean rate so far, None if unknown.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Stop:
 
 
 def stops(snapshot: Snapshot) -> list[Stop]:
-    """The stops by steps and by seconds, nearest first."""
+    """Stops by steps and by seconds, nearest first."""
     found = []
     if snapshot.total_steps:
         rate = snapshot.env_steps / snapshot.train_seconds if snapshot.train_seconds > 0 else 0.0
@@ -50,12 +50,12 @@ def stops(snapshot: Snapshot) -> list[Stop]:
             snapshot.max_seconds - snapshot.train_seconds,
         )
         found.append(Stop(duration(snapshot.max_seconds), done, max(0.0, left)))
-    # Both estimates are linear in training time, so that the larger share is the shorter time.
+    # Both estimates are linear in training time, so the larger fraction is the shorter time.
     return sorted(found, key=lambda stop: -stop.fraction)
 
 
 def targets(snapshot: Snapshot) -> list[str]:
-    """The stops whose distance is not known: returns to be reached."""
+    """Stops without measurable progress: target returns."""
     found = []
     if snapshot.target_return is not None:
         found.append(f"return {number(snapshot.target_return)}")
@@ -65,7 +65,7 @@ def targets(snapshot: Snapshot) -> list[str]:
 
 
 def progress(snapshot: Snapshot) -> tuple[float | None, float | None]:
-    """Fraction done (0 to 1) and seconds left of the nearest stop; None if unknown. A run that finished is at 1."""
+    """Fraction done (0 to 1) and seconds left of the nearest stop; None if unknown. A finished run is at 1."""
     if snapshot.stop_reason in REACHED:
         return 1.0, 0.0
     nearest = next(iter(stops(snapshot)), None)
@@ -110,7 +110,7 @@ def _final_evaluation(episodes: tuple[int, int]) -> str:
 
 
 def _ended(snapshot: Snapshot) -> str:
-    """How far a run came that has ended, or ends."""
+    """Progress of a run that has ended or is ending."""
     if snapshot.stop_reason in REACHED:
         return "100%"
     nearest = next(iter(stops(snapshot)), None)

@@ -1,16 +1,16 @@
 """Rates of a run: differences of its counters over the time between two reports.
 
     I   environment steps that the actors took (RESET rows are not steps)
-    R   steps that the learner received: replay ingested them, or a segment with them was taken
+    R   steps that the learner received: ingested by replay, or in a segment that was taken
     s   samples trained on, repetitions included
 
     production P = (I' - I) / (t' - t)     receipt = (R' - R) / (t' - t)     consumption C = (s' - s) / (t' - t)
 
     consumption per production = C / P = (s' - s) / (I' - I)
 
-In balance C / P is `samples_per_insert` and receipt is P. Receipt below production means that steps wait in the rings
-or were discarded; C / P below its target means that the learner falls behind or has just received steps. The names are
-TianJi's (arXiv 2502.20190), the formulas ours.
+In balance C / P is `samples_per_insert` and receipt is P. Receipt below production: steps wait in the rings or were
+discarded. C / P below its target: the learner falls behind or has just received steps. The names are TianJi's (arXiv
+2502.20190), the formulas ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 class Counters:
     """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited.
 
-    `inference`: forward passes of the inference server, rows in them, seconds in which the mean actor waited for it.
+    `inference`: forward passes of the inference server, their rows, and seconds in which the mean actor waited for it.
     """
 
     produced: int = 0
@@ -35,16 +35,16 @@ class Counters:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over one interval; all 0 before the first, and none below 0.
+    """Rates over one interval; all 0 before the first interval, none below 0.
 
     Attributes:
         production_per_second: P, environment steps.
         receipt_per_second: steps received.
         consumption_per_second: C, training samples.
-        consumption_per_production: C / P in samples per step, 0 where nothing was produced.
+        consumption_per_production: C / P in samples per step, 0 if nothing was produced.
         updates_per_second: gradient steps.
         learner_wait_fraction: fraction of the interval in which the learner waited.
-        rows_per_pass: mean rows of the inference server's passes, 0 without passes.
+        rows_per_pass: mean rows of a pass of the inference server, 0 without passes.
         inference_wait_fraction: fraction of the interval in which the mean actor waited for that server.
     """
 
@@ -59,17 +59,17 @@ class Rates:
 
 
 class RateMeter:
-    """Turns counters into rates from call to call; one caller."""
+    """Converter of counters into rates between two calls; for one caller."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Counters] | None = None
         self._rates = Rates()
 
     def observe(self, now_seconds: float, now: Counters) -> Rates:
-        """Rates since the last call; zeros at the first. A call at the same instant repeats the last result.
+        """Rates since the last call; zeros at the first. A call at the same time repeats the last result.
 
         Raises:
-            ValueError: `now_seconds`, of a monotonic clock, went back.
+            ValueError: `now_seconds`, of a monotonic clock, is less than at the last call.
         """
         if self._last is not None:
             then_seconds, then = self._last

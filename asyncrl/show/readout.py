@@ -1,7 +1,7 @@
 """Text of a snapshot: labelled values for the terminal and the notebook card, and one line for pipes.
 
-Values are printable ASCII, whatever an environment's name or an error text holds, so that any terminal, log file or
-encoding can take them.
+All values are printable ASCII, even if an environment's name or an error text is not, for any terminal, log file or
+encoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.show.numbers import NONE, duration, number, plain
 from asyncrl.show.progress import progress, progress_short, progress_text, state_text
 
 LINE_LENGTH = 119
-"""Longest line for pipes and log files."""
+"""Maximum length of a line for pipes and log files."""
 
 _SHOWN = {metric.field: metric for metric in RUN_METRICS if metric.label}
 
@@ -33,16 +33,16 @@ class Readout:
 
     Attributes:
         title: algorithm, environment and seed.
-        state: the run's state, with the reason once it has ended.
-        fraction: progress to the nearest stopping rule, 0 to 1, or None where a return is the only one.
-        progress: which stop is the nearest, with the time left.
+        state: the run's state, with the reason after its end.
+        fraction: progress to the nearest stopping rule, 0 to 1; None if a return is the only rule.
+        progress: the nearest stop, with the time left.
         progress_short: the same in a few words.
         elapsed: time so far.
         counts: steps, episodes and time so far.
-        speed: rates of production (environment steps), receipt, consumption (samples) and updates; who waits.
-        learning: returns, loss, and epsilon where the algorithm has one.
+        speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions.
+        learning: returns, loss, updates, and epsilon if the algorithm has one.
         pace: policy lag, staleness and samples per insert.
-        actors: how many actors are in which state.
+        actors: number of actors in each state.
         error: first line of the error that ended the run, or "".
     """
 
@@ -65,7 +65,7 @@ class Readout:
         return (("Speed", self.speed), ("Learning", self.learning), ("Async", self.pace))
 
     def line(self) -> str:
-        """The most important of it on one line of at most `LINE_LENGTH` characters, for pipes and log files."""
+        """The most important values on one line of at most `LINE_LENGTH` characters, for pipes and log files."""
         state = self.state.partition(",")[0]
         line = f"{self.elapsed} {state} {self.progress_short}"
         if self.error:
@@ -160,7 +160,7 @@ def _actors(snapshot: Snapshot) -> str:
 
 
 def _field(snapshot: Snapshot, name: str) -> Field:
-    """The labelled value of a metric: its form is a format, or the significant digits of `number`."""
+    """Labelled value of a metric. `Metric.form` is a format, or the number of significant digits for `number`."""
     metric = _SHOWN[name]
     value = getattr(snapshot, name)
     if metric.form.isdigit():

@@ -1,4 +1,4 @@
-"""A run's result in a notebook: its learning curve and its figures, as one piece of HTML that fetches nothing."""
+"""Notebook card of a run's result: learning curve and figures as one piece of HTML without external resources."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Points = Sequence[tuple[float, float]]
 
 
 def result_html(title: str, figures: Mapping[str, str], evaluations: Points, returns: Points) -> str:
-    """The card of a result.
+    """HTML of a result's card.
 
     Args:
-        title: of the run.
+        title: heading of the card.
         figures: rows of the table by label.
         evaluations: steps and mean return of every evaluation, in order.
         returns: steps and mean return of training, in order.
@@ -32,7 +32,7 @@ def result_html(title: str, figures: Mapping[str, str], evaluations: Points, ret
 
 
 def curve_html(evaluations: Points, returns: Points) -> str:
-    """The learning curve over steps: training returns as a thin line, evaluations as dots on a bold one."""
+    """SVG of the learning curve over steps: training returns as a thin line, evaluations as dots on a bold line."""
     finite = [p for p in (*evaluations, *returns) if abs(p[1]) < float("inf")]
     if len(finite) < 2:
         return ""

@@ -1,7 +1,7 @@
-"""The terminal's screen: a snapshot as one rich renderable that fits the window.
+"""Terminal screen: a snapshot as one rich renderable that fits the window.
 
-The first line is the address of the page. From 80 columns and 24 lines on everything is shown, actors as a table. A
-smaller window gets short lines, the most important first, as many as it has room for.
+The first line is the address of the page. A window of at least 80 columns and 24 lines shows everything, with a table
+of actors. A smaller window shows short lines, the most important first, as many as fit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from asyncrl.show.numbers import duration, percent, plain
 from asyncrl.show.readout import Field, Readout, readout
 
 FULL_COLUMNS, FULL_LINES = 80, 24
-"""Smallest window of the full screen."""
+"""Smallest window that shows everything."""
 THREE_GROUPS_COLUMNS = 112
 """Minimum width for the three groups of values side by side."""
 ERROR_LINES = 3
-"""Most lines of the error that ended the run; all of it is printed below the screen."""
+"""Maximum number of lines of the run's error; the full error is printed below the screen."""
 
 STATE_STYLES = {
     "training": "bold green",
@@ -43,16 +43,16 @@ STATE_STYLES = {
 def screen(
     snapshot: Snapshot, width: int, height: int, *, url: str | None = None, notice: str = ""
 ) -> RenderableType:
-    """The view in a window of `width` columns and `height` lines; at most that high, nothing in it is cut. Pure.
+    """Renderable for a window of `width` columns and `height` lines: at most that high, nothing in it is cut. Pure.
 
     Args:
-        snapshot: what is shown.
+        snapshot: the run.
         width: columns of the window.
-        height: its lines.
+        height: lines of the window.
         url: address of the page.
-        notice: a message that stays, such as the answer to Ctrl-C.
+        notice: a permanent message, such as the answer to Ctrl-C.
     """
-    # The last line stays empty: the terminal echoes Ctrl-C there, and behind a full line it would scroll the screen.
+    # The last line stays empty: the terminal echoes Ctrl-C there, and after a full line that would scroll the screen.
     last = [] if notice else [Text()]
     small = width < FULL_COLUMNS or height < FULL_LINES
     view = _small if small else _full
@@ -60,7 +60,7 @@ def screen(
 
 
 def _full(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
-    """Everything, actors as a table with as many rows as fit."""
+    """All values, and a table of as many actors as fit."""
     words = readout(snapshot)
     groups, lines = _groups(words, width)
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
@@ -81,7 +81,7 @@ def _address(url: str | None) -> list[RenderableType]:
 
 
 def _title(words: Readout, state: str, width: int) -> RenderableType:
-    """Algorithm, environment, seed and state on the left, counts on the right where there is room for both."""
+    """Algorithm, environment, seed and state on the left; counts on the right if both fit."""
     left = Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(state, "")))
     room = width - len(left) - len(words.counts)
     return Text.assemble(left, " " * room if room >= 2 else "  ", (words.counts, "dim"))
@@ -108,12 +108,12 @@ def _messages(error: str, notice: str, width: int) -> list[Text]:
 
 
 def _height(texts: Iterable[Text], width: int) -> int:
-    """Lines of wrapped texts; words that wrap early may need one more."""
+    """Upper bound of the lines of wrapped texts; wrapping at words may need one more line."""
     return sum(len(text) // width + 1 + (len(text) > width) for text in texts)
 
 
 def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
-    """The three groups of values, and their number of lines."""
+    """The three groups of values and their number of lines."""
     speed, learning, pace = words.speed, words.learning, words.pace
     if width >= THREE_GROUPS_COLUMNS:
         grid = _beside((26, "Learning", learning), (26, "Speed", speed), (44, "Async", pace))
@@ -125,7 +125,7 @@ def _groups(words: Readout, width: int) -> tuple[RenderableType, int]:
 
 
 def _beside(*groups: tuple[int, str, tuple[Field, ...]]) -> Table:
-    """Groups of values in one row, each with its fraction of the width."""
+    """Groups of values side by side, each with its ratio of the width."""
     grid = Table.grid(expand=True, padding=(0, 3))
     for ratio, _, _ in groups:
         grid.add_column(ratio=ratio)
@@ -144,7 +144,7 @@ def _group(name: str, fields: tuple[Field, ...]) -> Table:
 
 
 def _actors(actors: tuple[ActorStatistics, ...], rows: int) -> RenderableType:
-    """A heading and at most `rows` lines below it: actors, the number of those not listed, the last errors."""
+    """Heading and at most `rows` lines below it: actors, the number of actors not listed, the last errors."""
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="dim")
     for heading in ("actor", "pid", "state"):
         table.add_column(heading, no_wrap=True)
@@ -186,7 +186,7 @@ def _actor_cells(actor: ActorStatistics) -> list[Text]:
 
 
 def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
-    """Short lines, as many as fit: whatever must be read first, then the rest by importance."""
+    """Short lines, as many as fit: first the address, title, messages and progress, then values by importance."""
     words = readout(snapshot)
     first = [*_address(url), _title_small(words, snapshot.state)]
     first += [*_messages(words.error, notice, width), Text(words.progress)]
@@ -203,7 +203,7 @@ def _title_small(words: Readout, state: str) -> Text:
 
 
 def _short_lines(words: Readout, width: int) -> list[Text]:
-    """Every value, packed into lines of `width` columns in the order of importance."""
+    """All values in order of importance, packed into lines of `width` columns."""
     first = [*words.learning[:2], words.speed[0], Field("", words.actors)]
     rest = [*words.learning[2:], *words.speed[1:], Field("", words.counts), *words.pace]
     lines: list[Text] = []

@@ -1,4 +1,4 @@
-"""Curves as characters, for a terminal."""
+"""Curves as ASCII plots for a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BAND = "."
 
 
 def text_plot(curves: Sequence[Curve], title: str, x_label: str, *, width: int = 78, height: int = 20) -> str:
-    """A plot in plain ASCII: a mark per curve, dots for its band.
+    """Plot curves in plain ASCII: a mark per curve, dots for its band.
 
     Args:
         curves: at least one.
-        title: above the plot.
-        x_label: below it.
-        width: of the whole, in characters.
-        height: of the whole, in lines.
+        title: text above the plot.
+        x_label: text below it.
+        width: total width in characters.
+        height: total height in lines.
     """
     low, high = _range(curves)
     left, right = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)

@@ -1,6 +1,6 @@
-"""Frames to a video file, by the ffmpeg that comes with imageio-ffmpeg: one wheel, no other package, no network.
+"""Video files from frames, by the ffmpeg of imageio-ffmpeg: one wheel, no other package, no network.
 
-(gymnasium's own recorder takes moviepy, which brings six packages for the same ffmpeg.)
+(gymnasium's recorder needs moviepy, which installs six packages for the same ffmpeg.)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from asyncrl.errors import ConfigurationError, ResourceError, error_text
 
 FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
-"""File name endings that may be asked for."""
+"""Supported file name endings."""
 
-# H.264 has no odd sides (a row or column is doubled), and old players only this arrangement of colours.
+# H.264 needs even sides (a row or column is added), and old players support only this pixel format.
 _FILM = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
-# A palette of the video's own colours: with the default one a GIF is dithered all over.
+# A palette of the video's own colours: with the default palette a GIF is dithered everywhere.
 _GIF = ["-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse"]
 
 
@@ -49,17 +49,17 @@ def require_video(path: Path) -> None:
 
 
 class VideoWriter:
-    """Writes frames of one size to a file; a context manager, whose end finishes the file.
+    """Writer of frames of one size to a video file; a context manager whose exit finishes the file.
 
     Args:
-        path: the file, replaced at the end where it exists; its ending chooses the format.
+        path: the file; an existing one is replaced at the end. Its suffix chooses the format.
         fps: frames per second.
 
     Attributes:
-        frames: how many were written.
+        frames: number of frames written.
 
     Raises:
-        ResourceError: at the end, where ffmpeg failed (a full disk).
+        ResourceError: at the end, if ffmpeg failed (a full disk).
     """
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -67,7 +67,7 @@ class VideoWriter:
         self.frames = 0
         self._shape: tuple[int, ...] = ()
         self._ffmpeg: subprocess.Popen[bytes] | None = None
-        # Beside the video, for the rename at the end: an older video stays until the new one is whole.
+        # In the video's folder, for the rename at the end: an older video stays until the new one is complete.
         self._unfinished = path.absolute().with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
 
     def write(self, frame: Any) -> None:
@@ -94,7 +94,7 @@ class VideoWriter:
         size, rate = f"{shape[1]}x{shape[0]}", str(self.fps)
         frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", size, "-framerate", rate, "-i", "-"]
         output = _GIF if self.path.suffix.lower() == ".gif" else _FILM
-        # Not by its `write_frames`, which leaves pipes open.
+        # imageio_ffmpeg's `write_frames` leaves pipes open.
         command = [
             imageio_ffmpeg.get_ffmpeg_exe(),
             "-y",
@@ -107,7 +107,7 @@ class VideoWriter:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _finish(self) -> None:
-        """Let ffmpeg write what it has, and end. Raises ResourceError where it failed."""
+        """Let ffmpeg finish the file. Raises ResourceError if it failed."""
         if self._ffmpeg is None:
             return
         try:
@@ -126,7 +126,7 @@ class VideoWriter:
             self.drop()
 
     def drop(self) -> None:
-        """End ffmpeg at once and remove what it has written; nothing where the video is finished. Any thread."""
+        """Kill ffmpeg and remove its unfinished file; no effect if the video is finished. Any thread."""
         ffmpeg, self._ffmpeg = self._ffmpeg, None
         if ffmpeg is not None:
             ffmpeg.kill()

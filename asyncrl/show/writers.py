@@ -1,11 +1,11 @@
 """Metric files of a run: `metrics.jsonl`, `progress.csv` and TensorBoard events.
 
-An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`, whose step is the one
-at which the evaluated weights were copied). Writers are called by one thread and write at once, each entry in one
-system call: an entry that was written survives the process, and one that fails leaves nothing.
+An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`; its step is the one
+at which the evaluated weights were copied). One thread calls the writers. They write immediately, each entry in one
+system call: a written entry survives the process, and a failed one leaves nothing.
 
-Writing may fail: the disk is full, the directory is gone. `RunWriters` warns once (ASYNC040) and tries again with the
-next entry. Entries that could not be written are missing; the others are whole.
+Writing may fail, for example if the disk is full or the directory is gone. `RunWriters` then warns once (ASYNC040) and
+tries again with the next entry. Entries that could not be written are missing; the others are complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MetricWriter(Protocol):
     """One metric file."""
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Append one entry, taken at `env_steps`. Raises OSError where the file cannot be written."""
+        """Append one entry, taken at `env_steps`. Raises OSError if the file cannot be written."""
         ...
 
     def close(self) -> None:
@@ -42,12 +42,12 @@ class MetricWriter(Protocol):
 
 
 class AppendedFile:
-    """A file to which records are appended, each in one system call; a record that fails leaves nothing.
+    """File to which records are appended, each in one system call; a failed record leaves nothing.
 
-    The next append creates the file again where it, or its directory, was deleted.
+    If the file or its directory was deleted, the next append creates it again.
 
     Args:
-        path: the file; created where it does not exist.
+        path: the file; created if it does not exist.
         begin: first bytes of a new file.
 
     Raises:
@@ -61,7 +61,7 @@ class AppendedFile:
         self.append(b"")
 
     def append(self, record: bytes) -> None:
-        """Append `record`, whole or not at all. Raises OSError where it cannot be written."""
+        """Append `record`, completely or not at all. Raises OSError if it cannot be written."""
         descriptor = self._open()
         size = os.fstat(descriptor).st_size
         if size == 0:
@@ -81,7 +81,7 @@ class AppendedFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """Descriptor of the file that has the path now."""
+        """Descriptor of the file at the path, opened again if the file was deleted."""
         if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
             self.close()
         if self._descriptor is None:
@@ -107,9 +107,9 @@ class JsonlWriter:
 
 
 class CsvWriter:
-    """A row per entry under the header `METRIC_NAMES`.
+    """One row per entry, with the columns `METRIC_NAMES`.
 
-    A value that is not known, or not part of the entry, is an empty cell. Metrics without a column are only in
+    An unknown value, or one that is not part of the entry, is an empty cell. Metrics without a column are only in
     `metrics.jsonl`.
     """
 
@@ -132,11 +132,11 @@ def _csv_row(cells: Sequence[object]) -> bytes:
 
 
 class TensorBoardWriter:
-    """TensorBoard scalars over environment steps. Raises ImportError where the extra is missing."""
+    """TensorBoard scalars over environment steps. Raises ImportError if the extra is not installed."""
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
-        # tensorboard's record writer, not torch's `SummaryWriter`: neither torch nor tensorflow is imported. Not its
-        # `EventFileWriter` either: that one's thread ends at the first failed write, and with it every later write.
+        # tensorboard's record writer: torch's `SummaryWriter` imports torch, and the thread of tensorboard's
+        # `EventFileWriter` ends at the first failed write, so that all later writes fail.
         self._records: Any = import_module("tensorboard.summary.writer.record_writer")
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
@@ -146,7 +146,7 @@ class TensorBoardWriter:
         self._file = AppendedFile(Path(directory) / name, self._record(first))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Add one event with every value at step `env_steps`."""
+        """Add one event with all values at step `env_steps`."""
         value = self._summaries.Summary.Value
         summary = self._summaries.Summary(
             value=[value(tag=name, simple_value=number) for name, number in values.items()]
@@ -168,8 +168,8 @@ class RunWriters:
     """All writers of one run directory.
 
     Args:
-        directory: the run's directory; it must exist.
-        tensorboard: True writes `tb/` and raises ImportError where the extra is missing; None writes it where the
+        directory: the run directory; it must exist.
+        tensorboard: True writes `tb/` and raises ImportError if the extra is not installed; None writes it if the
             extra is installed; False never does.
 
     Raises:
@@ -200,15 +200,15 @@ class RunWriters:
                 ) from None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write one report everywhere; evaluations are entries of their own."""
+        """Write one report to all files; evaluations are separate entries."""
         self._write(flat(snapshot), snapshot.env_steps)
 
     def write_evaluation(self, evaluation: EvaluationResult) -> None:
-        """Write one evaluation everywhere."""
+        """Write one evaluation to all files."""
         self._write(flat_evaluation(evaluation), evaluation.env_steps)
 
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Write one entry everywhere; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
+        """Write one entry to all files; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
         for writer in self._writers:
             try:
                 writer.write(values, env_steps)
