@@ -1,1 +1,1 @@
-"""The object that people hold: a run in a thread of its own, or in several processes, and the result it leaves."""
+"""Public objects: the trainer, whose run has its own thread or several processes, and its result."""

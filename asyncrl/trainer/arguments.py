@@ -1,4 +1,4 @@
-"""Arguments of `Trainer`: options with their types, the algorithm, and the texts of mistakes in them."""
+"""Arguments of `Trainer`: options with their types, the algorithm, and the errors about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.protocols import Algorithm
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of a run for a type checker: the fields of `TrainerConfig`, which explains them."""
+    """Options of a run for type checkers: the fields of `TrainerConfig`, which documents them."""
 
     env_kwargs: Mapping[str, Any]
     wrappers: Sequence[Any]
@@ -61,10 +61,10 @@ class RunOptions(TypedDict, total=False):
 def algorithm_and_options(
     algorithm: Algorithm | str, env: str, options: dict[str, Any]
 ) -> tuple[Algorithm, dict[str, Any]]:
-    """The algorithm's record, and the options with those of its preset where it was only named.
+    """Return the algorithm's record and the run's options; an algorithm's name adds the options of its preset.
 
     Raises:
-        TypeError: a class instead of a record, or an option that does not exist.
+        TypeError: the algorithm is a class instead of a record, or an option does not exist.
         ConfigurationError: no algorithm has that name (ASYNC017).
     """
     if isinstance(algorithm, str):
@@ -79,7 +79,7 @@ def algorithm_and_options(
 
 
 def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
-    """The named algorithm's record and the run's options, both tuned for `env` unless `options` says otherwise."""
+    """Return the named algorithm's record and the run's options from the presets for `env`; `options` override them."""
     name = algorithm_name(name)
     name = imported_algorithm(name)
     if name not in ALGORITHMS:
@@ -93,14 +93,14 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
 
 
 def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
-    """Raise ValueError where an option is a function of progress and the run has no `total_steps` to measure it by."""
+    """Raise ValueError if an option is a function of progress and the run has no `total_steps` to define progress."""
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise TypeError for a name that is no option of the run."""
+    """Raise TypeError for a name that is not an option of the run."""
     known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
     for name in options:
         if name not in known:

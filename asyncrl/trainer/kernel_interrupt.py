@@ -1,7 +1,7 @@
-"""A notebook's Interrupt while a cell waits for runs: it stops them, and the cell gets their results.
+"""SIGINT handler for a notebook cell that waits for runs: an Interrupt stops the runs, and the cell gets their results.
 
-The kernel would cancel the cell instead, whose result would be lost with it. A second Interrupt does what the kernel
-does: it cancels the cell, and the runs are killed if they do not end.
+By default the kernel cancels the cell, and its result is lost. A second Interrupt calls the kernel's own handler: it
+cancels the cell, and the runs are killed if they do not end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _interrupted = False
 
 @contextlib.contextmanager
 def interrupt_stops(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT inside the block, in a kernel's main thread; elsewhere change nothing."""
+    """Call `stop` at the first SIGINT inside the block, in the main thread of a kernel; elsewhere do nothing."""
     global _kernels_handler, _interrupted
     if not in_kernel() or threading.current_thread() is not threading.main_thread():
         yield

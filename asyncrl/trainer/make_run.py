@@ -1,4 +1,4 @@
-"""Choice of what runs a run: a coordinator of one group, or the launcher of several groups' processes."""
+"""Choice of a run's implementation: the coordinator of one group, or the launcher of several groups' processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def join_groups(
     resumed: Resumption | None,
     cancelled: Callable[[], bool],
 ) -> Group | Alone:
-    """This process's group, which has met the others; the whole run where it is none of several.
+    """Join the other groups and return this process's group; `Alone` if the process is not one of several ranks.
 
     Raises:
-        ConfigurationError: the groups do not fit together.
-        GroupLost: a group did not come.
-        StoppedWhileStarting: `cancelled` said so meanwhile.
+        ConfigurationError: the groups' options do not match.
+        GroupLost: a group did not join.
+        StoppedWhileStarting: `cancelled` returned True meanwhile.
     """
     place = own_place(config)
     if place is None:
@@ -45,7 +45,7 @@ def make_run(
     started: float | None,
     callbacks: Callbacks,
 ) -> Coordinator | Ranks:
-    """Make the run, on the loop that it is to run on; its arguments are those of `Coordinator`.
+    """Make the run, on its event loop; the arguments are those of `Coordinator`.
 
     Raises:
         ConfigurationError: the run directory cannot be used.

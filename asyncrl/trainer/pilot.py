@@ -1,4 +1,4 @@
-"""Pilot runs: the speed of a run by numbers of actors and of environments per actor, measured by training shortly."""
+"""Pilot runs: short trainings that measure the speed by numbers of actors and of environments per actor."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.trainer import Trainer
 
 LIMIT = 10.0
-"""A pilot that does not learn ends after so many times its seconds."""
+"""Time limit of a pilot that does not learn, as a multiple of its seconds of learning."""
 LEARNING_STARTS = 1000
-"""Most random steps of a pilot before its first update."""
+"""Upper limit of `learning_starts` in a pilot."""
 NEVER = 1 << 60
 SAME_SHARE = 0.95
-"""Share of the highest speed from which on fewer processes are preferred."""
+"""Share of the highest speed that counts as equally fast, so that fewer actors are preferred."""
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a pilot run measured.
+    """Measurements of a pilot run.
 
     Attributes:
-        num_actors, envs_per_actor: of the run; a vector environment sets the second one itself.
-        env_steps_per_second, updates_per_second: while it learned.
-        learner_wait_fraction, actor_wait_fraction: of that time.
-        actor_bytes: memory of all actors that nobody shares.
+        num_actors, envs_per_actor: numbers of the run; a vector environment sets the second one itself.
+        env_steps_per_second, updates_per_second: rates while it learned.
+        learner_wait_fraction, actor_wait_fraction: shares of that time.
+        actor_bytes: private memory of all actors.
     """
 
     num_actors: int
@@ -44,7 +44,7 @@ class Pilot:
 
     @property
     def limit(self) -> str:
-        """The side that waited less and so bounds the speed: `actors` or `learner`."""
+        """The side that waited less and so limits the speed: `actors` or `learner`."""
         return "actors" if self.learner_wait_fraction > self.actor_wait_fraction else "learner"
 
 
@@ -55,17 +55,17 @@ def plan(
     seconds: float,
     on_pilot: Callable[[Pilot], None] = lambda pilot: None,
 ) -> list[Pilot]:
-    """Pilots of 1, 2, 4, ... actors up to `cores`, then of fewer and more environments at the fastest of these.
+    """Run pilots with 1, 2, 4, ... actors up to `cores`, then with fewer and more environments at the fastest of these.
 
     Args:
-        config: options of the run that is planned.
+        config: options of the planned run.
         algorithm: options of its algorithm.
         cores: most actors.
-        seconds: of learning, each; what comes before the first update is left out.
-        on_pilot: told each pilot when it has ended.
+        seconds: seconds of learning per pilot; the time before the first update does not count.
+        on_pilot: called with each pilot when it has ended.
 
     Raises:
-        AsyncRLError: whatever a run would raise.
+        AsyncRLError: the errors of a run.
     """
     pilots: list[Pilot] = []
 
@@ -88,7 +88,7 @@ def _actor_counts(cores: int) -> list[int]:
 
 
 def fastest(pilots: Sequence[Pilot]) -> Pilot:
-    """The pilot of most steps per second; of those that are as fast, that of fewest actors and environments."""
+    """The fastest pilot by steps per second; within `SAME_SHARE`, the one with the fewest actors, then environments."""
     limit = SAME_SHARE * max(pilot.env_steps_per_second for pilot in pilots)
     fast = [pilot for pilot in pilots if pilot.env_steps_per_second >= limit]
     return min(fast, key=lambda pilot: (pilot.num_actors, pilot.envs_per_actor))
@@ -97,7 +97,7 @@ def fastest(pilots: Sequence[Pilot]) -> Pilot:
 def run_pilot(
     config: TrainerConfig, algorithm: Any, num_actors: int, envs_per_actor: int, seconds: float
 ) -> Pilot:
-    """Train until it has learned for so long, without evaluations and files. Raises what a run raises."""
+    """Train for `seconds` of learning, without evaluations and files. Raises what a run raises."""
     changed = dataclasses.replace(
         config,
         num_actors=num_actors,
@@ -135,7 +135,7 @@ def run_pilot(
 
 
 def _measured(learned: Sequence[Snapshot], envs_per_actor: int) -> Pilot:
-    """Rates between the first and the last of these snapshots; those of a single one are its own."""
+    """Measure between the first and the last of these snapshots; a single one is measured from the start."""
     first, last = learned[0], learned[-1]
     env_steps, updates = last.env_steps - first.env_steps, last.updates - first.updates
     passed, waits = last.train_seconds - first.train_seconds, learned[1:]

@@ -1,6 +1,7 @@
-"""The process of one rank that `Trainer(groups=N)` has started: `python -m asyncrl.trainer.rank DIRECTORY`.
+"""Process of one rank that `Trainer(groups=N)` has started: `python -m asyncrl.trainer.rank DIRECTORY`.
 
-It runs the job of the directory as one group, tells the launcher of it, and ends in good order when the launcher dies.
+It runs the directory's job as one group, sends messages to the launcher, and ends in the normal order if the launcher
+dies.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def main(directory: Path) -> int:
     """Run one rank; returns the exit code."""
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a store that has gone is told by us, without C++ frames
-    with contextlib.suppress(OSError, AttributeError):  # another system than Linux
+    )  # a lost store is reported by us, without C++ frames
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     rank = int(os.environ["RANK"])
     connection = socket.socket(socket.AF_UNIX)
@@ -52,31 +53,31 @@ def main(directory: Path) -> int:
             launcher.send("outcome", rank, outcome, sendable(error))
     launcher.close()
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
-        return 0  # else the agent would start this rank again; the launcher has been told
+        return 0  # otherwise the agent would restart this rank; the launcher already has the error
     return error.exit_code if isinstance(error, AsyncRLError) else 1
 
 
 class _Relay:
-    """Tells the launcher of checkpoints, whose callbacks the user has given there."""
+    """Callback that sends checkpoint events to the launcher, which has the user's callbacks."""
 
     def __init__(self, launcher: Channel) -> None:
         self._launcher = launcher
 
     def on_checkpoint(self, trainer: None, path: str) -> None:
         """See `Callback`."""
-        with contextlib.suppress(OSError):  # the launcher has gone; the run ends for that
+        with contextlib.suppress(OSError):  # the launcher is gone, which ends the run
             self._launcher.send("checkpoint", path)
 
 
 def _ended(run: RunThread) -> BaseException | None:
-    """Wait for the end; the error of the run."""
+    """Wait for the end of the run; returns its error."""
     while True:
-        with contextlib.suppress(TimeoutError):  # in pieces, so that signals are handled
+        with contextlib.suppress(TimeoutError):  # in short waits, so that signals are handled
             return run.done.exception(timeout=0.2)
 
 
 def _obey(launcher: Channel, run: RunThread) -> None:
-    """Stop when the launcher says so, or is gone."""
+    """Stop the run when the launcher sends `stop` or its connection ends."""
     while (message := launcher.receive()) is not None:
         if message[0] == "stop":
             run.stop(message[1])

@@ -1,10 +1,10 @@
-"""Messages between the process that starts a run's groups and the ranks: pickles with their length, over a socket.
+"""Messages between the launcher of a run's groups and the ranks: length-prefixed pickles over a Unix socket.
 
     rank -> launcher    ("hello", rank, pid), ("url", url, page_url), ("snapshot", Snapshot), ("checkpoint", path),
                         ("outcome", Outcome or None, error or None)
     launcher -> rank    ("stop", reason)
 
-The socket lies in a directory that only this user can enter, so both sides may unpickle what comes.
+The socket is in a directory that only this user can enter, so both sides may unpickle what they receive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Message = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank runs: every option of the run, the environment, and the checkpoint to go on from."""
+    """Job of a rank: all options of the run, the environment, and the checkpoint to resume from."""
 
     config: TrainerConfig
     algorithm: Algorithm
@@ -49,13 +49,13 @@ class Channel:
         self._socket, self._lock = connection, threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send a message. Raises OSError where the other end is gone."""
+        """Send a message. Raises OSError if the other end is closed."""
         data = pickle.dumps(message)
         with self._lock:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Message | None:
-        """The next message; None at the end."""
+        """Wait for the next message; None if the connection has ended."""
         head = self._read(_LENGTH.size)
         body = self._read(_LENGTH.unpack(head)[0]) if head is not None else None
         return None if body is None else pickle.loads(body)
@@ -73,14 +73,14 @@ class Channel:
         return bytes(parts)
 
     def close(self) -> None:
-        """Close; a `receive` that waits returns None."""
+        """Close the connection; a waiting `receive` returns None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 def sendable(error: BaseException | None) -> BaseException | None:
-    """`error`, or one with its text where it does not pickle."""
+    """Return `error`, or an `AsyncRLError` with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

@@ -1,4 +1,4 @@
-"""A run of several groups on this machine, seen from the process that starts them: it stands in for `Coordinator`.
+"""Launcher of a run of several groups on this machine; it replaces `Coordinator` in the process that starts them.
 
 launcher (this process) ── torch's elastic agent ── rank 0, rank 1, ...   each a whole run (`rank.py`)
 snapshots, outcome  <── a socket ──  rank 0
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from asyncrl.run.ending import Outcome
 
 END_SECONDS = 15.0
-"""How long ranks may take to end after rank 0 has, before they are killed."""
+"""Time limit for the other ranks to end after rank 0, before they are killed."""
 
 
 class Ranks:
-    """One run of several groups; made and used on the run's event-loop thread, as `Coordinator` is.
+    """One run of several groups; made and used on the run's event-loop thread, like `Coordinator`.
 
     Args:
-        config, algorithm, source: of the whole run.
+        config, algorithm, source: options and environment of the whole run.
         server: a fork server, which the ranks do not need; it is closed.
-        on_snapshot: called on the loop thread with every snapshot of rank 0's.
-        callbacks: the user's; called on the launcher's loop, when rank 0 has told of the event.
-        started: not used; every rank counts its own start-up.
-        group: the whole run, with the checkpoint that it goes on from.
+        on_snapshot: called on the loop thread with every snapshot of rank 0.
+        started: not used; every rank measures its own start-up time.
+        callbacks: the user's callbacks, called on the launcher's loop at the messages of rank 0.
+        group: the whole run, with the checkpoint to resume from.
 
     Attributes:
         url, page_url, outcome: see `Coordinator`; those of rank 0.
@@ -85,7 +85,7 @@ class Ranks:
         server.close()
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in good order; the first reason counts. Loop thread only."""
+        """End the run in the normal order; the first reason counts. Loop thread only."""
         if self._reason is None:
             self._reason = reason
             for channel in list(self._channels.values()):
@@ -99,7 +99,7 @@ class Ranks:
                 os.kill(pid, signal.SIGKILL)
 
     async def run(self) -> Outcome:
-        """Start the ranks, relay, wait for their end. Raises the error that ended the run."""
+        """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
         with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder:
@@ -128,7 +128,7 @@ class Ranks:
         return self.outcome
 
     async def _close(self, launch: Launch, listener: socket.socket) -> None:
-        """End what is left of the ranks, then of the connections."""
+        """End the remaining ranks, then close the connections."""
         if not self._ended.done():  # this task was cancelled
             self.stop("interrupted")
             await asyncio.wait((self._ended,), timeout=END_SECONDS)
@@ -141,7 +141,7 @@ class Ranks:
             channel.close()
 
     def _error(self, failures: list[Failure]) -> BaseException | None:
-        """What ended the run: rank 0's own error, else the first rank that failed; None of one that has ended well."""
+        """Error that ended the run: rank 0's own, else that of the first rank that failed; None without a failure."""
         from asyncrl.groups.launch import describe_failure
 
         if 0 in self._errors:
@@ -169,7 +169,7 @@ class Ranks:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take the ranks' connections, each with a thread that hears it."""
+        """Accept the ranks' connections; each gets a thread that receives its messages."""
         while True:
             try:
                 connection, _ = listener.accept()
@@ -202,14 +202,14 @@ class Ranks:
             rank, outcome, error = values
             if error is not None:
                 self._errors[rank] = error
-            if rank == 0:  # the run is over, whatever the others do
+            if rank == 0:  # the run has ended, whatever the other ranks do
                 self.outcome = outcome
                 self.stop("stopped")
                 self._loop.call_later(END_SECONDS, self.kill)
 
     def _show(self, snapshot: Snapshot) -> None:
         if snapshot.state == "training" and not self._callbacks.started:
-            with contextlib.suppress(Exception):  # it is kept in `Callbacks.error`, and raised at the end
+            with contextlib.suppress(Exception):  # kept in `Callbacks.error` and raised at the end
                 self._callbacks.start()
         self._on_snapshot(snapshot)
         for evaluation in snapshot.evaluations[self._evaluations :]:

@@ -1,4 +1,4 @@
-"""`Trainer.resume`: a trainer that goes on with a run."""
+"""`Trainer.resume`: a trainer that resumes a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncrl.actors.forkserver import ForkServer
 
 
 class Resumable:
-    """The part of `Trainer` that goes on with an earlier run."""
+    """Part of `Trainer` that resumes an earlier run."""
 
     @property
     def resumed_from(self) -> tuple[str, ...]:
-        """What a resumed run goes on from, and what of it does not go on as it was, one line each; else empty."""
+        """Lines about the checkpoint of a resumed run and about what does not continue exactly; empty for a new run."""
         trainer: Any = self
         resumed = trainer._run.resumed
         return () if resumed is None else resumed.lines()
@@ -31,22 +31,22 @@ class Resumable:
         started: float | None = None,
         **changes: Any,
     ) -> Self:
-        """Make a trainer that goes on with a run, in its directory; `docs/resume.md` says what continues exactly.
+        """Make a trainer that resumes a run in its directory; `docs/resume.md` lists what continues exactly.
 
         Args:
             run: directory of the run.
-            total_steps: environment steps of the whole run; `"+100k"` is so many more; None leaves it as it was.
-            checkpoint: name of the checkpoint to go on from: `latest`, or a number of steps.
-            restore_episodes: go on in the middle of the episodes that the checkpoint holds.
+            total_steps: environment steps of the whole run; `"+100k"` adds that many; None leaves the number unchanged.
+            checkpoint: name of the checkpoint to resume from: `latest`, or a number of steps.
+            restore_episodes: whether to continue the unfinished episodes in the checkpoint.
             server: see `Trainer`.
             started: see `from_config`.
             changes: options of the run or of its algorithm to change.
 
         Raises:
-            ConfigurationError: there is no run, it has nothing left to do, or an option may not change (ASYNC017).
+            ConfigurationError: there is no run, it has no steps left, or an option may not change (ASYNC017).
             CheckpointError: the checkpoint is missing or damaged (ASYNC019).
         """
-        # Imported here because torch comes with it.
+        # Imported here because it imports torch.
         from asyncrl.storage.resume import prepare_resumption
 
         config, algorithm, resumed = prepare_resumption(

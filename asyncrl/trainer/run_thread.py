@@ -1,7 +1,7 @@
-"""A run in a thread of its own, and the result it leaves.
+"""Thread of a run, and the run's result.
 
-The thread ("asyncrl-coordinator") always has the run's event loop: a blocking notebook cell does not freeze training, a
-caller's loop is never blocked, and scripts, asyncio and Jupyter use the same code.
+The event loop of a run is always in its own thread ("asyncrl-coordinator"): a blocking notebook cell does not stop
+training, a caller's loop is never blocked, and scripts, asyncio and Jupyter use the same code.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ except ImportError:  # Windows, or a platform without a wheel
     new_event_loop = asyncio.new_event_loop
 
 CLOSE_SECONDS = 10.0
-"""How long `stop_or_kill` waits for the run to end before it kills its processes."""
+"""Time that `stop_or_kill` waits for the run to end before it kills its processes."""
 MOST_RETURNS = 400
-"""Points of `TrainResult.returns` from which every second one is dropped."""
+"""Most points of `TrainResult.returns`; beyond it every second one is dropped."""
 SERVED_SECONDS = 60.0
-"""How long `wait_until_served` waits; the run goes on starting afterwards."""
+"""Time limit of `wait_until_served`; the start of the run continues afterwards."""
 
 
 @dataclass(frozen=True, repr=False)
 class TrainResult(ShownResult):
-    """The result of training.
+    """Result of training.
 
     Attributes:
-        policy: acts with the run's final weights, or those that reached `target_return`; `policy.save(path)` keeps it.
-        best: the policy of the best evaluation and its figure, or None where nothing was evaluated.
-        evaluation: greedy evaluation of those weights, or None where none was made (the run was stopped).
+        policy: policy with the run's final weights, or with those that reached `target_return`; it has `save(path)`.
+        best: policy of the best evaluation with that evaluation, or None without an evaluation.
+        evaluation: greedy evaluation of `policy`, or None if there was none (the run was stopped).
         stop_reason: `"total_steps"`, `"max_seconds"`, `"target_return"`, `"target_training_return"`, `"stopped"`,
             `"interrupted"`, or `"failed"` (in `Trainer.result` of a run that raised).
         summary: the content of `summary.json`.
@@ -73,7 +73,7 @@ class TrainResult(ShownResult):
 
 
 class RunThread:
-    """Runs one `Coordinator` on a thread of its own; every method may be called from any thread.
+    """Runs one `Coordinator` on its own thread; every public method may be called from any thread.
 
     Args:
         algorithm: the algorithm's record.
@@ -82,11 +82,12 @@ class RunThread:
         started: see `Coordinator`.
 
     Attributes:
-        done: the result of the run, or the error that ended it.
-        result: the result, also of a failed run; None before its end, or where it has no weights.
+        resumed: the checkpoint to resume from, or None; set before `start`.
+        done: future of the result, or of the error that ended the run.
+        result: the result, also of a failed run; None before the end, or if there are no weights.
         snapshot: the newest snapshot, None before the first.
-        listeners: called with every snapshot, on this thread.
-        awaited: whether somebody waits for the result; otherwise an error is printed.
+        listeners: called with every snapshot, on the run's thread.
+        awaited: whether a caller waits for the result; otherwise an error is printed.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class RunThread:
 
     @property
     def coordinator(self) -> Coordinator | Ranks | None:
-        """The run; None before its thread has made it."""
+        """Coordinator of the run; None before the thread has made it."""
         return self._coordinator
 
     def start(self, config: TrainerConfig, callbacks: Callbacks) -> None:
@@ -137,9 +138,9 @@ class RunThread:
             self._thread.start()
 
     def wait_until_served(self) -> None:
-        """Wait until the live page has its address; from then on an error is printed unless somebody waits.
+        """Wait until the live page has its address; a later error is printed unless a caller waits for the result.
 
-        Raises what has ended the run before that.
+        Raises the error that ended the run before that.
         """
         try:
             self._served.wait(SERVED_SECONDS)
@@ -153,12 +154,12 @@ class RunThread:
         self.done.result()
 
     def stop(self, reason: str) -> None:
-        """End the run in good order; returns at once. The first reason counts."""
+        """End the run in the normal order; returns at once. The first reason counts."""
         with self._lock:
             self._stop_reason = self._stop_reason or reason
             coordinator, loop = self._coordinator, self._loop
         if coordinator is not None and loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop, and the run with it, has just ended
+            with contextlib.suppress(RuntimeError):  # the run and its loop have just ended
                 loop.call_soon_threadsafe(coordinator.stop, reason)
 
     def kill(self) -> None:
@@ -180,7 +181,7 @@ class RunThread:
                 self.kill()
 
     def close(self) -> None:
-        """Stop and wait until nothing of the run is left; idempotent."""
+        """Stop the run and wait for its end; kill it after `CLOSE_SECONDS`. Idempotent."""
         atexit.unregister(self.close)
         if self._thread is None:
             if self._server is not None:
@@ -199,7 +200,7 @@ class RunThread:
                 result = runner.run(self._main(config))
         except BaseException as raised:
             error = raised
-        # The registration would keep this object, and its memory, to the end of the process.
+        # The registration would keep this object and its memory until the process ends.
         atexit.unregister(self.close)
         with self._lock:
             if result is not None:
@@ -211,7 +212,7 @@ class RunThread:
         self._served.set()
 
     def _print(self, config: TrainerConfig, error: BaseException) -> None:
-        """Tell of the error that ended a run in the background."""
+        """Print the error that ended a background run."""
         if isinstance(error, StoppedWhileStarting):
             return
         text = f"asyncrl: the run of {config.algo} in {config.env} has failed\n{describe_error(error)}"
@@ -220,8 +221,8 @@ class RunThread:
 
     async def _main(self, config: TrainerConfig) -> TrainResult:
         assert self._server is not None
-        # Imported here because torch comes with it: it loads while the fork server does, and an actor that imports the
-        # module an environment is defined in, which may import Trainer, stays free of torch.
+        # Imported here because it imports torch. Torch then loads in parallel with the fork server, and an actor that
+        # imports an environment's module, which may import Trainer, does not load torch.
         try:
             from asyncrl.trainer.make_run import join_groups, make_run
 

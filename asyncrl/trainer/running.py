@@ -1,7 +1,7 @@
-"""The runs of this process that have not ended, and the notebook cell that each was started in.
+"""Registry of this process's runs that have not ended, with the notebook cell that started each.
 
-A notebook cell that is run again ends the runs that it started the time before: their variables have been bound anew,
-and nothing else could reach them.
+A notebook cell that is executed again first ends the runs of its earlier execution, because their variables are about
+to be rebound and nothing else could reach them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Run(Protocol):
         ...
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in good order; returns at once."""
+        """End the run in the normal order; returns at once."""
         ...
 
     def close(self) -> None:
-        """Stop and wait until nothing of the run is left."""
+        """Stop the run and wait until it has ended."""
         ...
 
 
@@ -41,25 +41,25 @@ _lock = threading.Lock()
 
 
 def add(run: Run, cell: Cell | None) -> None:
-    """Note that `run` was started, in `cell` of a notebook or None."""
+    """Add a run that was started in `cell`, None outside a notebook."""
     with _lock:
         _started.append(_Started(run, cell))
 
 
 def remove(run: Run) -> None:
-    """Note that `run` has ended."""
+    """Remove a run that has ended."""
     with _lock:
         _started[:] = [started for started in _started if started.run is not run]
 
 
 def running() -> tuple[Run, ...]:
-    """The trainers whose runs have not ended, oldest first."""
+    """Return the runs that have not ended, oldest first."""
     with _lock:
         return tuple(started.run for started in _started if not started.run.done)
 
 
 def stop_all() -> None:
-    """Stop every run of this process in good order, and wait until nothing of them is left."""
+    """Stop every run of this process in the normal order, and wait until all have ended."""
     _close(running())
 
 

@@ -1,4 +1,4 @@
-"""Display of a result: one line, a card with curve and table in a notebook, and an episode on demand."""
+"""Display of a result: one line, a notebook card with curve and table, and an episode on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ShownResult:
-    """A result that shows itself; `TrainResult` has the attributes."""
+    """Display methods of a result; `TrainResult` describes the attributes."""
 
     policy: PortablePolicy
     best: BestPolicy | None
@@ -27,7 +27,7 @@ class ShownResult:
     run_dir: Path | None
 
     def episode(self, episodes: int = 3, max_seconds: float = 20.0) -> Film:
-        """Play greedy episodes with the best policy and return a film of the one with the highest return.
+        """Play greedy episodes with `best`, else with `policy`; returns a film of the one with the highest return.
 
         The environment is made in this process, with `render_mode="rgb_array"`. A notebook shows the film.
 

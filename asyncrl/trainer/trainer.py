@@ -1,4 +1,4 @@
-"""The trainer: one run behind one object, used the same way from a script, a shell and a notebook cell."""
+"""The trainer: one object per run, used the same way in a script, a shell and a notebook cell."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
 
     Args:
         env: Gymnasium id, registered spec, or zero-argument factory (sent to the actors by cloudpickle).
-        algorithm: a record such as `DQN(...)`, or an algorithm's name, which takes its preset for the environment.
+        algorithm: a record such as `DQN(...)`, or an algorithm's name for its preset for the environment.
         server: a fork server that is already starting, or None to start one with the run.
-        options: fields of `TrainerConfig`, which `help(TrainerConfig)` explains; `wrappers` may hold classes and
-            functions too.
+        options: fields of `TrainerConfig`, see `help(TrainerConfig)`; `wrappers` may also have classes and functions.
 
     Attributes:
         config: every option of the run except its algorithm's.
         algorithm: the algorithm's record.
 
     Raises:
-        TypeError: an option that does not exist, or a class in place of a record.
-        ValueError: a value outside its range.
+        TypeError: an option does not exist, or the algorithm is a class instead of a record.
+        ValueError: a value is outside its range.
         FactoryNotPicklable: the factory cannot be sent to another process (ASYNC001).
     """
 
@@ -84,9 +83,9 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         Args:
             config: options of the run.
             algorithm: options of the algorithm.
-            env: the environment itself, where `config.env` only names a factory and `config.env_file` is not set.
+            env: the environment, if `config.env` only names a factory and `config.env_file` is not set.
             server: see `Trainer`.
-            started: `time.monotonic()` from which wall and start-up time count; None is the start of the run.
+            started: `time.monotonic()` at which wall and start-up time begin; None is the start of the run.
         """
         trainer = cls.__new__(cls)
         if env is None and config.env_file is not None:
@@ -111,13 +110,13 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
 
-        A run that was interrupted leaves its result in `self.result`.
+        The result of an interrupted run is in `self.result`.
 
         Args:
             total_steps: environment steps over all actors.
             max_seconds: seconds of training.
             target_return: mean return of a confirmed greedy evaluation.
-            on_snapshot: called with every snapshot, on the run's thread; one that raises ends nothing.
+            on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
 
         Raises:
@@ -172,14 +171,14 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        """Start the run and return when `url` is known; the run goes on in the background.
+        """Start the run in the background; returns when `url` is set.
 
-        In a notebook, a run that the same cell has started before is stopped first. An error that ends the run later
-        is printed once, unless somebody waits for it.
+        In a notebook, runs that an earlier execution of the same cell has started are stopped first. An error that
+        ends the run later is printed once, unless a caller waits for the result.
 
         Raises:
-            RuntimeError: it was started before.
-            AsyncRLError: the error that ended the run at once.
+            RuntimeError: the run was started before.
+            AsyncRLError: the error that ended the run before `url` was set.
         """
         running.close_earlier_runs_of(running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
@@ -219,32 +218,32 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             raise
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in good order, from any thread; returns at once. The first reason counts."""
+        """End the run in the normal order; any thread. Returns at once. The first reason counts."""
         self._run.stop(reason)
 
     def kill(self) -> None:
-        """Kill every process of the run at once; from any thread, also from a signal handler."""
+        """Kill every process of the run at once; any thread, also a signal handler."""
         self._run.kill()
 
     def close(self) -> None:
-        """Stop and wait until nothing of the run is left; idempotent."""
+        """Stop the run and wait until it has ended; idempotent."""
         self._run.close()
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str | None:
-        """Address of the live page, None before it is served or where `http="off"`."""
+        """Address of the live page, None before it is served or with `http="off"`."""
         return self._run.coordinator.url if self._run.coordinator is not None else None
 
     @property
     def page_url(self) -> str | None:
-        """`url` with the run's token in its fragment: opened there, the page's Stop and Checkpoint work."""
+        """`url` with the run's token in its fragment, which the page's Stop and Checkpoint buttons need."""
         return self._run.coordinator.page_url if self._run.coordinator is not None else None
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option of the run by name, the algorithm's as `dqn.gamma`; a function is given as its text."""
+        """All options of the run by name, the algorithm's as `dqn.gamma`; a function as its text."""
         run, own = options_by_table(self.config, self.algorithm).values()
         return run | {f"{self.config.algo}.{name}": value for name, value in own.items()}
 
@@ -255,7 +254,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
 
     @property
     def result(self) -> TrainResult | None:
-        """The result, also of a run that failed after it had learned; None before its end, or without weights."""
+        """The result, also of a run that failed after it had learned; None before the end, or without weights."""
         return self._run.result
 
     def snapshot(self) -> Snapshot | None:
@@ -263,11 +262,11 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         return self._run.snapshot
 
     def _show_in(self, card: LiveCard) -> None:
-        """Redraw `card` with every snapshot to come."""
+        """Redraw `card` with every new snapshot."""
         self._run.listeners.append(card.follow)
 
     async def stream(self, interval_seconds: float = 1.0) -> AsyncIterator[Snapshot]:
-        """Yield snapshots during the run, at most one per interval, the last one included."""
+        """Yield snapshots during the run, at most one per interval, and the last one."""
         shown = None
         while not self.done:
             if self._run.snapshot is not None and self._run.snapshot is not shown:

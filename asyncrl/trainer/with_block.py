@@ -1,4 +1,4 @@
-"""Context managers of a run: `with` and `async with` close it at the end of the block."""
+"""Context manager protocols of a run: `with` and `async with` close it at the end of the block."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class ClosedByWith:
-    """Closed at the end of a `with` or an `async with` block."""
+    """Base class that calls `close` at the end of a `with` or `async with` block."""
 
     def close(self) -> None:
-        """Stop and wait until nothing is left; idempotent."""
+        """Stop the run and wait until it has ended; idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
