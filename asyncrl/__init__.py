@@ -4,8 +4,8 @@
 
     result = Trainer("CartPole-v1", DQN(), num_actors=2, seed=0).learn(total_steps=200_000)
 
-Names load at first use (PEP 562): an actor process imports `asyncrl.shm` and `asyncrl.actors` and must not import
-torch, and `asyncrl --help` answers at once.
+Names are imported at first use (PEP 562), so that an actor process, which imports `asyncrl.shm` and `asyncrl.actors`,
+does not import torch, and `asyncrl --help` is fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncrl.trainer.trainer import Trainer, train
     from asyncrl.version import __version__
 
-# Names that are not here are looked for among the algorithms' records.
+# Names missing here are looked up among the algorithms' records.
 _HOMES = {
     "AsyncRLError": "asyncrl.errors",
     "AsyncRLWarning": "asyncrl.errors",

@@ -1,4 +1,4 @@
-"""`python -m asyncrl` is the command `asyncrl`."""
+"""Entry point of `python -m asyncrl`, the same as the command `asyncrl`."""
 
 import sys
 

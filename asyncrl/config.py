@@ -1,7 +1,7 @@
-"""Options of a run, without those of its algorithm: one frozen record.
+"""Options of a run except its algorithm's, as a frozen record.
 
-The docstring under a field is its help on the command line and its comment in `config.toml`. The algorithm's options
-are in its own record (`asyncrl.algorithms`); the two records together reproduce a run.
+The docstring below a field is its help on the command line and its comment in `config.toml`. The algorithm's options
+are in its own record (`asyncrl.algorithms`). The two records together reproduce a run.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from asyncrl.options import coerce, option_help, require_at_least, require_fract
 @documented
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """Every option of a run except its algorithm's.
+    """Options of a run except its algorithm's.
 
     Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+        ValueError: a value has the wrong type or is out of range; the text begins with the option's name.
     """
 
     env: str
     """Gymnasium id of the environment, or the name of its factory."""
 
     env_file: str | None = None
-    """File with the pickled factory or spec of `env`, which a run directory keeps; using it runs the code in it."""
+    """File with the pickled factory or spec of `env`, kept in the run directory; loading it runs the code in it."""
 
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor, such as gravity:9; values are Python literals."""
 
     wrappers: tuple[str, ...] = ()
-    """Wrappers of the environment as module:Name, the innermost first; each takes an environment and returns one."""
+    """Environment wrappers as module:Name, innermost first; each takes an environment and returns one."""
 
     algo: str
     """Name of the algorithm."""
@@ -43,7 +43,7 @@ class TrainerConfig:
     """Random seed; actors, environments and the learner use generators spawned from it."""
 
     num_actors: int | None = None
-    """Actor processes; none means one less than the cores, and at least one."""
+    """Number of actor processes; none means one less than the number of cores, and at least one."""
 
     envs_per_actor: int = 16
     """Environments per actor, which share one forward pass of the policy; a factory that returns a vector
@@ -74,10 +74,10 @@ class TrainerConfig:
     """Episodes of the evaluation that confirms `target_return`; training pauses during it."""
 
     eval_max_episode_steps: int | None = None
-    """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000."""
+    """Maximum steps of an evaluation episode; none takes the environment's own limit, or 27000 without one."""
 
     groups: int = 1
-    """Groups, each with its own actors and learner, on this machine; under torchrun every rank is one."""
+    """Number of groups on this machine, each with its own actors and learner; under torchrun every rank is one."""
 
     fusion: Literal["gradients", "average", "async"] = "average"
     """What groups fuse: gradients at every update, mean weights in the background, or deltas without a barrier."""
@@ -86,22 +86,22 @@ class TrainerConfig:
     """Updates between two fusions of weights (average and async)."""
 
     max_fusion_staleness: int = 8
-    """Maximum staleness of a group's delta, in fusions (async); an older one is dropped."""
+    """Maximum staleness of a group's delta, in fusions (async); older deltas are dropped."""
 
     fusion_dtype: Literal["float32", "bfloat16", "int8", "topk"] = "float32"
     """Encoding of the messages between groups; all but float32 use error feedback."""
 
     fusion_learning_rate: float = 1.0
-    """Outer learning rate of average, above 0; DiLoCo uses 0.7."""
+    """Outer learning rate, above 0 (average); DiLoCo uses 0.7."""
 
     fusion_momentum: float = 0.0
-    """Outer Nesterov momentum of average, from 0 to 1; 0 is the plain mean, DiLoCo uses 0.9."""
+    """Outer Nesterov momentum, from 0 to 1 (average); 0 is the plain mean, DiLoCo uses 0.9."""
 
     fusion_moments: bool = False
     """Average the optimiser's moments with the weights (average); messages are three times as long."""
 
     inference: Literal["actor", "server"] = "actor"
-    """Where the network of actors runs; in each of them, or once beside the learner, on its device, for all."""
+    """Where the policy network runs: in every actor, or once for all actors beside the learner, on its device."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
@@ -113,40 +113,40 @@ class TrainerConfig:
     """Seconds of updates that the learner's thread makes before it returns to the event loop."""
 
     step_timeout_seconds: float = 60.0
-    """Maximum seconds of one environment step; a longer one counts as hung."""
+    """Time limit of one environment step, in seconds; a longer one counts as hung."""
 
     ready_timeout_seconds: float = 60.0
-    """Maximum seconds for an actor to build and first reset its environments; a slower one counts as hung."""
+    """Time limit for an actor to build and first reset its environments, in seconds; a slower one counts as hung."""
 
     max_restarts: int = 3
     """Maximum restarts of a killed actor within a minute; one more death ends the run."""
 
     run_dir: str | None = None
-    """Directory of the run's files; none writes no files. A command makes one in `runs/` unless told otherwise."""
+    """Directory of the run's files; none writes no files. By default a command creates one in `runs/`."""
 
     init_from: str | None = None
     """Begin with the policy of this run or file; optimiser, critics and counters begin anew."""
 
     report_interval_seconds: float = 1.0
-    """Maximum seconds between reports, which feed terminal, page and `metrics.jsonl`; each evaluation reports too."""
+    """Maximum seconds between reports to the terminal, the page and `metrics.jsonl`; each evaluation reports too."""
 
     report_interval_steps: int | None = 5_000
     """Environment steps between reports, in addition to `report_interval_seconds`; none reports by time only."""
 
     checkpoint_interval_seconds: float = 60.0
-    """Seconds between checkpoints of the learner; they need a run directory."""
+    """Seconds between checkpoints of the learner, which need a run directory."""
 
     checkpoints_kept: int = 3
-    """Newest checkpoints that stay in the run directory, beside the best one."""
+    """Number of newest checkpoints kept in the run directory, beside the best one."""
 
     save_replay_buffer: bool = False
-    """Checkpoints hold the replay too; a resumed run need not fill it again. They need its size on disk, twice."""
+    """Save the replay in checkpoints, so that a resumed run need not refill it; needs twice its size on disk."""
 
     http: int | Literal["auto", "off"] = "auto"
     """Port of the live page and its endpoints; auto takes a free one, off serves nothing."""
 
     host: str = "127.0.0.1"
-    """Address to serve the page on; beyond loopback every request needs the run's token."""
+    """Address to serve the page on; on any other than loopback every request needs the run's token."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "init_from"):
@@ -192,13 +192,13 @@ class TrainerConfig:
 
     @property
     def only_evaluation_stops(self) -> bool:
-        """Whether `target_return` is the only rule that can end the run."""
+        """Whether `target_return` is the only stop condition of the run."""
         others = (self.total_steps, self.max_seconds, self.target_training_return)
         return self.target_return is not None and all(rule is None for rule in others)
 
     @property
     def actors(self) -> int:
-        """`num_actors`, or one less than the cores that this process may use, and at least one."""
+        """`num_actors`, or if None one less than the cores that this process may use, and at least one."""
         if self.num_actors is not None:
             return self.num_actors
         return max(1, usable_cores() - 1)

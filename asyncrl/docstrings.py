@@ -1,4 +1,4 @@
-"""Docstrings under the fields of dataclasses, which Python does not keep: they are read from the source."""
+"""Docstrings below the fields of dataclasses, read from the source because Python does not keep them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 
 def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
-    """Docstring of every field of `record` and its bases, on one line each, and whether all of the source was there."""
+    """Docstrings of the fields of `record` and its bases, one line each, and whether all sources were found."""
     docs: dict[str, str] = {}
     complete = True
     for cls in reversed(record.__mro__):
@@ -31,7 +31,7 @@ def field_docstrings(record: type) -> tuple[dict[str, str], bool]:
 
 @functools.cache
 def _own_docstrings(cls: type) -> Mapping[str, str] | None:
-    """Docstrings in the class statement itself, None where its source is not to be had."""
+    """Docstrings in the class statement of `cls`, without its bases; None if the source is not found."""
     definition = _in_module(cls) or _definition(cls)
     if definition is None:
         return None
@@ -44,9 +44,9 @@ def _own_docstrings(cls: type) -> Mapping[str, str] | None:
 
 
 def _in_module(cls: type) -> ast.ClassDef | None:
-    """The statement of a class that stands once on the top level of its module's file, None for every other.
+    """Class statement of a class defined exactly once at the top level of its module's file, None for any other.
 
-    `inspect` finds any class, and parses the whole file for each.
+    Faster than `inspect`, which parses the whole file for each class.
     """
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     source = "".join(linecache.getlines(file)) if file else ""
@@ -63,10 +63,10 @@ def _in_module(cls: type) -> ast.ClassDef | None:
 
 
 def _definition(cls: type) -> ast.ClassDef | None:
-    """The class statement, None where its source is not to be had."""
+    """Class statement found by `inspect` or in a notebook's cell, None if the source is not found."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError):  # in a notebook: a class has no file, but its methods have that of the cell
+    except (OSError, TypeError):  # in a notebook a class has no file, but its methods have the cell's
         return _in_cell(cls)
     return definition if isinstance(definition, ast.ClassDef) else None
 

@@ -1,7 +1,7 @@
-"""Every exception of asyncrl.
+"""Exceptions and warnings of asyncrl.
 
     AsyncRLError                      code, what happened, the facts, one fix
-    ├── UserError                     exit code 1: what the caller can mend in his own call or file
+    ├── UserError                     exit code 1: an error in the caller's own call or file
     │   ├── FactoryNotPicklable       ASYNC001
     │   ├── SpacesDoNotFit            ASYNC005  (also ValueError)
     │   ├── UnknownEnvironment        ASYNC006  (also ValueError)
@@ -17,7 +17,7 @@
     │   ├── OldGymAPI                 ASYNC013
     │   ├── EnvironmentHung           ASYNC015
     │   └── AutoresetUnknown          ASYNC018
-    ├── ResourceError                 exit code 4: the machine said no
+    ├── ResourceError                 exit code 4: the machine lacks a resource, or a process or ring was lost
     │   ├── ActorKilled               ASYNC003
     │   ├── PortInUse                 ASYNC007
     │   ├── SharedMemoryTooSmall      ASYNC008
@@ -42,10 +42,11 @@
     ├── StopTakesLong                 ASYNC045
     └── OptionNotKept                 ASYNC046
 
-Wrong values of a single argument are plain `ValueError` / `TypeError` with a text of the form
+A wrong value of a single argument is a plain `ValueError` or `TypeError` with a text such as
 `num_slots must be a power of two, got 12`.
 
-Texts may hold what an environment or a file said: control characters are escaped, and long ones cut to `TEXT_LIMIT`.
+Texts may contain output of an environment or content of a file: control characters are escaped, and long texts are
+shortened to `TEXT_LIMIT` characters.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ from functools import partial
 from typing import ClassVar
 
 TEXT_LIMIT, TRACEBACK_LIMIT = 4_000, 20_000
-"""Most characters that are kept: of a message or of one fact, and of a remote traceback."""
+"""Maximum number of characters of a message or one fact, and of a remote traceback."""
 
 
 def printable(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` with control characters escaped (newline and tab stay), cut in the middle to `limit` characters."""
+    """Escape control characters except newline and tab, and shorten to `limit` characters by a cut in the middle."""
     shown_whole = _escaped(text[: limit + 1])
     if len(shown_whole) <= limit:
         return shown_whole
@@ -75,29 +76,29 @@ def _escaped(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """What ended a run, in words: an `AsyncRLError` says it all, of any other exception its type is named too."""
+    """Text of an error that ended a run: `str` of an `AsyncRLError`, type and message of any other exception."""
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error_text(error)}"
 
 
 def shown(value: object) -> str:
-    """`str(value)` as `printable` text, also where `str` raises."""
+    """`str(value)` as `printable` text, or a replacement text if `str` raises."""
     try:
         return printable(str(value))
     except Exception as broken:
         return f"(a {type(value).__name__} whose text cannot be shown: str() raised {type(broken).__name__})"
 
 
-error_text = shown  # of any exception its message
+error_text = shown  # the message of an exception
 
 
 class AsyncRLError(Exception):
-    """Base of all errors the world or the user can cause.
+    """Base of all errors caused by the user, the environment or the machine.
 
     Attributes:
-        code, exit_code: stable name, `ASYNCnnn`; what the command line exits with.
-        what: one sentence of what happened.
-        facts: name to value, in the order they are shown.
-        fix, remote_traceback: what to do, in one sentence; traceback of the process where it happened, or None.
+        code, exit_code: stable name, `ASYNCnnn`; exit status of the command line.
+        what: what happened, in one sentence.
+        facts: name to value, in the order of display.
+        fix, remote_traceback: what to do, in one sentence; traceback of the process that failed, or None.
     """
 
     code: ClassVar[str] = "ASYNC000"
@@ -133,7 +134,7 @@ class AsyncRLError(Exception):
 
 
 class UserError(AsyncRLError):
-    """What the caller can mend in his own call, file or command line."""
+    """Error in the caller's own call, file or command line."""
 
 
 class FactoryNotPicklable(UserError):
@@ -149,7 +150,7 @@ class SpacesDoNotFit(UserError, ValueError):
 
 
 class UnknownEnvironment(UserError, ValueError):
-    """No environment of that id is registered where the actors look."""
+    """No environment of that id is registered in the actors."""
 
     code = "ASYNC006"
 
@@ -161,7 +162,7 @@ class BlockingCallInLoop(UserError, RuntimeError):
 
 
 class DeviceNotAvailable(UserError):
-    """The device that was asked for is not there; asyncrl never falls back silently."""
+    """The requested device is not available; asyncrl never falls back silently."""
 
     code = "ASYNC016"
 
@@ -179,7 +180,7 @@ class CheckpointError(UserError):
 
 
 class TrainingDiverged(AsyncRLError):
-    """The loss or the weights became NaN or infinite; nothing of it was published."""
+    """The loss or the weights became NaN or infinite; such weights are never published."""
 
     code = "ASYNC022"
 
@@ -209,37 +210,37 @@ class EnvironmentNotBuilt(EnvironmentFailed):
 
 
 class NonFiniteStep(EnvironmentFailed):
-    """A NaN or infinite reward or observation; nothing of it was stored."""
+    """A reward or observation was NaN or infinite; it was not stored."""
 
     code = "ASYNC011"
 
 
 class ObservationOffSpace(EnvironmentFailed):
-    """An observation whose shape or dtype is not what its space says."""
+    """The shape or dtype of an observation differs from its space."""
 
     code = "ASYNC012"
 
 
 class OldGymAPI(EnvironmentFailed):
-    """The environment speaks the API before Gymnasium 0.26, or its reset takes no seed."""
+    """The environment has the API from before Gymnasium 0.26, or its reset takes no seed."""
 
     code = "ASYNC013"
 
 
 class EnvironmentHung(EnvironmentFailed):
-    """A step took longer than `step_timeout_seconds`, or building and resetting than `ready_timeout_seconds`."""
+    """A step exceeded `step_timeout_seconds`, or building and resetting exceeded `ready_timeout_seconds`."""
 
     code = "ASYNC015"
 
 
 class AutoresetUnknown(EnvironmentFailed):
-    """A vector environment whose autoreset mode is SAME_STEP or not declared."""
+    """The autoreset mode of a vector environment is SAME_STEP or not declared."""
 
     code = "ASYNC018"
 
 
 class ResourceError(AsyncRLError):
-    """The machine said no."""
+    """The machine lacks a resource, or a process or ring of the run was lost."""
 
     exit_code = 4
 
@@ -251,7 +252,7 @@ class ActorKilled(ResourceError):
 
 
 class PortInUse(ResourceError):
-    """The HTTP port is taken."""
+    """The HTTP port is in use."""
 
     code = "ASYNC007"
 
@@ -269,7 +270,7 @@ class GPUOutOfMemory(ResourceError):
 
 
 class ReplayTooLarge(ResourceError):
-    """The replay asked for is larger than the machine's memory."""
+    """The requested replay is larger than the machine's memory."""
 
     code = "ASYNC010"
 
@@ -281,19 +282,19 @@ class RingCorrupt(ResourceError):
 
 
 class TooFewDescriptors(ResourceError):
-    """This process may not open as many files as a run needs."""
+    """The process's limit of open file descriptors is too low for the run."""
 
     code = "ASYNC030"
 
 
 class GroupLost(ResourceError):
-    """A group of the run was killed, was cut off, failed, or never came."""
+    """A group of the run was killed, lost its connection, failed, or never joined."""
 
     code = "ASYNC032"
 
 
 class StoppedWhileStarting(AsyncRLError):
-    """The run was stopped before its actors and its network were there; it leaves no policy."""
+    """The run was stopped before its actors and its network were ready; it leaves no policy."""
 
     code = "ASYNC031"
     exit_code = 130
@@ -304,7 +305,7 @@ class AsyncRLWarning(UserWarning):
 
 
 class SamplesTooStale(AsyncRLWarning):
-    """ASYNC020: a large share of what is produced is too stale to learn from."""
+    """ASYNC020: a large share of the produced samples is too stale to learn from."""
 
 
 class TooManyThreads(AsyncRLWarning):
@@ -312,32 +313,32 @@ class TooManyThreads(AsyncRLWarning):
 
 
 class ActionValuesOutOfRange(AsyncRLWarning):
-    """ASYNC024: action values are larger than rewards and discount allow; learning has most likely run off."""
+    """ASYNC024: action values exceed the bound given by rewards and discount; learning has most likely diverged."""
 
 
 class FilesNotWritten(AsyncRLWarning):
-    """ASYNC040: a file of the run could not be written; training goes on and writing is tried again."""
+    """ASYNC040: a file of the run could not be written; training continues and the write is retried."""
 
 
 class EvaluationIncomplete(AsyncRLWarning):
-    """ASYNC041: an evaluation failed, or some of its episodes were ended at a limit."""
+    """ASYNC041: an evaluation failed, or some of its episodes were cut off at a limit."""
 
 
 class ListenerFailed(AsyncRLWarning):
-    """ASYNC042: what the user has called with every snapshot raised; training goes on."""
+    """ASYNC042: the user's callback for snapshots raised; training continues."""
 
 
 class RingQuarantined(AsyncRLWarning):
-    """ASYNC043: an environment has overwritten the ring of its actor; its rows were given up, its actor restarted."""
+    """ASYNC043: an environment overwrote the ring of its actor; the rows were discarded and the actor restarted."""
 
 
 class LittleDiskSpace(AsyncRLWarning):
-    """ASYNC044: the disk of the run's directory has no room for all the checkpoints that the run is to keep."""
+    """ASYNC044: the disk has too little space for all checkpoints that the run is to keep."""
 
 
 class StopTakesLong(AsyncRLWarning):
-    """ASYNC045: a run that was asked to stop has not ended; the text says what it waits for."""
+    """ASYNC045: a run was asked to stop and has not ended yet; the text names what it waits for."""
 
 
 class OptionNotKept(AsyncRLWarning):
-    """ASYNC046: an option is a function that does not pickle; the run trains with it, and cannot be resumed without."""
+    """ASYNC046: an option is a function that does not pickle; to resume the run the function must be given again."""

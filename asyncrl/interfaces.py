@@ -1,9 +1,8 @@
-"""The nouns of asyncrl on one page.
+"""Data types shared between the subpackages of asyncrl.
 
-Everything that two rooms of the house must agree on stands here and nothing else: what an environment looks like from
-outside (`EnvSpec`), what a row of a stream carries (`FieldSpec`, the flags), and what a learner receives and returns
-(`Batch`, `Segment`, `UpdateResult`). What an algorithm implements stands in `protocols.py`. This module imports NumPy
-only, so that an actor process can import it without torch.
+Specification of an environment (`EnvSpec`), fields and flags of a row (`FieldSpec`), input and output of a learner's
+update (`Batch`, `Segment`, `UpdateResult`). The protocols of an algorithm are in `protocols.py`. This module imports
+NumPy only, so that an actor process can import it without torch.
 
 Axes, used in every docstring of the package:
 
@@ -22,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 TERMINATED = 1
-"""Flag of a row whose step reached a terminal state: the value of what follows is zero."""
+"""Flag of a row whose step reached a terminal state: the value of the next state is zero."""
 TRUNCATED = 2
-"""Flag of a row whose step was cut from outside (time limit): the value of what follows is bootstrapped."""
+"""Flag of a row whose step was cut off from outside (time limit): the value of the next state is bootstrapped."""
 RESET = 4
 """Flag of a row whose action was not taken: the step only reset the environment (Gymnasium's NEXT_STEP autoreset)."""
 
 LONGEST_N_STEP = 255
-"""Most rewards that an n-step transition of the replay sums; the replay keeps n of each row in one byte."""
+"""Maximum n of an n-step transition; the replay stores the n of each row in one byte."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class DiscreteAction:
 
 @dataclass(frozen=True)
 class MultiDiscreteAction:
-    """A vector of choices, the i-th of `nvec[i]`, each from zero; held as int64 of shape `[len(nvec)]`."""
+    """Vector of discrete actions, the i-th from 0 to `nvec[i] - 1`; stored as int64 of shape `[len(nvec)]`."""
 
     nvec: tuple[int, ...]
 
@@ -86,14 +85,14 @@ ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a structured observation (Dict, Tuple, Discrete, MultiDiscrete), as it stands in a row.
+    """One array of a structured observation (Dict, Tuple, Discrete, MultiDiscrete), as it is stored in a row.
 
     Attributes:
-        path: keys of a Dict and indices of a Tuple that lead to it; none where the observation is the leaf.
+        path: keys of a Dict and indices of a Tuple that lead to it; empty if the observation itself is the leaf.
         kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot) or `"values"` (float32).
-        shape: of its array, before choices become one-hot.
-        choices: of choices, among how many each is.
-        first: of choices, the smallest value of each.
+        shape: shape of the array, before choices become one-hot.
+        choices: number of values of each choice; `"choices"` only.
+        first: smallest value of each choice; `"choices"` only.
     """
 
     path: tuple[str, ...]
@@ -104,32 +103,33 @@ class Leaf:
 
     @property
     def values(self) -> int:
-        """Numbers that a network sees of it."""
+        """Number of network inputs."""
         return sum(self.choices) if self.kind == "choices" else math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        """Its bytes in a row of bytes."""
+        """Number of bytes in an observation that is stored as bytes."""
         return self.values * (1 if self.kind == "image" else 4)
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an environment looks like to a trainer; picklable, holds no environment and no gymnasium object.
+    """Description of an environment for the trainer; picklable, holds no environment and no gymnasium object.
 
     Attributes:
-        name: what to call it (the id, or the factory's qualified name).
+        name: the environment's id, or the factory's qualified name.
         observation_shape: shape of one observation.
         observation_dtype: NumPy dtype name in which observations are stored (float64 spaces are stored as float32).
-        action: what actions it takes.
-        max_episode_steps: time limit in steps, or None where there is none.
+        action: action space.
+        max_episode_steps: time limit in steps, or None.
         reward_threshold: return from which the environment counts as solved, or None.
-        vector_envs: how many environments one call of the factory makes where it returns a vector of them (then an
-            actor has exactly so many), or None where it makes one.
+        vector_envs: number of environments of the vector environment that the factory returns (an actor then has
+            exactly as many), or None if the factory makes a single environment.
         frame_stack: observations that are joined along the first axis of `observation_shape`, oldest first; 1: no such
             axis. An environment's own spec has 1, and rings hold single observations; see `stacked`.
-        leaves: of a structured observation, which is one row `[n]`: float32, or, where an image is among them, bytes.
-            Per-leaf columns of a ring were rejected: every reader of rings would have to know them, for the same bytes.
+        leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
+            else float32. One ring column per leaf was rejected: every reader of rings would have to handle leaves, for
+            the same bytes.
     """
 
     name: str
@@ -144,13 +144,13 @@ class EnvSpec:
 
     @property
     def observation_values(self) -> int:
-        """Numbers that a network sees of an observation, or of a stack of them."""
+        """Number of network inputs of an observation, or of a frame stack."""
         if not self.leaves:
             return math.prod(self.observation_shape)
         return self.frame_stack * sum(leaf.values for leaf in self.leaves)
 
     def stacked(self, frames: int) -> EnvSpec:
-        """What a policy sees: the last `frames` observations `[frames, *observation_shape]`; itself for 1."""
+        """Spec of stacks of `frames` observations, `[frames, *observation_shape]`; itself for 1."""
         assert self.frame_stack == 1, "an environment's observations are stacked once"
         if frames == 1:
             return self
@@ -159,7 +159,7 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One array that every row of a stream carries beside the fixed ones: its name, per-step shape and dtype."""
+    """Extra field of a row: name, shape per step and dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -168,26 +168,26 @@ class FieldSpec:
 
 @dataclass
 class Batch:
-    """What a learner trains on: B n-step transitions, gathered from the rings straight into these arrays.
+    """Batch of B n-step transitions, gathered from the rings directly into these arrays.
 
-    The arrays are owned by whoever created the batch and are overwritten by the next gather into it, so a learner
-    that keeps a batch must copy it. All arrays are C-contiguous with axis 0 = B.
+    The creator of the batch owns the arrays. The next gather overwrites them, so a learner that keeps a batch must
+    copy it. All arrays are C-contiguous with axis 0 = B.
 
     Attributes:
         obs: `[B, *obs_shape]` in the ring's dtype, at step t.
         action: `[B, *act_shape]`.
-        reward: `[B]` float32, the discounted sum of k <= n rewards from step t on.
-        discount: `[B]` float32, `gamma**k`, or 0 where the k-th step terminated the episode; what multiplies the
-            bootstrap value of `next_obs`.
+        reward: `[B]` float32, discounted sum of k <= n rewards from step t on.
+        discount: `[B]` float32, factor of the bootstrap value of `next_obs`: `gamma**k`, or 0 if the k-th step
+            terminated the episode.
         next_obs: `[B, *obs_shape]` at step t + k.
         weight: `[B]` float32, importance weight times staleness correction; multiplies the item's loss.
-        ids: `[B]` int64, names the row for `update_priorities`; never reused during a run.
+        ids: `[B]` int64, identifies the row for `update_priorities`; never reused during a run.
         version: `[B]` int64, policy version that acted at step t.
         policy_updates: `[B]` int64, updates that the learner had made when it published that version.
         staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
-        extras: what the algorithm added to a row, each `[B, ...]`, at step t.
-        progress: share of the run's `total_steps` that is done, 0 to 1, for schedules; 0 where the run has no limit.
-        source: `ObservationMirror` that gathers obs and next_obs on the learner's device; None where they are filled.
+        extras: extra fields of the algorithm at step t, each `[B, ...]`.
+        progress: fraction of the run's `total_steps` done, 0 to 1, for schedules; 0 if the run has no limit.
+        source: `ObservationMirror` that gathers obs and next_obs on the learner's device; None if they are filled.
     """
 
     obs: NDArray[Any]
@@ -206,7 +206,7 @@ class Batch:
 
     @classmethod
     def allocate(cls, batch_size: int, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()) -> Batch:
-        """An uninitialised batch of `batch_size` items for this environment."""
+        """Create an uninitialised batch of `batch_size` items for this environment."""
         obs = (batch_size, *spec.observation_shape)
         return cls(
             obs=np.empty(obs, spec.observation_dtype),
@@ -230,30 +230,30 @@ class Batch:
 
 @dataclass
 class Segment:
-    """What an on-policy learner trains on: T consecutive rows of the E streams of one actor, read where they lie.
+    """Segment of T consecutive rows of the E streams of one actor, the training data of on-policy algorithms.
 
-    The big arrays are views into the actor's ring (or copies, where the rows wrap around the ring's end or the segment
-    was kept for a second use) and must not be written; they are valid until the segment is released, which whoever
-    took it from the queue decides. `weight` and `staleness` belong to the segment.
+    The large arrays are views of the actor's ring and must not be written. They are copies if the rows wrap around the
+    ring's end, if the segment was kept for a second use, and for the observations of frame stacks. They are valid until
+    the caller that took the segment from the queue releases it. `weight` and `staleness` belong to the segment.
 
-    How a trajectory is cut: a TERMINATED or TRUNCATED row is followed by a RESET row, whose observation is the true
-    final one. Where an actor died and was started again, the first row of its new life is a RESET row too, so a row
-    that is followed by a RESET row and carries neither flag was truncated by that death.
+    Ends of trajectories: a TERMINATED or TRUNCATED row is followed by a RESET row, whose observation is the true final
+    one. After a restart of the actor the first row is a RESET row too, so a row that carries neither flag and is
+    followed by a RESET row was truncated by the death of the actor.
 
     Attributes:
         ring: index of the actor's ring.
         first: position of the first row; the segment is `[first, first + T)`.
         obs: `[E, T, *obs_shape]` in the ring's dtype.
-        last_obs: `[E, *obs_shape]`, the observation after the last row; what the end of the segment is bootstrapped of.
+        last_obs: `[E, *obs_shape]`, observation after the last row, used to bootstrap.
         action: `[E, T, *act_shape]` in storage form.
         reward: `[E, T]` float32.
         flags: `[E, T]` uint8, `TERMINATED | TRUNCATED | RESET`; RESET rows are never trained on.
         version: `[T]` int64, policy version that acted in each row.
         policy_updates: `[T]` int64, updates that the learner had made when it published that version.
-        extras: what the algorithm added to a row, each `[E, T, ...]`.
-        weight: `[T]` float32, staleness correction of each row; 1 where there is none.
+        extras: extra fields of the algorithm, each `[E, T, ...]`.
+        weight: `[T]` float32, staleness correction of each row; 1 without a correction.
         staleness: `[T]` int64, publications since `version`, filled when the segment is used.
-        fresh: whether it is used for the first time; running statistics are taken of fresh segments only.
+        fresh: whether the segment is used for the first time; running statistics use fresh segments only.
     """
 
     ring: int
@@ -282,17 +282,17 @@ class Segment:
 
     @property
     def steps(self) -> int:
-        """Environment steps in it, RESET rows excluded."""
+        """Number of environment steps, RESET rows excluded."""
         return int(np.count_nonzero((self.flags & RESET) == 0))
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update returns.
+    """Result of one update.
 
     Attributes:
         priorities: `[B]` float32 host array of new priorities (absolute TD errors, before the exponent alpha), in the
-            batch's order, or None where the algorithm has none. It may be overwritten by the next update.
+            batch's order, or None if the algorithm has none. The next update may overwrite it.
     """
 
     priorities: NDArray[np.float32] | None = None

@@ -1,4 +1,4 @@
-"""Text of `help(DQN)`: a record's docstring, and below it every option with its values, its default and its help."""
+"""Text of `help(DQN)`: the record's docstring, then every option with its help, its values and its default."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.options import Option, describe, option_help
 T = TypeVar("T")
 
 WIDTH = 100
-"""Longest line of the text."""
+"""Maximum line length of the text."""
 
 
 class OptionsDoc:
-    """The `__doc__` of a record; its options are read from the source when it is first asked for, not at import."""
+    """Descriptor for the `__doc__` of a record; reads the source for the options at first access, not at import."""
 
     def __init__(self, text: str | None) -> None:
         self._text = (text or "").rstrip()
@@ -29,7 +29,7 @@ class OptionsDoc:
 
 
 def documented(record: type[T]) -> type[T]:
-    """Let `help(record)` explain the options of a dataclass; a decorator."""
+    """Decorator of a dataclass that adds its options to `help(record)`."""
     text = record.__dict__.get("__doc__")
     if not isinstance(text, OptionsDoc):
         documentation: Any = OptionsDoc(text)

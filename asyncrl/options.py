@@ -1,4 +1,4 @@
-"""Options: fields of frozen records, each with its type, its default and its docstring as help.
+"""Options: fields of frozen records, each with a type, a default and a docstring that is its help text.
 
 A record of options is a frozen dataclass whose fields are each followed by a string literal:
 
@@ -7,9 +7,9 @@ A record of options is a frozen dataclass whose fields are each followed by a st
         batch_size: int = 64
         \"\"\"Transitions per update.\"\"\"
 
-The record is the one source of the command line's flags and help (`option_help`), the check of a configuration file
-and the conversion of text (`coerce`). The record checks ranges: its `__post_init__` raises ValueError with a text that
-begins with the field's name, `num_actors must be at least 1, got 0`; the reader of the value adds where it comes from.
+The record is the only source of the command line's flags and help (`option_help`), of the check of a configuration file
+and of the conversion of text (`coerce`). The record's `__post_init__` checks ranges. It raises ValueError with a text
+that begins with the field's name, `num_actors must be at least 1, got 0`; the caller adds the origin of the value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from asyncrl.docstrings import field_docstrings
 
 FunctionOfProgress = Callable[[float], float]
-"""A number that changes over a run: a function of the share of the run's `total_steps` that is done, from 0 to 1."""
+"""Number that changes over a run, as a function of the fraction of `total_steps` done, from 0 to 1."""
 
 _SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
@@ -39,9 +39,9 @@ class Option:
 
     Attributes:
         name: the field's name.
-        type: its resolved annotation.
-        default: its default, or `dataclasses.MISSING` where there is none.
-        help: the docstring under it, on one line.
+        type: the field's resolved annotation.
+        default: the field's default, or `dataclasses.MISSING` if it has none.
+        help: the docstring below the field, on one line.
     """
 
     name: str
@@ -51,19 +51,19 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether there is no default."""
+        """Whether the option has no default."""
         return self.default is dataclasses.MISSING
 
 
 def option_help(record: type) -> Mapping[str, Option]:
-    """Every option of `record` by name, in the order of its fields.
+    """All options of `record` by name, in the order of its fields.
 
-    A field with metadata `{"option": False}` is none: it cannot be written on a command line or in a file. One with
-    metadata `{"type": kind}` takes in a file what `kind` says, and from Python more.
+    A field with metadata `{"option": False}` is not an option: it cannot be given on a command line or in a file. A
+    field with metadata `{"type": kind}` is limited to `kind` on a command line and in a file; Python accepts more.
 
     Raises:
         TypeError: `record` is not a dataclass.
-        ValueError: a field has no docstring under it.
+        ValueError: a field has no docstring below it.
     """
     return _options(record)
 
@@ -88,19 +88,19 @@ def _options(record: type) -> Mapping[str, Option]:
 
 
 def option_values(record: object) -> dict[str, Any]:
-    """Values of a record's options by name, as a fresh dict; functions, which no text can hold, are left out."""
+    """Values of a record's options by name, as a new dict; functions, which have no text form, are left out."""
     values = {name: getattr(record, name) for name in option_help(type(record))}
     return {name: value for name, value in values.items() if not callable(value)}
 
 
 def functions_of(record: Any) -> dict[str, Any]:
-    """The functions among a record's fields by name, those included that are no options (`network`)."""
+    """Functions among the values of a record's fields by name, including fields that are not options (`network`)."""
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     return {name: value for name, value in values.items() if callable(value)}
 
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
-    """The known name most similar to `name`, or None."""
+    """Known name most similar to `name`, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
@@ -109,7 +109,7 @@ def parse_count(text: str) -> int:
     """Parse a whole number: `200000`, `200_000`, `200k`, `1.5M`, `1e6`.
 
     Raises:
-        ValueError: it is not a number, or not a whole one.
+        ValueError: `text` is not a number, is not whole, or is 2**63 or larger in magnitude.
     """
     digits, factor = text.strip(), 1
     if digits and digits[-1].lower() in _SUFFIXES:
@@ -127,7 +127,7 @@ def coerce(name: str, kind: Any, value: object) -> Any:
     """Convert `value` from a file, a flag or Python to an option of type `kind`.
 
     Raises:
-        ValueError: it does not fit; the text is `num_actors must be a whole number, got 'many'`.
+        ValueError: `value` does not fit; the text is `num_actors must be a whole number, got 'many'`.
     """
     try:
         return _convert(kind, value)
@@ -153,10 +153,10 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
-    """A mapping from texts such as `gravity:9`; a value that is no Python literal is a text.
+    """Parse a mapping from texts such as `gravity:9`; a value that is not a Python literal stays a string.
 
     Raises:
-        ValueError: an item has no key.
+        ValueError: an item's key is not an identifier, or its value is missing.
     """
     values = {}
     for text in texts:
@@ -171,10 +171,10 @@ def mapping_from_texts(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def texts_of_mapping(values: Mapping[str, Any]) -> list[str]:
-    """The texts from which `mapping_from_texts` makes `values` again.
+    """Format `values` as texts that `mapping_from_texts` parses back.
 
     Raises:
-        ValueError: a value is no Python literal.
+        ValueError: a value is not a Python literal.
     """
     texts = [f"{key}:{value!r}" for key, value in values.items()]
     if mapping_from_texts(texts) != dict(values):
@@ -183,7 +183,7 @@ def texts_of_mapping(values: Mapping[str, Any]) -> list[str]:
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any) -> Any:
-    # Text last, so that "8080" is a number for `str | int`.
+    # str last, so that "8080" is a number for `str | int`.
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
             return _convert(kind, value)
@@ -243,7 +243,7 @@ _NAMES = {
 
 
 def describe(kind: Any) -> str:
-    """Values of an option of type `kind`, as text: `a whole number or none`."""
+    """Description of the values of an option of type `kind`: `a whole number or none`."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(part) for part in get_args(kind))
@@ -259,30 +259,30 @@ def describe(kind: Any) -> str:
 
 
 def require_at_least(name: str, value: float | None, minimum: float) -> None:
-    """Raise ValueError `name must be at least minimum, got value` unless it is, or is None (a NaN is not)."""
+    """Raise ValueError unless `value` is None or at least `minimum`; NaN raises too."""
     if value is not None and not value >= minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def require_at_most(name: str, value: float | None, maximum: float) -> None:
-    """Raise ValueError `name must be at most maximum, got value` unless it is, or is None (a NaN is not)."""
+    """Raise ValueError unless `value` is None or at most `maximum`; NaN raises too."""
     if value is not None and not value <= maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {value}")
 
 
 def require_positive(name: str, value: float | None) -> None:
-    """Raise ValueError `name must be greater than 0, got value` unless it is, or is None (a NaN is not)."""
+    """Raise ValueError unless `value` is None or greater than 0; NaN raises too."""
     if value is not None and not value > 0:
         raise ValueError(f"{name} must be greater than 0, got {value}")
 
 
 def require_fraction(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is from 0 to 1."""
+    """Raise ValueError unless `value` is from 0 to 1; NaN raises too."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value}")
 
 
 def require_widths(name: str, sizes: tuple[int, ...] | None) -> None:
-    """Raise ValueError unless `sizes` is None or at least one width, each at least 1."""
+    """Raise ValueError unless `sizes` is None, or has at least one width and each is at least 1."""
     if sizes is not None and (not sizes or min(sizes) < 1):
         raise ValueError(f"{name} must name at least one width of at least 1, got {sizes}")

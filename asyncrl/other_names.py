@@ -1,4 +1,4 @@
-"""Options by the names of Stable-Baselines3, its zoo and CleanRL: what they are called here (`other_names.toml`)."""
+"""Option names of Stable-Baselines3, its zoo and CleanRL, mapped to asyncrl's names (`other_names.toml`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TABLE = Path(__file__).with_name("other_names.toml")
 
 @dataclass(frozen=True)
 class OtherName:
-    """What is said about a name of another library.
+    """Entry for an option name of another library.
 
     Attributes:
-        ours: our names, the best first; none where there is no counterpart.
-        note: how the values differ, or what to do instead; may be "".
+        ours: names in asyncrl, the best first; empty if there is no counterpart.
+        note: difference of the values, or what to do instead; may be "".
         of_run: whether it is an option of the run, not of the algorithm.
     """
 
@@ -30,7 +30,7 @@ class OtherName:
 
 @functools.cache
 def other_names() -> Mapping[str, OtherName]:
-    """Every name in the table."""
+    """All entries of the table by name."""
     tables = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return {
         name: OtherName(tuple(entry.get("ours", ())), entry.get("note", ""), table == "run")
@@ -40,15 +40,14 @@ def other_names() -> Mapping[str, OtherName]:
 
 
 def answer(name: str, known: Collection[str]) -> tuple[str | None, str] | None:
-    """Our name for an option of another library, and a note.
+    """Look up asyncrl's name for an option of another library.
 
     Args:
-        name: as written there, with underscores.
-        known: options that may be set here.
+        name: the other library's name, with underscores.
+        known: options that the caller accepts.
 
     Returns:
-        `(ours, note)`, `(None, note)` where nothing in `known` is its counterpart, or None for a name that is not in
-        the table.
+        `(ours, note)`, `(None, note)` if no counterpart is in `known`, or None if the table does not have the name.
     """
     other = other_names().get(name)
     if other is None:
@@ -57,7 +56,7 @@ def answer(name: str, known: Collection[str]) -> tuple[str | None, str] | None:
 
 
 def unknown_option(name: str, known: Collection[str], owner: str) -> str:
-    """The sentence for a keyword argument that does not exist: `DQN has no option 'lr'; asyncrl calls it ...`."""
+    """Error text for an unknown keyword argument: `DQN has no option 'lr'; asyncrl calls it ...`."""
     text = f"{owner} has no option {name!r}"
     other = other_names().get(name)
     if other is not None:

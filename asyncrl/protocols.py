@@ -1,4 +1,4 @@
-"""Protocols that an algorithm implements: its policy in an actor, its updater in the learner, its record of options."""
+"""Protocols of an algorithm: its policy in the actors, its updater in the learner, its record of options."""
 
 from __future__ import annotations
 
@@ -13,88 +13,88 @@ if TYPE_CHECKING:  # the command line lists algorithms without NumPy
     from asyncrl.sequences import SequenceBatch
 
 UpdateLoopName = Literal["replay", "sequences", "segments"]
-"""How an algorithm is trained: from replay of transitions, from replay of sequences, or segment by segment."""
+"""Training data of an algorithm: replay of transitions, replay of sequences, or segments."""
 
 
 class Memory(Protocol):
-    """Recurrent state of a policy, one row per stream: its attribute `memory`, where it has one.
+    """Recurrent state of a policy, one row per stream; the attribute `memory` of a recurrent policy.
 
-    `act` and `greedy` take one observation of every stream, in their order, and advance the state.
+    `act` and `greedy` take one observation of every stream, in stream order, and advance the state.
     """
 
     state: NDArray[np.float32]
-    """`[E, state_size]` before the next observation; it may be set, to an array of any number of streams."""
+    """`[E, state_size]`, state before the next observation; may be set to an array of any number of streams."""
 
     def begin(self, streams: Any) -> None:
-        """Begin episodes in `streams` (an index, or a list or array of them): their next observation is the first."""
+        """Reset the state of `streams` (an index, or a list or array of them) for the start of an episode."""
         ...
 
     def forget(self, rows: int) -> None:
-        """Begin episodes in `rows` streams, which are all there are."""
+        """Replace the state by initial states of `rows` streams."""
         ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """How an algorithm acts: NumPy (or numba) only, picklable, one per actor process.
+    """Policy in an actor process: NumPy (or numba) only, picklable, one per actor.
 
-    An actor calls `assign_streams` once and `act` once per row. Where the mailbox has moved it refreshes straight into
-    `weights` and calls `weights_changed`.
+    An actor calls `assign_streams` once and `act` once per row. If the mailbox has a newer version, the actor copies it
+    directly into `weights` and calls `weights_changed`.
     """
 
     weight_count: int
     """Number of float32 values in the flat weight block."""
 
     frame_stack: int
-    """k: observations of a stream that one row of `obs` joins, `[E, k, *obs_shape]`; 1: `[E, *obs_shape]`."""
+    """k, observations of a stream stacked in `obs`, `[E, k, *obs_shape]`; 1: `[E, *obs_shape]`."""
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """The flat block that the policy multiplies with, `[weight_count]`, not a copy."""
+        """The flat weight block that the policy uses, `[weight_count]`, not a copy."""
         ...
 
     def weights_changed(self) -> None:
-        """Note that `weights` was written."""
+        """Called after `weights` was written."""
         ...
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Say which streams this copy acts for: `first .. first + count - 1` of `total` over all actors."""
+        """Set the streams of this policy: `first .. first + count - 1` of `total` over all actors."""
         ...
 
     def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` (flat, `[weight_count]`) in."""
+        """Copy `weights` (flat, `[weight_count]`) into the policy."""
         ...
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
     ) -> tuple[NDArray[Any], Mapping[str, NDArray[Any]]]:
-        """Explore: actions `[E, *act_shape]` in storage form, and one `[E, ...]` array per extra field.
+        """Exploring actions `[E, *act_shape]` in storage form, and one `[E, ...]` array per extra field.
 
         Args:
-            obs: `[E, *obs_shape]`; may be a strided view, is not kept.
-            rng: the stream group's own generator.
-            total_steps: environment steps taken so far over all actors, as far as this actor knows (for schedules).
+            obs: `[E, *obs_shape]`; may be a strided view; must not be kept.
+            rng: the actor's own generator.
+            total_steps: estimate of the environment steps taken so far over all actors, for schedules.
         """
         ...
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The deterministic action for each observation, `[E, *act_shape]` in storage form."""
+        """Deterministic action for each observation, `[E, *act_shape]` in storage form."""
         ...
 
     @property
     def exploration_rate(self) -> float:
-        """Mean exploration rate (or noise scale) over this copy's streams at the last `act`."""
+        """Mean exploration rate (or noise scale) over this policy's streams at the last `act`."""
         ...
 
 
 class Updater(Protocol):
-    """An algorithm's network, optimiser and loss; lives on the learner's thread and is called from nowhere else."""
+    """Network, optimiser and loss of an algorithm; learner thread only."""
 
     weight_count: int
-    """Number of float32 values that `write_weights` fills; equals the policy's."""
+    """Number of float32 values that `write_weights` fills; equals the policy's `weight_count`."""
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy the acting weights into `out` (flat, `[weight_count]`), in the order the policy reads them."""
+        """Copy the acting weights into `out` (flat, `[weight_count]`), in the policy's order."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
@@ -102,83 +102,82 @@ class Updater(Protocol):
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Everything needed to go on to the same numbers: nested dicts of tensors, arrays, numbers and strings."""
+        """Complete state for an exact continuation: nested dicts of tensors, arrays, numbers and strings."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises ValueError where it does not fit."""
+        """Restore a state returned by `state_dict`. Raises ValueError if it does not fit."""
         ...
 
 
 class ReplayUpdater(Updater, Protocol):
-    """The core of an algorithm that learns from replay."""
+    """Updater of an algorithm that learns from replay."""
 
     def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step on `batch`. Must not keep a reference to the batch's arrays."""
+        """Make one gradient step on `batch`. Must not keep a reference to the batch's arrays."""
         ...
 
 
 class SequenceUpdater(Updater, Protocol):
-    """The core of a recurrent algorithm that learns from replay of sequences."""
+    """Updater of a recurrent algorithm that learns from replay of sequences."""
 
     def update(self, batch: SequenceBatch) -> UpdateResult:
-        """One gradient step on `batch`; `priorities` `[B]` are of its sequences. Must not keep a reference to it."""
+        """Make one gradient step on `batch`; returns `priorities` `[B]` of its sequences. Must not keep `batch`."""
         ...
 
 
 class SegmentUpdater(Updater, Protocol):
-    """The core of an algorithm that learns from segments: one `begin` and several `step`s are one iteration.
+    """Updater of an algorithm that learns from segments: one `begin` and several `step`s are one iteration.
 
-    It is cut into steps so that the learner's thread can stop between two of them (to report, to stand still, to end)
-    and go on to the same numbers, however the steps fall into bursts.
+    Between two steps the learner's thread can report, pause or end. The numbers do not depend on where it does.
     """
 
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
-        """Take in what the next iteration trains on: everything needed is copied, so the segments may be released.
+        """Begin an iteration on `segments`. Copies what it needs, so the segments may be released afterwards.
 
         Args:
-            segments: at least one, all of one shape, in a fixed order (which the numbers depend on).
-            progress: share of the run's steps that is done, 0 to 1, for schedules; 0 where the run has no limit.
+            segments: at least one, all of one shape; the numbers depend on their order.
+            progress: fraction of the run's steps done, 0 to 1, for schedules; 0 if the run has no limit.
         """
         ...
 
     def step(self) -> bool:
-        """One gradient step; returns whether the iteration has another one to make."""
+        """Make one gradient step; returns whether the iteration has another step."""
         ...
 
     @property
     def samples(self) -> int:
-        """Samples trained on since the start, RESET rows excluded: a step counts as often as it is used."""
+        """Samples trained on since the start, RESET rows excluded; an environment step counts once per use."""
         ...
 
     def batch(self) -> Mapping[str, NDArray[Any]]:
-        """The arrays that the present iteration trains on, as host copies, to be looked at after a divergence."""
+        """Training data of the current iteration as host copies, for inspection after a divergence."""
         ...
 
     def again(self) -> bool:
-        """Begin another pass over what `begin` took in, because nothing new is there; False where none is allowed."""
+        """Begin another pass over the data of the last `begin`, when no new data is ready; False if not allowed."""
         ...
 
 
 class Algorithm(Protocol):
-    """A frozen, picklable record of hyper-parameters that answers what the trainer asks of every algorithm."""
+    """Frozen, picklable record of an algorithm's hyper-parameters, and factory of its policy and updater."""
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName]
-    """Name of the loop that trains it (`asyncrl.run.update_loops`)."""
+    """Name of the loop that trains the algorithm (`asyncrl.run.update_loops`)."""
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse an environment this algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
+        """Check that the algorithm can learn the environment. Raises `SpacesDoNotFit` (ASYNC005)."""
         ...
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """What a row carries beside observation, action, reward and flags."""
+        """Fields of a row beside observation, action, reward and flags."""
         ...
 
     def make_policy(self, spec: EnvSpec) -> Policy:
-        """A fresh policy with uninitialised weights; must not import torch where actors stay light."""
+        """Create a policy with uninitialised weights; must not import torch if the actors are to run without it."""
         ...
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Updater:
-        """The network, optimiser and loss on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
+        """Create the updater on `device` (`"cpu"` or `"cuda"`), initialised from `seed`."""
         ...

@@ -1,16 +1,16 @@
-"""Sequences for recurrent replay: their shape, and the batch that a learner receives.
+"""Shape and batch of the sequences of recurrent replay.
 
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2), ICLR 2019, section 2.3.
 
 A sequence is U consecutive rows of one stream:
 
     row      0 ........ burn_in ......... burn_in + length ..... burn_in + length - 1 + n_step
-             |  burn-in  |  T = length rows, trained  |  bootstrapped of only  |
+             |  burn-in  |  T = length rows, trained  |  used to bootstrap only |
 
-The recurrent state that the actor stamped on row 0 starts the network, which runs over all U rows. A sequence goes on
-across the ends of episodes: the state is reset where a row begins an episode, so that no row is left out and no row is
-padding. (The paper ends sequences with the episode; with episodes shorter than a sequence most of a batch would be
-padding.)
+The network starts from the recurrent state that the actor stored in row 0 and runs over all U rows. A sequence
+continues across the ends of episodes, and the state is reset at each row that begins an episode. So every row is used
+and none is padding. (The paper ends sequences with the episode; with episodes shorter than a sequence most of a batch
+would be padding.)
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """Rows of a sequence, and which rows begin one. A transition of plain replay is a sequence of one row.
+    """Shape of a sequence, and distance between the starts of sequences.
 
     Attributes:
-        burn_in: rows before the trained ones, from which the recurrent state is made again; at least 0.
+        burn_in: rows before the trained ones, over which the recurrent state is recomputed; at least 0.
         length: T, trained rows, at least 1.
-        period: rows of a stream from the start of one sequence to that of the next, at least 1. Half the length, as in
-            the paper, trains every row in two sequences. With a period of 1 each row would be in `length` sequences,
-            whose priorities, but for one, are out of date after every update.
+        period: rows of a stream from the start of one sequence to that of the next, at least 1. With half the length,
+            as in the paper, every row is trained in two sequences. With a period of 1 every row would be in `length`
+            sequences, and after an update the priorities of all but one would be out of date.
         n_step: steps of the n-step return, from 1 to 255.
         gamma: discount per step, from 0 to 1.
 
@@ -59,39 +59,40 @@ class SequenceShape:
 
     @property
     def rows(self) -> int:
-        """U, rows of a sequence."""
+        """U, number of rows of a sequence."""
         return self.burn_in + self.length + self.n_step
 
     @property
     def ahead(self) -> int:
-        """Rows after the first that must be published before the first can be sampled."""
+        """Number of rows that must be published after the first before a sequence can be sampled."""
         return self.rows - 1
 
 
 @dataclass
 class SequenceBatch:
-    """What a recurrent learner trains on: B sequences, gathered from the rings straight into these arrays.
+    """Batch of B sequences, gathered from the rings directly into these arrays.
 
-    The arrays are owned by whoever created the batch and are overwritten by the next gather into it. All are
-    C-contiguous with axis 0 = B. U and T are those of `SequenceShape`.
+    The creator of the batch owns the arrays, and the next gather overwrites them. All are C-contiguous with axis 0 = B.
+    U and T are those of `SequenceShape`.
 
     Attributes:
         obs: `[B, U, *obs_shape]` in the ring's dtype.
-        begins: `[B, U]` bool, whether an episode or an actor's life begins at the row: the recurrent state is reset
-            before it. Never at row 0, whose state is the stored one.
+        begins: `[B, U]` bool, whether an episode begins at the row, or the actor was restarted there; the recurrent
+            state is reset before such a row. Always False at row 0, which starts from the stored state.
         action: `[B, T, *act_shape]` of the trained rows.
-        reward: `[B, T]` float32, n-step return of the trained rows, cut where an episode or a life ends.
-        discount: `[B, T]` float32, `gamma**k`, or 0 where the k-th step terminated the episode.
+        reward: `[B, T]` float32, n-step return of the trained rows, cut off at the end of an episode or of the actor's
+            life.
+        discount: `[B, T]` float32, `gamma**k`, or 0 if the k-th step terminated the episode.
         bootstrap: `[B, T]` int64, row in 0 .. U - 1 whose value is multiplied by `discount`.
         trained: `[B, T]` bool, False for RESET rows, whose action was not taken, and for the last row of an actor's
-            life, whose successor nobody saw. There `reward` and `discount` are 0 and `bootstrap` is the row itself.
+            life, which has no successor. There `reward` and `discount` are 0 and `bootstrap` is the row itself.
         weight: `[B]` float32, importance weight times staleness correction.
-        ids: `[B]` int64, names the sequence for `update_priorities`; never reused during a run.
+        ids: `[B]` int64, identifies the sequence for `update_priorities`; never reused during a run.
         version: `[B]` int64, policy version that acted in row 0, the oldest of the sequence.
         policy_updates: `[B]` int64, updates that the learner had made when it published that version.
         staleness: `[B]` int64, updates made since then, filled by the learner when the batch is used.
-        extras: what the algorithm added to row 0 (the recurrent state), each `[B, ...]`.
-        progress: share of the run's `total_steps` that is done, 0 to 1; 0 where the run has no limit.
+        extras: extra fields of row 0 (the recurrent state), each `[B, ...]`.
+        progress: fraction of the run's `total_steps` done, 0 to 1; 0 if the run has no limit.
     """
 
     obs: NDArray[Any]
@@ -113,7 +114,7 @@ class SequenceBatch:
     def allocate(
         cls, batch_size: int, shape: SequenceShape, spec: EnvSpec, extra_fields: tuple[FieldSpec, ...] = ()
     ) -> SequenceBatch:
-        """An uninitialised batch of `batch_size` sequences for this environment."""
+        """Create an uninitialised batch of `batch_size` sequences for this environment."""
         trained, counted = (batch_size, shape.length), (batch_size,)
         return cls(
             obs=np.empty((batch_size, shape.rows, *spec.observation_shape), spec.observation_dtype),

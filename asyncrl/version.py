@@ -1,3 +1,3 @@
-"""The version of asyncrl, in one place (the build backend reads this file)."""
+"""Version of asyncrl; the build backend reads this file."""
 
 __version__ = "0.1.0"
