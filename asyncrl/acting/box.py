@@ -1,8 +1,8 @@
-"""Policies for Box actions of DDPG, TD3 and SAC, in NumPy and numba, without torch.
+"""Policies of DDPG, TD3 and SAC for Box actions, in NumPy and numba, without torch.
 
-`BoxLayout` says where every weight lies in the flat block that travels through the weight mailbox; the learner's
-actor is laid out by the same record. Inside of a policy and of a learner actions are in units of half the action
-range around the middle of the box (`scaling`), from -1 to 1; outside, rings included, in the environment's units.
+`BoxLayout` is the order of the weights in the flat block that the weight mailbox transports; the learner's actor uses
+the same layout. Policies and learners represent an action as its offset from the middle of the box in units of half
+the action range (`scaling`), from -1 to 1. Everything else, rings included, uses the environment's units.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from asyncrl.acting.noise import GaussianNoise
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 LOG_STD_MIN = -20.0
-"""A Gaussian's log standard deviations are cut to this from below (as in the code of Haarnoja et al. 2018)."""
+"""Lower clip bound of a Gaussian's log standard deviations (as in the code of Haarnoja et al. 2018)."""
 LOG_STD_MAX = 2.0
-"""And to this from above."""
+"""Upper clip bound of the same."""
 
 
 @dataclass(frozen=True)
 class BoxLayout(WithStatistics):
     """Shape of an actor for a box of finite bounds, and the order of its weights in a flat float32 block.
 
-    ReLU stands between the layers; the order is that of `layouts`. The head's d outputs become an action by tanh.
-    With `gaussian` it has 2d outputs: d means, then d log standard deviations, of what goes through tanh.
+    The layers are separated by ReLU; the order is that of `layouts`. Tanh of the head's d outputs is the action. With
+    `gaussian` the head has 2d outputs: d means, then d log standard deviations, of the draw before tanh.
 
     Attributes:
-        inputs: values of one flattened observation.
+        inputs: number of values of one flattened observation.
         hidden: widths of the hidden layers.
-        action: what is acted with.
-        gaussian: actions are drawn (SAC), or one for each observation (DDPG, TD3).
-        network: makes a module in place of the perceptron, or None.
-        normalized: observations are normalised by statistics, which stand at the end of the block.
+        action: the action space.
+        gaussian: actions are drawn from a Gaussian (SAC), else a function of the observation (DDPG, TD3).
+        network: factory of a module in place of the perceptron, or None.
+        normalized: observations are normalised by the statistics at the end of the block.
 
     Raises:
         ValueError: a bound is not finite in float32.
@@ -65,7 +65,7 @@ class BoxLayout(WithStatistics):
 
     @property
     def action_values(self) -> int:
-        """d, real numbers of one action."""
+        """d, number of values of one action."""
         return math.prod(self.action.shape)
 
     @property
@@ -75,23 +75,23 @@ class BoxLayout(WithStatistics):
 
     @cached_property
     def network_count(self) -> int:  # type: ignore[override]
-        """Numbers of the network, which stand first."""
+        """Number of values of the network, the first part of the block."""
         return network_size(self.sizes, self.network)
 
 
 def scaling(action: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Middle and half of the range of every value of an action, `[d]` float32 each, in environment units.
+    """Return the middle and half of the range of every action value, `[d]` float32 each, in environment units.
 
-    An action a of the environment is `(a - centre) / half_range` in the units of the policies here.
+    The policies here represent an action a of the environment as `(a - centre) / half_range`.
     """
     low, high = (np.array(bounds, np.float32).astype(np.float64) for bounds in (action.low, action.high))
     return ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
 
 
 class BoxPolicy(NetworkPolicy):
-    """What both policies share: the network, the box, and uniformly random actions at the start of a run.
+    """Base class of both policies: the network, the box, and uniformly random actions at the start of a run.
 
-    One copy is used from one thread. It pickles with its weights; buffers are made anew on the other side.
+    A copy is used from one thread. A pickle contains the weights; buffers are allocated again after unpickling.
 
     Args:
         spec: the environment.
@@ -124,12 +124,12 @@ class BoxPolicy(NetworkPolicy):
     def exploration_rate(self) -> float:
         """Mean standard deviation at the last `act`, in units of half the action range; 1 while actions are uniform.
 
-        That of the noise, or that of the Gaussian before its tanh.
+        It is that of the noise, or of the Gaussian before tanh.
         """
         return self._exploration
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """The action without noise, or at the Gaussian's mean, `[E, *act_shape]` float32; a fresh array."""
+        """Actions without noise, or at the Gaussian's mean, `[E, *act_shape]` float32; a fresh array."""
         return self._box.squash(self._network(obs)[:, : self._values])
 
     def act(
@@ -146,14 +146,14 @@ class BoxPolicy(NetworkPolicy):
 
 
 class DeterministicPolicy(BoxPolicy):
-    """The actor of DDPG and TD3: tanh of the network plus noise, cut to the box. Implements `Policy`.
+    """The actor of DDPG and TD3: tanh of the network plus noise, clipped to the box. Implements `Policy`.
 
-    The noise goes on without regard to the ends of episodes, of which a policy is not told.
+    The noise is not reset at the end of an episode, because a policy receives no episode ends.
 
     Args:
         spec: the environment.
         layout: shape of the network, made for this environment, not `gaussian`.
-        noise: the streams' noise, in units of half the action range.
+        noise: noise of the streams, in units of half the action range.
         random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
 
     Raises:
@@ -168,7 +168,7 @@ class DeterministicPolicy(BoxPolicy):
         self.assign_streams(0, 1, 1)
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Act for `first .. first + count - 1` of `total` streams, with noise that begins anew.
+        """Act for streams `first .. first + count - 1` of `total`, with a new noise process.
 
         Raises:
             ValueError: if these are not streams of `total`.
@@ -182,7 +182,7 @@ class DeterministicPolicy(BoxPolicy):
         """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`.
 
         Raises:
-            ValueError: if there are not as many rows as streams were assigned.
+            ValueError: if the number of rows is not the number of assigned streams.
         """
         if obs.shape[0] != self._process.count:
             raise ValueError(
@@ -199,10 +199,10 @@ class DeterministicPolicy(BoxPolicy):
 
 
 class SquashedGaussianPolicy(BoxPolicy):
-    """The actor of SAC: tanh of a draw whose mean and standard deviation the network gives for each observation.
+    """The actor of SAC: tanh of a Gaussian draw, whose mean and standard deviation are the network's outputs.
 
-    All streams act alike, so any number of rows may be asked for. Implements `Policy`. See Haarnoja et
-    al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
+    All streams act alike, so `act` accepts any number of rows. Implements `Policy`. See Haarnoja et al. 2018, "Soft
+    Actor-Critic Algorithms and Applications", appendix C.
 
     Args:
         spec: the environment.
@@ -216,7 +216,7 @@ class SquashedGaussianPolicy(BoxPolicy):
     _gaussian = True
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Nothing to do: all streams act alike."""
+        """Do nothing: all streams act alike."""
 
     def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         out = self._network(obs)

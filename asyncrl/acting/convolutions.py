@@ -1,7 +1,7 @@
-"""Convolutional networks as torch modules, for learner and actors. Imported when one is made: it imports torch.
+"""Convolutional networks as torch modules, for learner and actors. Imports torch, so it is imported lazily.
 
-Rows are flat float32 (bytes scaled to 0..1), as every network of the engine takes them; an `ImageModule` folds them
-back into images. Frames of a stack become channels.
+The input rows are flat float32 (bytes scaled to 0..1), as for every network of the engine; an `ImageModule` reshapes
+them into images. The frames of a stack become channels.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
 
 VALUES_WIDTH = 64
-"""Units of the layer that the numbers beside images go through."""
+"""Units of the linear layer for the values that are not part of an image."""
 
 
 class ImageModule(nn.Module):
     """Convolutions over the images of a row, then one hidden layer and the head.
 
-    Its rows do not depend on each other, so that a learner may run those that need no gradient without a graph
-    (`rows_are_independent`).
+    The rows of a batch are independent of each other (`rows_are_independent`), so a learner may compute those that
+    need no gradient without a graph.
 
     Args:
-        name: which convolutions: small, nature or impala.
-        image: what the first `image.values` numbers of a row are.
+        name: the convolutions: small, nature or impala.
+        image: shape of the first `image.values` values of a row.
         value_outputs: outputs of the value stream of a dueling network, 0 without.
-        inputs: values of a row; those behind the images join the first linear layer.
+        inputs: values of a row; those after the images are inputs of the first linear layer.
         outputs: values of the head.
-        sigma: of noisy layers behind the convolutions (see `noisy_layers`), 0 without noise.
+        sigma: sigma of the noisy layers after the convolutions (see `noisy_layers`), 0 without noise.
     """
 
     rows_are_independent = True
@@ -57,7 +57,7 @@ class ImageModule(nn.Module):
         return out
 
     def encode(self, x: Tensor) -> Tensor:
-        """What the head takes, for rows `[R, inputs]`."""
+        """Inputs of the head for rows `[R, inputs]`."""
         values = self._image.values
         images = channels_of(x[:, :values] if x.shape[1] > values else x, self._image)
         features: Tensor = self.convolutions(images).flatten(1)
@@ -65,7 +65,7 @@ class ImageModule(nn.Module):
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
-        """Orthogonal weights with gain sqrt(2), in the last layer `head_gain`, and zero biases."""
+        """Set orthogonal weights with gain sqrt(2), `head_gain` in the last layer, and zero biases."""
         layers = [m for m in self.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
         for layer in layers:
             nn.init.orthogonal_(layer.weight, head_gain if layer is layers[-1] else math.sqrt(2.0))
@@ -74,7 +74,7 @@ class ImageModule(nn.Module):
 
 
 def channels_of(rows: Tensor, image: Image) -> Tensor:
-    """Flat images `[R, values]` as `[R, frames * channels, height, width]`."""
+    """Reshape flat images `[R, values]` to `[R, frames * channels, height, width]`."""
     count, frames, channels = rows.shape[0], image.frames, image.channels
     if image.channels_first or channels == 1:
         return rows.reshape(count, frames * channels, image.height, image.width)
@@ -83,7 +83,7 @@ def channels_of(rows: Tensor, image: Image) -> Tensor:
 
 
 class DuelingHead(nn.Module):
-    """Two streams of one hidden layer each: the value's outputs, then the advantages' (Wang et al. 2016)."""
+    """Dueling head (Wang et al. 2016): two streams of one hidden layer each; value outputs first, then advantages."""
 
     def __init__(self, features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> None:
         super().__init__()
@@ -98,13 +98,13 @@ class DuelingHead(nn.Module):
 
 
 class CombinedModule(nn.Module):
-    """Convolutions for the images of a row, a linear layer for its other numbers, one hidden layer over both, the head.
+    """Convolutions for the images of a row, a linear layer for its other values, one hidden layer over both, the head.
 
     Args:
-        images: of each image where it begins in an observation, its shape, and the name of its convolutions.
-        shape: frames of the stack, and numbers of one observation.
+        images: start in an observation, shape, and name of the convolutions of each image.
+        shape: frames of the stack, and values of one observation.
         value_outputs: outputs of the value stream of a dueling network, 0 without.
-        inputs: values of a row; those behind the observations join the first linear layer.
+        inputs: values of a row; those after the observations are inputs of the first linear layer.
         outputs: values of the head.
         sigma: see `ImageModule`.
     """
@@ -146,7 +146,7 @@ class CombinedModule(nn.Module):
         return out
 
     def encode(self, x: Tensor) -> Tensor:
-        """What the head takes, for rows `[R, inputs]`."""
+        """Inputs of the head for rows `[R, inputs]`."""
         end = self._frames * self._row
         rows = x[:, :end].reshape(x.shape[0], self._frames, self._row)
         parts = []
@@ -161,7 +161,7 @@ class CombinedModule(nn.Module):
 
 
 def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> nn.Module:
-    """One hidden layer and the outputs; two streams where `value_outputs` is not 0; noisy where `sigma` is not."""
+    """One hidden layer and the outputs; a dueling head if `value_outputs` is not 0; noisy if `sigma` is not 0."""
     if value_outputs:
         return DuelingHead(features, width, value_outputs, outputs, sigma)
     return nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, outputs, sigma))
@@ -170,7 +170,7 @@ def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: 
 def small_convolutions(channels: int) -> nn.Sequential:
     """Two layers for images of a few dozen pixels a side.
 
-    Padded: without, the second layer left out the last rows of a 21 x 21 image, and nothing in them was learned.
+    They are padded: without padding the second layer ignored the last rows of a 21 x 21 image.
     """
     return nn.Sequential(nn.Conv2d(channels, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
 
@@ -206,7 +206,7 @@ class Residual(nn.Module):
         self.first, self.second = (nn.Conv2d(channels, channels, 3, 1, 1) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[R, channels, H, W]`, as it came."""
+        """`[R, channels, H, W]` to the same shape."""
         inner: Tensor = self.second(functional.relu(self.first(functional.relu(x))))
         return x + inner
 
@@ -216,4 +216,4 @@ _CONVOLUTIONS: dict[str, tuple[Callable[[int], nn.Sequential], int]] = {
     "nature": (nature_convolutions, 512),
     "impala": (impala_convolutions, 256),
 }
-"""Convolutions of each network, and the width of the linear layer behind them."""
+"""Convolutions of each network, and the width of the linear layer after them."""

@@ -1,4 +1,4 @@
-"""Frame stacks while acting: the last k observations of every stream, as the replay and the segments cut them."""
+"""Frame stacks while acting: the last k observations of every stream, equal to those of the replay and segments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 class FrameStacks:
     """The last k observations of R streams.
 
-    At the start of an episode its first observation is repeated, as by gymnasium's `FrameStackObservation` with its
-    default padding; no stack holds observations of two episodes.
+    At the start of an episode its first observation is repeated, as in gymnasium's `FrameStackObservation` with the
+    default padding. No stack holds observations of two episodes.
 
     Args:
         streams: R.
-        frames: k; of 1 there is no axis of frames, and a stack is the newest observation.
-        shape: of one observation.
-        dtype: of the observations.
+        frames: k; with k = 1 a stack is the newest observation, without an axis of frames.
+        shape: shape of one observation.
+        dtype: dtype of the observations.
 
     Attributes:
         array: `[R, k, *shape]` (`[R, *shape]` where k is 1), oldest observation first; not to be written.
@@ -30,7 +30,7 @@ class FrameStacks:
         self.array: NDArray[Any] = np.zeros((streams, *stack, *shape), dtype)
 
     def begin(self, streams: Any, obs: Any) -> None:
-        """Begin episodes in `streams` (an index, or a list or slice of them) with their first observations `obs`."""
+        """Begin episodes in `streams` (an index, a list or a slice) with their first observations `obs`."""
         if self._frames == 1:
             self.array[streams] = obs
         elif isinstance(streams, int):
@@ -39,7 +39,7 @@ class FrameStacks:
             self.array[streams] = np.asarray(obs)[:, None]
 
     def push(self, streams: Any, obs: Any) -> None:
-        """Add the next observations `obs` of `streams` (as in `begin`); the oldest ones fall out."""
+        """Append the next observations `obs` of `streams` (as in `begin`) and drop the oldest."""
         if self._frames == 1:
             self.array[streams] = obs
         elif isinstance(streams, int):
@@ -54,12 +54,12 @@ class FrameStacks:
 def next_stacks(
     state: NDArray[Any] | None, obs: NDArray[Any], episode_start: Any, frames: int
 ) -> NDArray[Any]:
-    """Stacks `[B, frames, *shape]` that end with `obs` `[B, *shape]`; a fresh array.
+    """Return stacks `[B, frames, *shape]` that end with `obs` `[B, *shape]`; a fresh array.
 
     Args:
-        state: the stacks before, None where all episodes begin.
+        state: the previous stacks, or None where all episodes begin.
         obs: newest observations.
-        episode_start: `[B]` or one bool, which episodes begin; None is none.
+        episode_start: `[B]` or one bool, True where an episode begins; None means nowhere.
         frames: k.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Convolutional networks by name, and the choice of one for an environment. Making a network imports torch.
+"""Convolutional networks by name, and the selection of one for an environment. Building a network imports torch.
 
 small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35
 nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
@@ -21,21 +21,21 @@ NetworkName = Literal["auto", "mlp", "small", "nature", "impala"]
 """Networks by name; `auto` is a convolutional network for images and a perceptron for everything else."""
 
 SMALLEST_SIDES = {"small": 7, "impala": 8, "nature": 36}
-"""Sides of the smallest image that each network takes."""
+"""Smallest side, in pixels, of the images that each network accepts."""
 
 
 @dataclass(frozen=True)
 class ConvolutionalNetwork:
-    """A named convolutional network: makes the module of one role, with `ConvolutionalNetwork(...)(inputs, outputs)`.
+    """Factory of a named convolutional network; `ConvolutionalNetwork(...)(inputs, outputs)` makes one module.
 
     Attributes:
-        name: which.
-        image: what the first `image.values` of the inputs are; the rest, such as a critic's action, joins behind the
-            convolutions.
-        value_outputs: of a dueling network (Wang et al. 2016) the outputs of its value stream, which come first;
-            0 is one stream.
-        noisy_sigma: initial standard deviation of the noise behind the convolutions (see `noisy_layers`), times the
-            square root of a layer's inputs; 0 is no noise.
+        name: the convolutions.
+        image: shape of the first `image.values` inputs; the rest, such as a critic's action, is appended to the
+            outputs of the convolutions.
+        value_outputs: outputs of the value stream of a dueling network (Wang et al. 2016), which come first; 0 for one
+            stream.
+        noisy_sigma: initial standard deviation of the noise after the convolutions (see `noisy_layers`), times the
+            square root of a layer's inputs; 0 for no noise.
     """
 
     name: Literal["small", "nature", "impala"]
@@ -51,7 +51,7 @@ class ConvolutionalNetwork:
 
     @property
     def text(self) -> str:
-        """What it is, for people: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
+        """Readable description: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
         image = self.image
         shape = f"{image.height}x{image.width}x{image.channels}"
         frames = f", {image.frames} frames" if image.frames > 1 else ""
@@ -60,15 +60,15 @@ class ConvolutionalNetwork:
 
 @dataclass(frozen=True)
 class CombinedNetwork:
-    """Convolutions for every image of a structured observation, a layer for the rest, concatenated.
+    """Factory of a network with convolutions for every image of a structured observation and a layer for the rest.
 
-    As Stable-Baselines3's `CombinedExtractor`; see `convolutions.CombinedModule`.
+    Their outputs are concatenated, as in Stable-Baselines3's `CombinedExtractor`; see `convolutions.CombinedModule`.
 
     Attributes:
-        name: which convolutions; smaller images take `"small"`.
+        name: the convolutions; an image too small for them gets those of `_fitting`.
         frames: k of the frame stack.
-        row_values: numbers of one observation.
-        images: where each image begins in an observation, and its shape.
+        row_values: number of values of one observation.
+        images: start in an observation and shape of each image.
         value_outputs, noisy_sigma: see `ConvolutionalNetwork`.
     """
 
@@ -89,13 +89,13 @@ class CombinedNetwork:
 
     @property
     def text(self) -> str:
-        """What it is, for people."""
+        """Readable description."""
         names = (ConvolutionalNetwork(_fitting(self.name, image), image).text for _, image in self.images)
         return f"{'; '.join(names)}; other values a layer of their own"
 
 
 def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "impala"]:
-    """The network `name` for an image, or what fits it."""
+    """Return `name` if it is a convolutional network that accepts the image, else "nature" or "small" by its size."""
     side = min(image.height, image.width)
     if name in ("small", "nature", "impala") and side >= SMALLEST_SIDES[name]:
         return name  # type: ignore[return-value]
@@ -105,7 +105,7 @@ def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "imp
 def _combined(
     name: NetworkName, spec: EnvSpec, value_outputs: int, noisy_sigma: float
 ) -> CombinedNetwork | None:
-    """The network for structured observations with images; None where there are none."""
+    """Return the network for structured observations with images; None without images."""
     images, start = [], 0
     for leaf in spec.leaves:
         if leaf.kind == "image":
@@ -129,16 +129,16 @@ _TITLES = {
 def choose_network(
     name: NetworkName, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
 ) -> ConvolutionalNetwork | CombinedNetwork | None:
-    """The network called `name` for the observations of `spec`; None is a perceptron over the flattened observation.
+    """Return the network `name` for the observations of `spec`; None for a perceptron over the flat observation.
 
     Args:
         name: one of `NetworkName`.
-        spec: what a policy sees, stacked frames included.
+        spec: the policy's view of the environment, stacked frames included.
         value_outputs: see `ConvolutionalNetwork`.
         noisy_sigma: see `ConvolutionalNetwork`.
 
     Raises:
-        SpacesDoNotFit: the network was asked for by name, and the observations are no images, or too small (ASYNC005).
+        SpacesDoNotFit: `name` is a convolutional network, and the observations are no images or too small (ASYNC005).
     """
     if name == "mlp":
         return None
@@ -162,7 +162,7 @@ def choose_network(
 
 
 def with_shape(factory: Any, spec: EnvSpec) -> Any:
-    """The user's `factory` of networks, with `observation_shape` filled in where it has an argument of that name."""
+    """Return the user's network `factory`, with `observation_shape` bound if it has a parameter of that name."""
     import inspect
 
     try:
@@ -174,7 +174,7 @@ def with_shape(factory: Any, spec: EnvSpec) -> Any:
 
 @dataclass(frozen=True)
 class ShapedNetwork:
-    """A user's factory `factory(inputs, outputs, observation_shape=...)`; rows are flat all the same."""
+    """A user's factory `factory(inputs, outputs, observation_shape=...)`; the rows are flat nevertheless."""
 
     factory: Any
     observation_shape: tuple[int, ...]
@@ -185,6 +185,9 @@ class ShapedNetwork:
 
 
 def network_text(policy: Any) -> str:
-    """What was chosen for a policy: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`, "" for a perceptron."""
+    """Description of a policy's network: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`.
+
+    It is "" for a perceptron and for a user's module.
+    """
     network = getattr(getattr(policy, "layout", None), "network", None)
     return network.text if isinstance(network, ConvolutionalNetwork | CombinedNetwork) else ""

@@ -1,7 +1,4 @@
-"""Numba kernels of the policies: forward passes, draws and their log-probabilities.
-
-The caller validates.
-"""
+"""Numba kernels of the policies: forward passes, draws and their log probabilities. The caller validates."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import numpy as np
 from asyncrl.shm.kernel import inlined, kernel
 from asyncrl.shm.views import matrix
 
-# tanh as an odd rational function of degree 13 over 6 between the points where it rounds to one (the minimax fit of
-# Eigen's `ptanh`): no branch and no call, so that a loop over it becomes vector instructions.
+# Tanh as an odd rational function of degree 13 over 6, between the points where it rounds to -1 and 1 (the minimax fit
+# of Eigen's `ptanh`). It has no branch and no call, so a loop over it is vectorised.
 _TANH_END = np.float32(7.90531110763549805)
 _P1, _P3, _P5, _P7, _P9, _P11, _P13 = (
     np.float32(c)
@@ -45,10 +42,10 @@ def tanh_in_place(y):  # type: ignore[no-untyped-def]
     fastmath={"reassoc", "contract"},
 )
 def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
-    """Outputs `[R, sizes[-1]]` of rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
+    """Fill `out` `[R, sizes[-1]]` for rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
 
-    Between the layers stands ReLU or tanh. A hidden layer adds four inputs to an output row at a time, so that the
-    inner loop runs over contiguous outputs and becomes vector instructions; the head is a scalar product per output.
+    The layers are separated by ReLU or tanh. A hidden layer accumulates four inputs at a time into its output row, so
+    the inner loop runs over contiguous outputs and is vectorised. The head is one scalar product per output.
     """
     start = 0
     last = sizes.shape[0] - 2
@@ -60,7 +57,7 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
         target = scratch[layer % 2]
         for r in range(x.shape[0]):
             y = target[r, :n_out]
-            for j in range(n_out):  # `y[:] = w[n_in]` compiles the text of an error for seconds
+            for j in range(n_out):  # `y[:] = w[n_in]` costs seconds of compilation, for its error message
                 y[j] = w[n_in, j]
             k = 0
             while k + 4 <= n_in:
@@ -92,7 +89,7 @@ def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-
 
 @inlined(fastmath={"reassoc", "contract"})
 def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
-    """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`, `x` may be longer than `inputs`."""
+    """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`; `x` may be longer than `inputs`."""
     n_in = w.shape[0] - 1
     for j in range(w.shape[1]):
         y[j] = w[n_in, j]
@@ -115,17 +112,17 @@ def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
     cold=True,
 )
 def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type: ignore[no-untyped-def]
-    """Outputs `[R, sizes[-1]]` of rows `x` with noise of its own in the weights of every row (ReLU in between).
+    """Fill `out` `[R, sizes[-1]]` for rows `x`, with independent weight noise for every row (ReLU between layers).
 
     Factorised Gaussian noise (Fortunato et al. 2018, eq. 10 and 11): every layer but the first adds
     `(([x, 1] * [f(e), 1]) @ sigma) * f(e')` with f(e) = sign(e) sqrt|e|.
 
     Args:
         x: `[R, sizes[0]]`.
-        flat: the layers' means, as `mlp_forward` takes them, and from `mean_count` on their standard deviations.
+        flat: means of the layers, in the order of `mlp_forward`; from `mean_count` on their standard deviations.
         sizes: widths from the input to the head.
-        mean_count: numbers in the blocks of all means.
-        noise: `[R, sum of inputs and outputs of the noisy layers]` standard normal; changed to f of it.
+        mean_count: number of all means.
+        noise: `[R, sum of inputs and outputs of the noisy layers]` standard normal; overwritten by f(noise).
         scratch: `[4, widest]`.
         out: `[R, sizes[-1]]`, filled.
     """
@@ -165,17 +162,17 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
 
 @kernel("float64(float32[:, ::1], int64[::1], float64[:, ::1], int64[:, ::1], float32[::1])", cold=True)
 def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no-untyped-def]
-    """Draw component c of row r by the inverse of its distribution function at `uniform[r, c]`.
+    """Draw component c of row r as the inverse of its distribution function at `uniform[r, c]`.
 
     Args:
         logits: `[R, sum(choices)]`.
-        choices: `[C]`, among how many each component is chosen.
+        choices: `[C]`, number of choices of each component.
         uniform: `[R, C]` in [0, 1).
         action: `[R, C]`, filled.
         log_prob: `[R]`, filled: the sum over the components of `logit - log sum exp logits`.
 
     Returns:
-        Mean probability over rows and components of another choice than the likeliest.
+        Probability of a choice other than the likeliest, averaged over rows and components.
     """
     likeliest = 0.0
     for r in range(logits.shape[0]):
@@ -205,7 +202,7 @@ def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no
 def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyped-def]
     """Turn standard normal `draw` `[R, d]` into `mean + exp(log_std) * draw` and fill `log_prob` `[R]`.
 
-    The log density is that of the rounded number which the row will hold, for that is what the learner sees.
+    The log density is that of the rounded float32 draw, because that is stored in the row and read by the learner.
     `stds` `[d]` is scratch.
     """
     constant = 0.0
@@ -226,9 +223,9 @@ def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyp
 def add_squashing(latent, log_prob):  # type: ignore[no-untyped-def]
     """Subtract `sum_i log(1 - tanh(u_i)^2)` of `latent` `[R, d]` from `log_prob` `[R]`.
 
-    In the form `2 (log 2 - u - softplus(-2 u))` at `|u|` (it is even), which never takes the logarithm of a
-    difference that has cancelled. The constant scale of the box, `sum log((high - low) / 2)`, is left out on both
-    sides: it drops out of every ratio and gradient.
+    It is computed as `2 (log 2 - u - softplus(-2 u))` at `|u|` (the function is even), which avoids cancellation under
+    the logarithm. Actors and learner both omit the constant scale of the box, `sum log((high - low) / 2)`: it cancels
+    in every ratio and gradient.
     """
     for r in range(latent.shape[0]):
         total = 0.0

@@ -1,7 +1,7 @@
-"""Acting with a `torch.nn.Module`, for networks that the kernels cannot run. Imports torch when a network is made.
+"""Acting with a `torch.nn.Module`, for networks that the kernels cannot run. Building a network imports torch.
 
-The module's parameters and floating-point buffers live in one flat float32 block: all parameters in the order of
-`parameters()`, then all buffers. Writing the block changes the module at once.
+The module's parameters and floating-point buffers are views of one flat float32 block: all parameters in the order of
+`parameters()`, then all buffers. Writing the block changes the module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """Parameters of all modules, then their floating-point buffers: the order of the flat block."""
+    """Parameters of all modules, then their floating-point buffers, in the order of the flat block."""
     parameters = [p for module in modules for p in module.parameters()]
     return parameters + [b for module in modules for b in module.buffers() if b.is_floating_point()]
 
@@ -35,7 +35,7 @@ def flat_size(modules: Sequence[nn.Module]) -> int:
 
 
 def bind(modules: Sequence[nn.Module], flat: Tensor) -> None:
-    """Make the modules' tensors views into `flat`, whose values they take on. Parameters must be float32."""
+    """Make the modules' tensors views of `flat`, with its values. Parameters must be float32."""
     start = 0
     for tensor in tensors_of(modules):
         stop = start + tensor.numel()
@@ -45,18 +45,18 @@ def bind(modules: Sequence[nn.Module], flat: Tensor) -> None:
 
 
 class ModuleActingNetwork(ActingNetwork):
-    """A module that acts: the module's numbers stand first in the block.
+    """An acting network that is a torch module, whose tensors are the first part of the block.
 
-    It pickles with its weights and its factory (by reference: cloudpickle takes along one that stands in `__main__`).
+    A pickle contains the weights and the factory (by reference; cloudpickle includes one defined in `__main__`).
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes and length of the block.
-        network: makes the module.
+        network: factory of the module.
         statistics: see `ActingNetwork`.
 
     Attributes:
-        device: where the module runs; to be set before the first call. It is not pickled.
+        device: device of the module, to be set before the first call. It is not pickled.
     """
 
     device = "cpu"
@@ -74,12 +74,12 @@ class ModuleActingNetwork(ActingNetwork):
         self._flat: Tensor | None = None
 
     def weights_changed(self) -> None:
-        """Copy the weights to the module where it has them on another device."""
+        """Copy the weights to the module if it is on another device."""
         if self._flat is not None and self.device != "cpu":
             self._flat.copy_(_tensor(self.weights)[: len(self._flat)])
 
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
-        """The head's values with fresh noise for every row; see `NoisyActingNetwork.perturbed`."""
+        """Values of the head with fresh noise for every row; see `NoisyActingNetwork.perturbed`."""
         import torch
 
         from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
@@ -99,7 +99,7 @@ class ModuleActingNetwork(ActingNetwork):
             self._module = (
                 self._network(self._inputs, self._outputs).to(self.device).eval().requires_grad_(False)
             )
-            # On the CPU these are the weights themselves, on another device a copy.
+            # A view of the weights on the CPU, a copy on another device.
             self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
             bind([self._module], self._flat)
         return self._module
@@ -117,18 +117,18 @@ class ModuleActingNetwork(ActingNetwork):
 
 
 def _tensor(array: NDArray[np.float32]) -> Tensor:
-    """A tensor over the array's memory."""
+    """Return a tensor that shares the array's memory."""
     import torch
 
     return torch.from_numpy(array)
 
 
 class RecurrentModuleActingNetwork(RecurrentActingNetwork):
-    """A recurrent network whose encoder is a module: all of it acts by torch.
+    """A recurrent acting network whose encoder is a torch module; torch runs all of it.
 
     Args:
         spec, layout, cell, relu, statistics: see `RecurrentActingNetwork`.
-        network: makes the encoder.
+        network: factory of the encoder.
     """
 
     def __init__(
@@ -163,13 +163,13 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
 
 @dataclass(frozen=True)
 class RecurrentFactory:
-    """Makes recurrent modules, which take a state beside their rows.
+    """Factory of recurrent modules.
 
     Attributes:
         cell: kind and size.
         sizes: widths `(inputs, *hidden, outputs)`.
         relu: ReLU in the encoder, else tanh.
-        network: makes the encoder, or None for a perceptron of the hidden widths.
+        network: factory of the encoder, or None for a perceptron of the hidden widths.
     """
 
     cell: Cell
@@ -178,7 +178,7 @@ class RecurrentFactory:
     network: NetworkFactory | None = None
 
     def __call__(self, inputs: int, outputs: int) -> nn.Module:
-        """A `RecurrentModule`, which has `inputs` and `outputs`. Imports torch."""
+        """Return a `RecurrentModule`; `inputs` and `outputs` must be those of `sizes`. Imports torch."""
         from asyncrl.acting.recurrent_module import RecurrentModule
 
         assert (inputs, outputs) == (self.sizes[0], self.sizes[-1])
@@ -186,9 +186,9 @@ class RecurrentFactory:
 
 
 def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: Cell | None = None) -> int:
-    """Numbers of a network in its flat block: a perceptron of these widths, or the module that `network` makes.
+    """Number of values of a network in its flat block: a perceptron of these widths, or the module of `network`.
 
-    With a `cell`, of the recurrent network whose encoder that is.
+    With a `cell` it is that of the recurrent network with this encoder.
     """
     if cell is not None and network is not None:
         network = RecurrentFactory(cell, sizes, network=network)
@@ -205,7 +205,7 @@ def make_acting_network(
     statistics: tuple[slice, slice] | None = None,
     cell: Cell | None = None,
 ) -> ActingNetwork:
-    """The perceptron of `layout`, or the module that `network` makes; with a `cell`, recurrent."""
+    """Return the perceptron of `layout`, or the module of the factory `network`; recurrent with a `cell`."""
     if cell is not None and network is not None:
         return RecurrentModuleActingNetwork(spec, layout, cell, network, relu, statistics)
     if cell is not None:

@@ -1,4 +1,4 @@
-"""The network of a policy in an actor, and the scaling of its actions to a box. NumPy and numba, never torch."""
+"""The network of a policy in an actor, and the scaling of its outputs to a box. NumPy and numba, never torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from asyncrl.envs.observations import unpacker
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 OBSERVATION_CLIP = 10.0
-"""Normalised observations are clipped to plus or minus this many standard deviations (as Stable-Baselines3 does)."""
+"""Clip range of normalised observations, in standard deviations (10, as in Stable-Baselines3)."""
 
 
 class ActingLayout(Protocol):
-    """Order of a policy's numbers in its flat float32 block; the network's stand first."""
+    """Order of a policy's values in its flat float32 block, which begins with the network."""
 
     @property
     def inputs(self) -> int:
@@ -38,19 +38,19 @@ class ActingLayout(Protocol):
 class ActingNetwork:
     """The perceptron of one policy copy: its block of weights and its buffers.
 
-    It is used from one thread. It pickles with its weights; buffers are made anew on the other side.
+    It is used from one thread. A pickle contains the weights; buffers are allocated again after unpickling.
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes and length of the block.
         relu: ReLU between the layers, else tanh.
-        statistics: where in the block the mean and one over the standard deviation of each observed value stand; None
-            where observations are not normalised.
+        statistics: slices of the observations' means and inverse standard deviations in the block; None if
+            observations are not normalised.
 
     Attributes:
-        weights: `[layout.weight_count]` float32, zero at first; whatever is written into it acts from then on.
-        answer: where the learner's side runs the network (`inference="server"`), returns what it has sent, and nothing
-            is computed here; else None. It is not pickled.
+        weights: `[layout.weight_count]` float32, zero at first; values written into it are used from the next call on.
+        answer: with `inference="server"` a function that returns the head's values received from the inference server,
+            in place of the computation here; else None. It is not pickled.
 
     Raises:
         ValueError: `layout` was made for other observations.
@@ -92,24 +92,24 @@ class ActingNetwork:
         return self._outputs
 
     def load(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[weight_count]` in.
+        """Copy `weights` `[weight_count]` into the block.
 
         Raises:
-            ValueError: if the length is another.
+            ValueError: if the length is wrong.
         """
         if weights.shape != self.weights.shape:
             raise ValueError(f"weights must have shape {self.weights.shape}, got {weights.shape}")
         np.copyto(self.weights, weights)
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """The head's values `[E, sizes[-1]]` for `obs` `[E, *obs_shape]`, which may be strided; a fresh array."""
+        """Values `[E, sizes[-1]]` of the head for `obs` `[E, *obs_shape]`, which may be strided; a fresh array."""
         if self.answer is not None:
             return self.answer()
         self._observe(obs)
         return self._forward()
 
     def of_all(self, observations: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-        """The head's values for several arrays of observations, one below the other, in one pass; a fresh array."""
+        """Values of the head for several arrays of observations, concatenated, in one forward pass; a fresh array."""
         rows = [len(obs) for obs in observations]
         if self._x.shape[0] != sum(rows):
             self._allocate(sum(rows))
@@ -120,26 +120,26 @@ class ActingNetwork:
         return self._forward()
 
     def weights_changed(self) -> None:
-        """Note that `weights` was written."""
+        """Callback after `weights` was written."""
 
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
-        """The head's values with noise in the weights; here there is none."""
+        """Values of the head with noise in the weights; this class has no noise."""
         return self(obs)
 
     def _observe(self, obs: NDArray[Any]) -> None:
-        """Make `obs` the network's input."""
+        """Fill the input buffer with `obs`."""
         rows = obs.shape[0]
         if self._x.shape[0] != rows:
             self._allocate(rows)
         self._fill(self._x, obs)
 
     def _fill(self, x: NDArray[np.float32], obs: NDArray[Any]) -> None:
-        """Fill rows `x` `[R, inputs]` of the input: bytes scaled, values normalised or as they are."""
+        """Fill rows `x` `[R, inputs]` of the input buffer: bytes scaled, values normalised if there are statistics."""
         rows = obs.shape[0]
         if self._plain:
             x[...] = obs.reshape(
                 rows, self._inputs
-            )  # half the time of np.copyto, which a fast environment notices
+            )  # half the time of np.copyto, which matters in a fast environment
             return
         if self._unpack is not None:
             self._unpack(obs, x)
@@ -154,7 +154,7 @@ class ActingNetwork:
             np.multiply(flat, self._scale, out=x)
 
     def _forward(self) -> NDArray[np.float32]:
-        """The head's values for the network's input; a fresh array."""
+        """Values of the head for the input buffer; a fresh array."""
         out = np.empty((self._x.shape[0], self._outputs), np.float32)
         mlp_forward(self._x, self.weights, self._sizes, self._relu, self._scratch, out)
         return out
@@ -165,10 +165,10 @@ class ActingNetwork:
 
 
 class ActionBox:
-    """From shares of a box's sides to its actions, float32, never outside of the float32 bounds.
+    """Scaling of network outputs to actions in a box, float32, never outside of the float32 bounds.
 
     Args:
-        action: d values, all bounds finite.
+        action: the box; all bounds are finite.
     """
 
     def __init__(self, action: BoxAction) -> None:
@@ -176,22 +176,19 @@ class ActionBox:
         self._shape = action.shape
 
     def at(self, share: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions `[E, *act_shape]` at `share` `[E, d]` of the way from low (0) to high (1); a fresh array.
+        """Actions `[E, *act_shape]` at fraction `share` `[E, d]` between low (0) and high (1); a fresh array.
 
-        Both bounds are hit exactly, what lies beyond is cut to them, and a range that float32 does not hold is none
-        the worse for it.
+        Fractions 0 and 1 give the exact bounds, others are clipped to them. A range `high - low` that overflows
+        float32 is allowed.
         """
         action: NDArray[np.float32] = self._low * (1 - share) + self._high * share
         np.minimum(np.maximum(action, self._low, out=action), self._high, out=action)
         return action.reshape(share.shape[0], *self._shape)
 
     def scale(self, unit: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions `[E, *act_shape]`, `low + (unit + 1) / 2 * (high - low)`, for `unit` `[E, d]`.
-
-        From -1 (low) to 1 (high); what lies beyond is cut to the box.
-        """
+        """Actions `[E, *act_shape]`, `low + (unit + 1) / 2 * (high - low)`, for `unit` `[E, d]`, clipped to the box."""
         return self.at((unit + np.float32(1)) * np.float32(0.5))
 
     def squash(self, latent: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions `[E, *act_shape]` for real numbers `latent` `[E, d]`: their tanh, scaled to the box."""
+        """Actions `[E, *act_shape]`: tanh of `latent` `[E, d]`, scaled to the box."""
         return self.scale(np.tanh(latent))

@@ -12,30 +12,30 @@ from asyncrl.acting.recurrent import RecurrentActingNetwork
 
 
 class NetworkPolicy:
-    """A policy whose weights are those of one network; what it acts with stands in `_network`."""
+    """A policy whose weights are those of one network, `_network`."""
 
     _network: Any
 
     @property
     def network(self) -> ActingNetwork:
-        """The network, whose weights are the policy's."""
+        """The network; its weights are the policy's."""
         network: ActingNetwork = self._network
         return network
 
     @property
     def memory(self) -> RecurrentActingNetwork | None:
-        """The recurrent state; None where the policy has none."""
+        """The recurrent network, which holds the state; None if the policy is not recurrent."""
         return self._network if isinstance(self._network, RecurrentActingNetwork) else None
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """The block that the network multiplies with, `[weight_count]`, not a copy."""
+        """The network's block of weights, `[weight_count]`, not a copy."""
         return self.network.weights
 
     def weights_changed(self) -> None:
-        """Nothing to do: only `weights` itself is read."""
+        """Do nothing: no value derived from `weights` is kept."""
 
     def load_weights(self, weights: NDArray[np.float32]) -> None:
-        """Copy `weights` `[weight_count]` in. Raises ValueError if the length is another."""
+        """Copy `weights` `[weight_count]` into the network. Raises ValueError if the length is wrong."""
         self.network.load(weights)
         self.weights_changed()

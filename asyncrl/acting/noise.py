@@ -1,6 +1,6 @@
-"""Noise on the actions of a deterministic policy: how strong on which stream, and how it is drawn. NumPy only.
+"""Noise on the actions of a deterministic policy: its scale on each stream, and its process. NumPy only.
 
-Scales are standard deviations in units of half the action range, so that they mean the same in every box.
+Scales are standard deviations in units of half the action range, so they mean the same in every box.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 
 class NoiseProcess:
-    """The noise of one policy copy's streams: a first-order autoregression of standard deviation `scales`.
+    """Noise of the streams of one policy copy: a first-order autoregressive process with standard deviations `scales`.
 
-    `x_0 = s N_0` and `x_t = keep x_(t-1) + s sqrt(1 - keep^2) N_t`, so that x has standard deviation s from its first
-    draw on and two draws k apart correlate by `keep^k`. It is not restarted at an episode's end, of which a policy is
-    not told. It pickles with its state.
+    `x_0 = s N_0` and `x_t = keep x_(t-1) + s sqrt(1 - keep^2) N_t`, so x has standard deviation s from the first draw
+    on, and draws k steps apart have correlation `keep^k`. It is not reset at the end of an episode, because a policy
+    receives no episode ends. A pickle contains its state.
 
     Args:
         scales: `[count]` float32, s of each stream.
-        size: d, values of one draw.
-        keep: 0 for independent draws, below 1.
+        size: d, number of values of one draw.
+        keep: 0 for independent draws; below 1.
     """
 
     def __init__(self, scales: NDArray[np.float32], size: int, keep: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class NoiseProcess:
 
     @property
     def count(self) -> int:
-        """How many streams it draws for."""
+        """Number of streams."""
         return self._shape[0]
 
     def draw(self, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -50,12 +50,12 @@ class NoiseProcess:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent draws from a normal distribution, as TD3 explores (Fujimoto et al. 2018, section 6.1: 0.1).
+    """Independent draws from a normal distribution, as in TD3 (Fujimoto et al. 2018, section 6.1: scale 0.1).
 
     Attributes:
         scale: standard deviation on the first stream, in units of half the action range, at least 0.
-        scale_last: that on the last stream of all actors, with those in between evenly spaced in logarithm; None for
-            the same on all.
+        scale_last: standard deviation on the last stream of all actors; those in between are geometrically spaced.
+            None for `scale` on all.
     """
 
     scale: float
@@ -93,14 +93,14 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeckNoise(GaussianNoise):
-    """Draws that drift, as DDPG explores (Lillicrap et al. 2016, section 7): each keeps `1 - theta` of the last.
+    """Correlated draws, as in DDPG (Lillicrap et al. 2016, section 7): each keeps `1 - theta` of the last.
 
-    `scale` is the standard deviation that the noise really has, and not the paper's sigma, which drives it: sigma =
-    `scale sqrt(2 theta - theta^2)`. Their sigma 0.2 at theta 0.15 is a scale of 0.38. So noises of both kinds with
-    one scale are equally strong; and the noise begins as strong as it stays, where the paper's begins at zero.
+    `scale` is the stationary standard deviation, not the paper's sigma of the driving noise: sigma =
+    `scale sqrt(2 theta - theta^2)`. The paper's sigma 0.2 at theta 0.15 is a scale of 0.38. So noise of both kinds is
+    equally strong at one scale. The process begins at its stationary distribution, the paper's begins at zero.
 
     Attributes:
-        theta: share of the noise that is forgotten per step, above 0, at most 1 (independent draws).
+        theta: share of the noise that decays per step, above 0, at most 1 (independent draws).
     """
 
     theta: float = 0.15

@@ -1,4 +1,4 @@
-"""A perceptron that explores by noise in its weights (Fortunato et al. 2018). NumPy and numba, never torch."""
+"""A perceptron with noise in its weights, for exploration (Fortunato et al. 2018). NumPy and numba, never torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from asyncrl.interfaces import EnvSpec
 
 
 class NoisyActingNetwork(ActingNetwork):
-    """An `ActingNetwork` with standard deviations behind the means; called, it goes by the means alone.
+    """An `ActingNetwork` with means and standard deviations of its weights; a call uses the means only.
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
-        layout: its flat block is the means of all layers, then the standard deviations of all but the first.
+        layout: its flat block begins with the means of all layers, then the standard deviations of all but the first.
         statistics: see `ActingNetwork`.
     """
 
@@ -36,11 +36,11 @@ class NoisyActingNetwork(ActingNetwork):
         self._row_scratch = np.empty((4, self._widest), np.float32)
 
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
-        """The head's values `[E, sizes[-1]]` with fresh noise for every row of `obs` `[E, *obs_shape]`.
+        """Values of the head `[E, sizes[-1]]` with fresh noise for every row of `obs` `[E, *obs_shape]`.
 
-        Every stream has noise of its own, so that streams explore apart, and every step, as in Rainbow (Hessel et
-        al. 2018). It is factorised: inputs + outputs numbers for each layer. Drawing them is most of the extra cost
-        of a small network.
+        The noise is independent for every stream, so that streams explore differently, and for every step, as in
+        Rainbow (Hessel et al. 2018). It is factorised: inputs + outputs draws for each layer, which are most of the
+        extra cost in a small network.
         """
         self._observe(obs)
         rng.standard_normal(dtype=np.float32, out=self._noise)

@@ -1,9 +1,9 @@
-"""Linear layers with noise in their weights, for modules of torch (Fortunato et al. 2018, eq. 9 to 11).
+"""Linear layers with noise in their weights, for torch modules (Fortunato et al. 2018, eq. 9 to 11).
 
     y = (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out)
       = mu x + mu_b + f(e_out) * (sigma (f(e_in) * x) + sigma_b)
 
-The second form needs no matrix of noise, and takes noise of its own for every row: actors draw it for every stream, a
+The second form needs no matrix of noise and allows independent noise for every row. Actors draw it for every stream, a
 learner once for a batch.
 """
 
@@ -17,19 +17,19 @@ from torch.nn import functional
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer that goes by its means until `set_noise` gives it factors.
+    """A linear layer with noise in its weights; it uses its means only while `factors` is None (see `set_noise`).
 
     Args:
-        inputs: widths.
-        outputs: widths.
-        sigma: initial standard deviations, times the square root of `inputs` (section 3.2).
+        inputs: input width.
+        outputs: output width.
+        sigma: initial standard deviation times the square root of `inputs` (section 3.2).
     """
 
     def __init__(self, inputs: int, outputs: int, sigma: float) -> None:
         super().__init__(inputs, outputs)
         self.sigma_weight = nn.Parameter(torch.full((outputs, inputs), sigma * inputs**-0.5))
         self.sigma_bias = nn.Parameter(torch.full((outputs,), sigma * inputs**-0.5))
-        self.factors: tuple[Tensor, Tensor] | None = None  # no buffer: those travel with the weights
+        self.factors: tuple[Tensor, Tensor] | None = None  # not a buffer: buffers are published with the weights
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -41,22 +41,22 @@ class NoisyLinear(nn.Linear):
 
 
 def linear(inputs: int, outputs: int, sigma: float) -> nn.Linear:
-    """A linear layer, noisy where `sigma` is above 0."""
+    """Return a linear layer, noisy if `sigma` is above 0."""
     return NoisyLinear(inputs, outputs, sigma) if sigma > 0 else nn.Linear(inputs, outputs)
 
 
 def noisy_layers(modules: Iterable[nn.Module]) -> list[NoisyLinear]:
-    """Noisy layers of modules, in the order of their factors."""
+    """Noisy layers of the modules, in the order of their factors."""
     return [layer for module in modules for layer in module.modules() if isinstance(layer, NoisyLinear)]
 
 
 def factor_counts(layers: Iterable[NoisyLinear]) -> list[int]:
-    """Inputs and outputs of every layer: how many factors it takes."""
+    """Numbers of factors: inputs and outputs of every layer."""
     return [width for layer in layers for width in (layer.in_features, layer.out_features)]
 
 
 def set_noise(layers: list[NoisyLinear], factors: Tensor | None) -> None:
-    """Let the layers go by `factors` `[n]` or, row by row, `[R, n]`, which are kept; None: by their means."""
+    """Set the noise of the layers: `factors` `[n]`, or `[R, n]` for R rows, kept as views; None for the means."""
     if factors is None:
         for layer in layers:
             layer.factors = None
@@ -67,6 +67,6 @@ def set_noise(layers: list[NoisyLinear], factors: Tensor | None) -> None:
 
 
 def signed_root_(noise: Tensor) -> Tensor:
-    """f(e) = sign(e) sqrt|e|, in place."""
+    """Apply f(e) = sign(e) sqrt|e| in place."""
     root = noise.abs().sqrt_()
     return noise.sign_().mul_(root)

@@ -1,7 +1,7 @@
-"""Policies of value-based algorithms, in NumPy and numba; and a trained policy with `predict`.
+"""Policies of value-based algorithms, in NumPy and numba.
 
-`QLayout` is the shape of the network and the order of its weights in the flat block that travels through the weight
-mailbox; the learner's network has the same order, so publishing weights is one copy.
+`QLayout` is the shape of the network and the order of its weights in the flat block that the weight mailbox
+transports; the learner's network has the same order, so publishing weights is one copy.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from asyncrl.interfaces import BoxAction, EnvSpec
 class QLayout(WithStatistics):
     """Shape of an action-value network and the order of its weights in a flat float32 block (see `layouts`).
 
-    ReLU stands between the layers. With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its first
-    half is the value stream, its second half the advantage stream, and the head gives `[value, advantages...]`; the
-    head's cross blocks are zero. With N `atoms` (a distribution of the return) the head gives N values where it would
-    give one, those of an action side by side.
+    The layers are separated by ReLU. With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its
+    first half is the value stream, its second half the advantage stream. The head's outputs are
+    `[value, advantages...]`; its cross blocks are zero. With N `atoms` (a distribution of the return) every output of
+    the head becomes N, those of an action contiguous.
 
     With `noisy` (Fortunato et al. 2018) every layer but the first has a standard deviation for each of its parameters;
-    they follow those of all layers, in the same order. The first layer stays without noise because noise there would
-    be noise on what the observation means to all layers behind it; the papers likewise keep their convolutions free
-    of it. A network of one hidden layer has a noisy head.
+    they follow the parameters of all layers, in the same order. The first layer has no noise because its noise would
+    distort the observation for all later layers; the papers likewise have none in their convolutions. In a network of
+    one hidden layer only the head is noisy.
 
     Attributes:
-        inputs: values of one flattened observation.
+        inputs: number of values of one flattened observation.
         hidden: widths of the hidden layers, at least one.
-        num_actions: n, how many action values.
-        dueling: two streams, or one.
+        num_actions: n, number of action values.
+        dueling: two streams, else one.
         atoms: N, outputs for one action; 1 for its value.
-        noisy: whether weights have standard deviations; those of a module stand among its parameters.
-        network: makes a module in place of the perceptron, or None.
-        normalized: observations are normalised by statistics, which stand at the end of the block.
-        cell: of a recurrent network, between the hidden layers and the head; None without memory. Both streams of a
-            dueling head are then linear in the cell's outputs.
+        noisy: weights have standard deviations; those of a module are among its parameters.
+        network: factory of a module in place of the perceptron, or None.
+        normalized: observations are normalised by the statistics at the end of the block.
+        cell: recurrent cell between the hidden layers and the head, or None. Both streams of a dueling head are then
+            linear in the cell's outputs.
     """
 
     inputs: int
@@ -72,36 +72,36 @@ class QLayout(WithStatistics):
 
     @cached_property
     def network_count(self) -> int:  # type: ignore[override]
-        """Numbers of the network and its noise, which stand first."""
+        """Number of values of the network and its standard deviations, the first part of the block."""
         noisy = parameter_count(self.sizes[1:]) if self.noisy and self.network is None else 0
         return network_size(self.sizes, self.network, self.cell) + noisy
 
     @property
     def module(self) -> NetworkFactory | None:
-        """Makes the learner's network where that is a module: a recurrent one, or the user's; None: a perceptron."""
+        """Factory of the learner's network if it is a module (recurrent, or of `network`); None for a perceptron."""
         if self.cell is None:
             return self.network
         return RecurrentFactory(self.cell, self.sizes, network=self.network)
 
 
 def has_epsilon(policy: object) -> bool:
-    """Whether `policy` takes random actions at an exploration rate, epsilon."""
+    """Whether `policy` takes random actions at an exploration rate epsilon above 0."""
     return isinstance(policy, QPolicy) and (policy.epsilon.initial > 0 or policy.epsilon.final > 0)
 
 
 class QPolicy(NetworkPolicy):
-    """Epsilon-greedy over the action values of a multilayer perceptron. Implements `Policy`.
+    """Epsilon-greedy policy over the action values of a network. Implements `Policy`.
 
-    One copy acts for the E streams of one actor and is used from one thread. It pickles with its weights;
-    buffers that depend on E are made anew on the other side.
+    A copy acts for the E streams of one actor and is used from one thread. A pickle contains the weights; buffers that
+    depend on E are allocated again after unpickling.
 
     Args:
         spec: an environment with discrete actions.
         layout: shape of the network; `layout.inputs` is the number of values of one observation.
-        epsilon: exploration rates. A noisy network explores beside: `act` draws noise for every stream and
-            step, while `greedy` and `q_values` go by the means of the weights.
-        support: returns `[layout.atoms]` that the atoms stand for: the network gives the logits of their
-            probabilities. None: it gives returns of equal probability.
+        epsilon: exploration rates. A noisy network also explores by its noise: `act` draws it for every stream and
+            step, while `greedy` and `q_values` use the means of the weights.
+        support: `[layout.atoms]`, the return of each atom; the network's outputs are the logits of their
+            probabilities. None if the outputs are returns of equal probability (quantiles).
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class QPolicy(NetworkPolicy):
 
     @property
     def exploration_rate(self) -> float:
-        """Mean epsilon over this copy's streams at the last `act`."""
+        """Mean epsilon of this copy's streams at the last `act`."""
         return float(self._rates.mean())
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Act for `first .. first + count - 1` of `total` streams. Raises ValueError where they are not."""
+        """Act for streams `first .. first + count - 1` of `total`. Raises ValueError if these are not streams of it."""
         self._exponents = self.epsilon.exponents(first, count, total)
         self._rates = self._base**self._exponents
         self._held = np.zeros(count, np.int64)
@@ -145,7 +145,7 @@ class QPolicy(NetworkPolicy):
         return self._values(self._network(obs))
 
     def _values(self, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Action values `[E, num_actions]` of the head's values `[E, sizes[-1]]`."""
+        """Action values `[E, num_actions]` from the head's values `[E, sizes[-1]]`."""
         layout = self.layout
         if layout.dueling:
             value, advantage = out[:, : layout.atoms], out[:, layout.atoms :]
@@ -164,7 +164,7 @@ class QPolicy(NetworkPolicy):
         return expected
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[np.int64]:
-        """The first best action `[E]` int64, counted from 0, for each observation `[E, *obs_shape]`."""
+        """The best action (the first of equals) `[E]` int64, counted from 0, of each observation `[E, *obs_shape]`."""
         values = self.q_values(obs)
         if self._mask is not None:
             values[~self._mask(obs)] = -np.inf
@@ -207,7 +207,7 @@ class QPolicy(NetworkPolicy):
 
 
 def float32_bounds(box: BoxAction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The outermost float32 numbers inside of the box: rounding must not put a bound outside of it."""
+    """Return the largest float32 bounds inside of the box: a bound rounded to float32 may lie outside of it."""
     low, high = np.array(box.low, np.float64), np.array(box.high, np.float64)
     low32, high32 = low.astype(np.float32), high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)

@@ -1,9 +1,9 @@
 """Recurrent networks of policies: an encoder, a GRU or LSTM cell, a linear head. NumPy and numba, never torch.
 
-The order of the numbers is that of torch's modules: for each layer of the encoder its weights `[outputs, inputs]` and
-biases, then the cell's input weights `[gates * size, inputs]`, recurrent weights `[gates * size, size]` and the biases
-of both, then the head's weights and biases. Gates stand in torch's order: reset, update, new (GRU); input, forget,
-cell, output (LSTM).
+The order of the parameters is that of torch's modules: the weights `[outputs, inputs]` and biases of each encoder
+layer, then the cell's input weights `[gates * size, inputs]`, recurrent weights `[gates * size, size]` and the biases
+of both, then the head's weights and biases. The order of the gates is torch's: reset, update, new (GRU); input,
+forget, cell, output (LSTM).
 
     Cho et al. 2014               Learning phrase representations using RNN encoder-decoder (GRU)
     Hochreiter, Schmidhuber 1997  Long short-term memory
@@ -33,7 +33,7 @@ class Cell:
 
     Attributes:
         kind: GRU or LSTM.
-        size: H, its outputs.
+        size: H, number of outputs.
     """
 
     kind: Literal["gru", "lstm"]
@@ -41,31 +41,31 @@ class Cell:
 
     @property
     def gates(self) -> int:
-        """Blocks of H rows in its weights."""
+        """Number of gates: blocks of H rows in the weights."""
         return 3 if self.kind == "gru" else 4
 
     @property
     def state_size(self) -> int:
-        """Numbers of its state: the outputs h, of an LSTM then the cell state c."""
+        """Number of values of the state: the outputs h, and for an LSTM then the cell state c."""
         return self.size if self.kind == "gru" else 2 * self.size
 
     @property
     def field(self) -> FieldSpec:
-        """What a row carries: the state before the row's observation was seen."""
+        """Extra field of a row: the state before the row's observation."""
         return FieldSpec("state", (self.state_size,), "float32")
 
     def count(self, inputs: int) -> int:
-        """Its parameters."""
+        """Number of parameters for this number of inputs."""
         return self.gates * self.size * (inputs + self.size + 2)
 
 
 def recurrent_count(sizes: Sequence[int], cell: Cell) -> int:
-    """Parameters of a network with a perceptron as encoder; `sizes` are `(inputs, *hidden, outputs)`."""
+    """Number of parameters of a network with a perceptron as encoder; `sizes` is `(inputs, *hidden, outputs)`."""
     return parameter_count(sizes[:-1]) + cell.count(sizes[-2]) + (cell.size + 1) * sizes[-1]
 
 
 def memory_of(policy: object) -> Memory | None:
-    """The policy's recurrent state; None where it has none."""
+    """Return the policy's `Memory`, which holds the recurrent state; None if the policy has none."""
     memory: Memory | None = getattr(policy, "memory", None)
     return memory
 
@@ -73,12 +73,13 @@ def memory_of(policy: object) -> Memory | None:
 def next_states(
     zeros: NDArray[np.float32], state: NDArray[Any] | None, episode_start: Any
 ) -> NDArray[np.float32]:
-    """States `[B, state_size]` before the next observation, for a caller that keeps them; a fresh array.
+    """Return states `[B, state_size]` before the next observation, for a caller that keeps them; a fresh array.
 
     Args:
-        zeros: `[B, state_size]`, those of episodes that begin.
-        state: what the caller has kept, with or without an axis of one stream; None where all episodes begin.
-        episode_start: `[B]` or one bool, which episodes begin; None is none.
+        zeros: `[B, state_size]`, states at the start of an episode.
+        state: the states of the last call, `[B, state_size]` or, for one stream, `[state_size]`; None where all
+            episodes begin.
+        episode_start: `[B]` or one bool, True where an episode begins; None means nowhere.
 
     Raises:
         ValueError: `state` has another shape.
@@ -108,7 +109,7 @@ def linear(x, w, bias, y):  # type: ignore[no-untyped-def]
 
 @inlined(fastmath={"reassoc", "contract"})
 def sigmoid_in_place(y):  # type: ignore[no-untyped-def]
-    """Logistic function of every value of `y` `[n]`."""
+    """Logistic function of every value of `y` `[n]`, in place."""
     for j in range(y.shape[0]):
         y[j] *= np.float32(0.5)
     tanh_in_place(y)
@@ -118,7 +119,7 @@ def sigmoid_in_place(y):  # type: ignore[no-untyped-def]
 
 @inlined(fastmath={"reassoc", "contract"})
 def gru_cell(gates, recurrent, state, after):  # type: ignore[no-untyped-def]
-    """Fill `after` `[H]` from `state` `[H]` and the gates' sums over input and state, `[3 H]` each; changes `gates`."""
+    """Fill `after` `[H]` from `state` `[H]` and the gates' input and state sums, `[3 H]` each; overwrites `gates`."""
     size = state.shape[0]
     for j in range(2 * size):
         gates[j] += recurrent[j]
@@ -133,7 +134,7 @@ def gru_cell(gates, recurrent, state, after):  # type: ignore[no-untyped-def]
 
 @inlined(fastmath={"reassoc", "contract"})
 def lstm_cell(gates, recurrent, state, after):  # type: ignore[no-untyped-def]
-    """Fill `after` `[2 H]` from `state` `[2 H]` and the gates' sums, `[4 H]` each; changes `gates`."""
+    """Fill `after` `[2 H]` from `state` `[2 H]` and the gates' sums, `[4 H]` each; overwrites `gates`."""
     size = state.shape[0] // 2
     for j in range(4 * size):
         gates[j] += recurrent[j]
@@ -155,12 +156,12 @@ def lstm_cell(gates, recurrent, state, after):  # type: ignore[no-untyped-def]
     cold=True,
 )
 def recurrent_forward(x, state, flat, sizes, relu, lstm, scratch, after, out):  # type: ignore[no-untyped-def]
-    """Fill the next states `after` and the head's values `out` of one row of every stream.
+    """Fill the next states `after` and the head's values `out` for one row of every stream.
 
     Args:
         x: `[R, inputs]`.
         state: `[R, state_size]`.
-        flat: parameters, see the module's text.
+        flat: parameters, in the order of the module's docstring.
         sizes: `(inputs, *hidden, H, outputs)`.
         relu: ReLU after every layer of the encoder, else tanh.
         lstm: an LSTM, else a GRU.
@@ -202,18 +203,18 @@ def recurrent_forward(x, state, flat, sizes, relu, lstm, scratch, after, out):  
 
 
 class RecurrentActingNetwork(ActingNetwork):
-    """A recurrent network that acts, with a state for each of its rows. Implements `Memory`.
+    """A recurrent acting network with one state per row. Implements `Memory`.
 
-    Every call takes one observation of each stream and advances the states. It pickles with its states.
+    Every call takes one observation of each stream and advances the states. A pickle contains the states.
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes, `(inputs, *hidden, outputs)`, and length of the block.
-        cell: between the last hidden layer and the head.
+        cell: recurrent cell between the last hidden layer and the head.
         relu, statistics: see `ActingNetwork`.
 
     Attributes:
-        state: `[E, state_size]` float32 before the next observation: a fresh array after every call.
+        state: `[E, state_size]` float32 before the next observation; a fresh array after every call.
     """
 
     def __init__(
@@ -234,11 +235,11 @@ class RecurrentActingNetwork(ActingNetwork):
         self._row_scratch = np.empty((4, max(self._widest, self._cell.gates * self._cell.size)), np.float32)
 
     def forget(self, rows: int) -> None:
-        """Begin episodes in `rows` streams, which are all there are."""
+        """Set the number of streams to `rows` and begin episodes in all of them."""
         self.state = np.zeros((rows, self._cell.state_size), np.float32)
 
     def begin(self, streams: Any) -> None:
-        """Begin episodes in `streams`, an index, or a list or array of them."""
+        """Begin episodes in `streams`, an index, a list or an array."""
         self.state[streams] = 0
 
     def _forward(self) -> NDArray[np.float32]:
@@ -253,6 +254,6 @@ class RecurrentActingNetwork(ActingNetwork):
     def _advance(
         self, before: NDArray[np.float32], after: NDArray[np.float32], out: NDArray[np.float32]
     ) -> None:
-        """Fill the states behind the network's input and the head's values."""
+        """Fill the states `after` the input buffer's row of each stream, and the head's values `out`."""
         lstm, scratch = self._cell.kind == "lstm", self._row_scratch
         recurrent_forward(self._x, before, self.weights, self._sizes, self._relu, lstm, scratch, after, out)

@@ -23,9 +23,8 @@ class RecurrentModule(nn.Module):
     Args:
         cell: kind and size.
         sizes: widths `(inputs, *hidden, outputs)`; the hidden layers are the encoder.
-        activation: after every layer of the encoder.
-        network: makes a module in place of the encoder's layers, from its inputs and outputs, which are H; the
-            activation stands behind it.
+        activation: activation after every layer of the encoder.
+        network: factory of a module with H outputs in place of the encoder's layers; the activation follows it.
     """
 
     def __init__(
@@ -50,21 +49,21 @@ class RecurrentModule(nn.Module):
         self.initialise_cell()
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One row of every stream: `[R, inputs]` and states `[R, state_size]` to `[R, outputs]` and the next states."""
+        """Rows `[R, inputs]`, one per stream, and states `[R, state_size]` to `[R, outputs]` and the next states."""
         features, state = self.run(self.encoder(x)[None], state)
         return self.head(features[0]), state
 
     def run(self, encoded: Tensor | PackedSequence, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The cell over sequences of n streams.
+        """Run the cell over sequences of n streams.
 
         Args:
-            encoded: `[L, n, features]`, the encoder's outputs; or packed, and so are the outputs then.
+            encoded: `[L, n, features]`, the encoder's outputs, or packed.
             state: `[n, state_size]` before the first row.
 
         Returns:
-            Its outputs `[L, n, H]` and the states `[n, state_size]` behind the last row.
+            The cell's outputs `[L, n, H]`, packed if `encoded` is, and the states `[n, state_size]` after the last row.
         """
-        # cuDNN wants a cell's weights in a block of their own, and these are part of a flat vector.
+        # cuDNN requires a cell's weights in a separate block; these are part of a flat vector.
         with torch.backends.cudnn.flags(enabled=False) if encoded.is_cuda else nullcontext():
             if isinstance(self.cell, nn.GRU):
                 out, last = self.cell(encoded, state[None].contiguous())
@@ -75,9 +74,9 @@ class RecurrentModule(nn.Module):
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
-        """Orthogonal weights: gain sqrt(2) in the encoder, 1 in each gate, `head_gain` in the head; zero biases.
+        """Set orthogonal weights: gain sqrt(2) in the encoder, 1 in each gate, `head_gain` in the head; zero biases.
 
-        But for the bias of `initialise_cell`.
+        The one bias that is not zero is that of `initialise_cell`.
         """
         for layer in self.encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -90,11 +89,11 @@ class RecurrentModule(nn.Module):
 
     @torch.no_grad()
     def initialise_cell(self) -> None:
-        """Orthogonal weights of each gate, and zero biases; 1 for the gate that keeps the state.
+        """Set orthogonal weights of each gate and zero biases, but 1 for the gate that keeps the state.
 
-        That is an LSTM's forget gate and a GRU's update gate: they remember at first (Gers et al. 2000; Jozefowicz et
-        al. 2015). R2D2 with an LSTM solves `asyncrl/Recall-v0` within 100,000 steps by these values on 10 of 10
-        held-out seeds, and by torch's own on 2 of 6 seeds.
+        That is an LSTM's forget gate and a GRU's update gate, so the cell keeps its state at first (Gers et al. 2000;
+        Jozefowicz et al. 2015). With these values R2D2 with an LSTM solves `asyncrl/Recall-v0` within 100,000 steps on
+        10 of 10 held-out seeds, with torch's defaults on 2 of 6 seeds.
         """
         size = self.cell.hidden_size
         for name, tensor in self.cell.named_parameters():
@@ -103,5 +102,5 @@ class RecurrentModule(nn.Module):
                     nn.init.orthogonal_(gate)
             else:
                 tensor.zero_()
-            if name == "bias_ih_l0":  # the second gate is the one that keeps, of both cells
+            if name == "bias_ih_l0":  # in both cells the second gate keeps the state
                 tensor[size : 2 * size] = 1.0

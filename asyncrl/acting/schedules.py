@@ -1,4 +1,4 @@
-"""Numbers that change over a run: linear ramps, and the exploration rates of many streams. No torch."""
+"""Schedules of values over a run: linear ramps, and the exploration rates of many streams. No torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from asyncrl.options import FunctionOfProgress, require_positive
 
 
 def linear(start: float, end: float, progress: float) -> float:
-    """The value at `progress` of a ramp from `start` (progress <= 0) to `end` (progress >= 1)."""
+    """Value at `progress` of a ramp from `start` (progress <= 0) to `end` (progress >= 1)."""
     progress = min(max(progress, 0.0), 1.0)
     return start * (1.0 - progress) + end * progress
 
 
 def ramp(start: float, end: float, steps: int, at: int) -> float:
-    """The value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` where steps is 0."""
+    """Value at step `at` of a ramp from `start` to `end` over `steps` steps; `end` if `steps` is 0."""
     return linear(start, end, at / steps if steps > 0 else 1.0)
 
 
 def value_at(number: float | FunctionOfProgress, progress: float) -> float:
-    """A constant, or the value of a function at `progress` (0 at the start of the run, 1 at its end)."""
+    """Return a constant, or the value of a function at `progress` (0 at the start of the run, 1 at its end)."""
     return float(number(min(max(progress, 0.0), 1.0))) if callable(number) else number
 
 
 def require_rate(name: str, number: float | FunctionOfProgress | None, most: float = math.inf) -> None:
-    """Raise ValueError unless a constant is above 0, or a function's values lie from 0 to `most` and are finite.
+    """Raise ValueError unless a constant is above 0, or the values of a function are finite and from 0 to `most`.
 
-    A function is tried at the start, the middle and the end of the run.
+    A function is called for the start, the middle and the end of the run.
     """
     if not callable(number):
         require_positive(name, number)
@@ -57,27 +57,26 @@ def _parameters(function: FunctionOfProgress) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EpsilonSchedule:
-    """Epsilon of every stream at every moment: annealed over the run, spread over the streams.
+    """Epsilon of every stream at every step: annealed over the run, different for each stream.
 
-    The base rate falls in a straight line from `initial` to `final` over the first `steps` environment steps
-    of all actors. Stream i of M explores with `base ** (1 + ladder * i / (M - 1))`, the ladder of Ape-X
-    (Horgan et al. 2018, section 4, with epsilon = `final` and alpha = `ladder`). A base of 1 is 1 on every
-    rung, so that all streams begin at random and part on the way down; `ladder` = 0 gives all streams the
-    same rate.
+    The base rate falls linearly from `initial` to `final` over the first `steps` environment steps of all actors.
+    Stream i of M explores with `base ** (1 + ladder * i / (M - 1))`, as in Ape-X (Horgan et al. 2018, section 4, with
+    epsilon = `final` and alpha = `ladder`). At a base of 1 all streams have rate 1, so they begin at random and
+    diverge as it falls. With `ladder` = 0 all streams have the same rate.
 
     Attributes:
         initial: base rate at step 0, from 0 to 1.
         final: base rate from step `steps` on, from 0 to 1.
         steps: environment steps over all actors.
         ladder: exponent alpha of Ape-X, at least 0.
-        repeat: longest run of steps with the same random action, at least 1.
-        function: base rate as a function of the share of `steps` that is done, in place of the straight line.
+        repeat: most steps for which a random action is kept, at least 1.
+        function: base rate as a function of the share of `steps` that is done, in place of the linear ramp.
 
-    With `repeat` above 1 a random action is kept for 1 to `repeat` steps, each number equally likely, and
-    epsilon is the rate at which such runs begin: temporally extended exploration (Dabney et al. 2021), for
-    environments in which single random steps cancel out. Their zeta-distributed runs are too short for that:
-    from the start of MountainCar-v0 random runs of up to 50 steps reach the goal in 13 % of the episodes if
-    uniform, 1.5 % if drawn as 1 / k^2, and single steps never.
+    With `repeat` above 1 a random action is kept for 1 to `repeat` steps, uniformly drawn, and epsilon is the rate at
+    which such runs begin: temporally extended exploration (Dabney et al. 2021), for environments in which single
+    random steps cancel out. The paper's zeta-distributed runs are too short for that: from the start of MountainCar-v0
+    random runs of up to 50 steps reach the goal in 13 % of the episodes if uniform, in 1.5 % if drawn as 1 / k^2, and
+    single steps never.
     """
 
     initial: float = 1.0
@@ -99,7 +98,7 @@ class EpsilonSchedule:
         return 1.0 + self.ladder * place
 
     def base(self, total_steps: int) -> float:
-        """The base rate after `total_steps` environment steps of all actors."""
+        """Base rate after `total_steps` environment steps of all actors."""
         if self.function is not None:
             return value_at(self.function, total_steps / self.steps if self.steps > 0 else 1.0)
         return ramp(self.initial, self.final, self.steps, total_steps)

@@ -1,4 +1,4 @@
-"""Policies whose network the learner's side may run in their place (`inference="server"`)."""
+"""Policies whose network an inference server may run in place of the actor (`inference="server"`)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from asyncrl.protocols import Policy
 
 
 class ServedPolicy(Policy, Protocol):
-    """A policy whose `act` runs `network` on its observations, at most once, and draws everything else itself."""
+    """A policy whose `act` calls `network` on its observations, at most once, and draws everything else itself."""
 
     @property
     def network(self) -> ActingNetwork:
-        """The network, whose weights are the policy's."""
+        """The network; its weights are the policy's."""
         ...
 
 
 def own_weights(policy: Any) -> slice:
-    """Where in a policy's weights those stand that `act` reads beside the network's outputs; empty for most."""
+    """Slice of the policy's weights that `act` itself reads, beside the network's outputs; empty for most."""
     return getattr(policy, "own_weights", slice(0, 0))
 
 
 def require_served(policy: Policy) -> ServedPolicy:
-    """The policy, where the learner's side may run its network.
+    """Return the policy if an inference server may run its network.
 
     Raises:
         ConfigurationError: it may not (ASYNC017).

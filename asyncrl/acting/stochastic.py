@@ -1,9 +1,9 @@
 """Stochastic policies of the on-policy algorithms, in NumPy and numba, without torch.
 
-`ActorLayout` says where every number lies in the flat block that travels through the weight mailbox: the policy's
-network, the log standard deviations of a Gaussian and the statistics that observations are normalised with. The
-learner's half (`algorithms/actor_critic.py`, `networks/distributions.py`) reads the same record. `StochasticPolicy`
-draws actions and stamps every row with the log probability under which it was drawn.
+`ActorLayout` is the order of the values in the flat block that the weight mailbox transports: the policy's network,
+the log standard deviations of a Gaussian, and the statistics that normalise observations. The learner
+(`algorithms/actor_critic.py`, `networks/distributions.py`) uses the same layout. `StochasticPolicy` draws actions and
+adds the log probability of the draw to every row.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, F
 
 @dataclass(frozen=True)
 class ActorLayout(WithStatistics):
-    """Shape of a policy network and the order of its numbers in a flat float32 block.
+    """Shape of a policy network and the order of its values in a flat float32 block.
 
     The block is `[network][log_std][obs_mean][obs_scale]`; the order within the network is that of `layouts`.
 
     Attributes:
-        inputs: values of one flattened observation.
+        inputs: number of values of one flattened observation.
         hidden: widths of the hidden layers.
-        action: what is acted with; decides what the network's outputs are.
-        activation: between the layers.
-        squashed: a Gaussian's draw goes through tanh and is scaled to the box; needs finite bounds.
+        action: the action space, which determines the network's outputs.
+        activation: activation between the layers.
+        squashed: tanh of a Gaussian's draw is scaled to the box; requires finite bounds.
         normalized: observations are normalised by the statistics in the block.
-        network: makes a module in place of the perceptron, or None.
-        cell: of a recurrent network, between the hidden layers (its encoder) and the head; None without memory.
+        network: factory of a module in place of the perceptron, or None.
+        cell: recurrent cell between the hidden layers (the encoder) and the head, or None.
     """
 
     inputs: int
@@ -67,24 +67,24 @@ class ActorLayout(WithStatistics):
 
     @property
     def gaussian(self) -> bool:
-        """Whether actions are real numbers drawn from a Gaussian (a Box), rather than choices."""
+        """Whether actions are drawn from a Gaussian (a Box), rather than discrete."""
         return isinstance(self.action, BoxAction)
 
     @property
     def action_values(self) -> int:
-        """d, real numbers of one action; 0 where actions are choices."""
+        """d, number of values of one action; 0 for discrete actions."""
         return math.prod(self.action.shape) if isinstance(self.action, BoxAction) else 0
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Among how many each component of an action is chosen; empty for a Gaussian."""
+        """Number of choices of each component of an action; empty for a Gaussian."""
         if isinstance(self.action, DiscreteAction):
             return (self.action.n,)
         return self.action.nvec if isinstance(self.action, MultiDiscreteAction) else ()
 
     @property
     def outputs(self) -> int:
-        """Values of the head: logits of all components one after the other, or the Gaussian's d means."""
+        """Number of values of the head: concatenated logits of all components, or the Gaussian's d means."""
         return self.action_values if self.gaussian else sum(self.choices)
 
     @property
@@ -94,31 +94,31 @@ class ActorLayout(WithStatistics):
 
     @cached_property
     def network_count(self) -> int:  # type: ignore[override]
-        """Numbers of the network, which stand first."""
+        """Number of values of the network, the first part of the block."""
         return network_size(self.sizes, self.network, self.cell)
 
     @property
     def recurrent_factory(self) -> RecurrentFactory:
-        """Makes the recurrent network that the layout is of."""
+        """Factory of the layout's recurrent network."""
         assert self.cell is not None
         return RecurrentFactory(self.cell, self.sizes, self.activation == "relu", self.network)
 
     @property
     def log_std(self) -> slice:
-        """Where the d log standard deviations stand; an empty slice unless Gaussian."""
+        """Slice of the d log standard deviations; empty unless Gaussian."""
         return slice(self.network_count, self.network_count + self.action_values)
 
     @property
     def statistics_start(self) -> int:
-        """Where the statistics of observations begin."""
+        """Start of the observation statistics in the block."""
         return int(self.log_std.stop)
 
 
 def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
-    """What a row carries.
+    """Extra fields of a row.
 
-    `log_prob` (behaviour log probability), a squashed Gaussian's `latent` `[d]` draw, and the `state` of a recurrent
-    policy before it saw the row's observation.
+    They are `log_prob` (behaviour log probability), the draw `latent` `[d]` of a squashed Gaussian before tanh, and
+    the `state` of a recurrent policy before the row's observation.
     """
     fields = [FieldSpec("log_prob", (), "float32")]
     if layout.squashed:
@@ -129,14 +129,14 @@ def extra_fields_of(layout: ActorLayout) -> tuple[FieldSpec, ...]:
 
 
 class StochasticPolicy(NetworkPolicy):
-    """Draws actions from the distribution that a network gives. Implements `Policy`.
+    """Policy that draws actions from a distribution whose parameters a network computes. Implements `Policy`.
 
-    All streams act alike, so any number of rows may be asked for, unless the policy is recurrent. One copy is used
-    from one thread. It pickles with its weights; buffers that depend on the number of rows are made anew on the other
-    side.
+    All streams act alike, so `act` accepts any number of rows, unless the policy is recurrent. A copy is used from one
+    thread. A pickle contains the weights; buffers that depend on the number of rows are allocated again after
+    unpickling.
 
-    Choices are drawn from the softmax of the logits, each component for itself. A Gaussian's draw is returned as it
-    fell, outside of the box too: `log_prob` is that of the draw, and whoever steps the environment clips.
+    Discrete components are drawn independently from the softmax of their logits. A Gaussian's draw is not clipped to
+    the box: `log_prob` is that of the draw, and the caller clips when it steps the environment.
 
     Args:
         spec: the environment.
@@ -165,21 +165,21 @@ class StochasticPolicy(NetworkPolicy):
 
     @property
     def exploration_rate(self) -> float:
-        """At the last `act`: mean probability of not taking the likeliest choice; for a Gaussian the mean std."""
+        """Mean probability of not taking the likeliest choice, at the last `act`; for a Gaussian the mean std."""
         return self._exploration
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """All streams act alike; a recurrent policy begins episodes in `count` streams."""
+        """Begin episodes in `count` streams if the policy is recurrent; else do nothing, since streams act alike."""
         if self.memory is not None:
             self.memory.forget(count)
 
     @property
     def own_weights(self) -> slice:
-        """Where the weights stand that `act` reads itself: the log standard deviations."""
+        """Slice of the weights that `act` itself reads: the log standard deviations."""
         return self._log_std
 
     def weights_changed(self) -> None:
-        """Note that `weights` was written: the exploration rate is taken of it."""
+        """Update a Gaussian's exploration rate after `weights` was written."""
         if self._gaussian:
             self._exploration = float(np.exp(self._network.weights[self._log_std]).mean())
 
@@ -191,9 +191,9 @@ class StochasticPolicy(NetworkPolicy):
         return out
 
     def greedy(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The likeliest action `[E, *act_shape]` of each observation: first best choices, or the mean.
+        """The likeliest action `[E, *act_shape]` of each observation: the first of the best choices, or the mean.
 
-        A squashed Gaussian's is tanh of the mean, scaled to the box (its median, not its mode).
+        For a squashed Gaussian it is tanh of the mean, scaled to the box (the median, not the mode).
         """
         out, rows = self.outputs(obs), obs.shape[0]
         if self._box is not None:
@@ -210,7 +210,7 @@ class StochasticPolicy(NetworkPolicy):
         """Draw actions `[E, *act_shape]`, and the fields of `extra_fields_of`; see `Policy.act`.
 
         The arrays are fresh. The log probability of a squashed Gaussian is that of `tanh(latent)`, without the
-        constant of the box's size.
+        constant of the box's scale.
         """
         memory = self.memory
         extras = {} if memory is None else {"state": memory.state}

@@ -18,13 +18,13 @@ from asyncrl.protocols import Policy
 
 @dataclass
 class TrainedPolicy:
-    """A policy with fixed weights that answers `predict` as Stable-Baselines3's models do.
+    """A policy with fixed weights and a `predict` method like that of Stable-Baselines3's models.
 
     Attributes:
         spec: the environment it was trained for.
-        policy: the acting half; `weights` are loaded into it.
+        policy: the policy that acts; `weights` are loaded into it.
         weights: flat float32 `[policy.weight_count]`; not copied, not to be written afterwards.
-        rng: draws for `deterministic=False`.
+        rng: random generator for `deterministic=False`.
     """
 
     spec: EnvSpec
@@ -47,31 +47,33 @@ class TrainedPolicy:
         episode_start: NDArray[np.bool_] | bool | None = None,
         deterministic: bool = True,
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Actions as the environment takes them (`start` added, boxes clipped), and the state for the next call.
+        """Return actions in the environment's form (`start` added, boxes clipped), and the state for the next call.
 
-        A recurrent policy carries its state, as in sb3-contrib:
+        The caller passes the state of a recurrent policy, as in sb3-contrib:
 
             action, state = policy.predict(obs, state=state, episode_start=done)     # state None and done True at first
 
-        A policy with `frame_stack` k and no memory takes stacks of observations, as `make_env()` and gymnasium's
-        `FrameStackObservation` give them, or, called as above, single ones, whose stacks are the state.
+        A policy with `frame_stack` k that is not recurrent takes stacks of observations, as returned by `make_env()`
+        and gymnasium's `FrameStackObservation`. Called as above it takes single observations; then its state is the
+        stacks.
 
         Args:
-            obs: one observation `[*obs_shape]`, or a batch `[B, *obs_shape]`, of a Dict or Tuple space as the
-                environment gives it; with a frame stack `[k, *obs_shape]`, or `[B, k, *obs_shape]`, or, without memory,
-                without the axis of k where `state` or `episode_start` is given.
-            state: what the last call returned, None where all episodes begin; ignored by a policy without memory where
-                stacks are given, or there is no frame stack.
+            obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
+                environment returns it. With a frame stack `[k, *obs_shape]` or `[B, k, *obs_shape]`; if the policy is
+                not recurrent and `state` or `episode_start` is given, without the axis of k.
+            state: state from the last call, None where all episodes begin. Without a frame stack a policy that is not
+                recurrent ignores it.
             episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
-            deterministic: the greedy action; if False, explore at the rate that stands at the end of the
-                schedule, or draw from a stochastic policy.
+            deterministic: the greedy action; if False, explore at the final rate of the schedule, or draw from a
+                stochastic policy.
 
         Returns:
-            `[*act_shape]` for one observation, `[B, *act_shape]` for a batch; and the state, `[state_size]` or
-            `[B, state_size]` of a recurrent policy, or the stacks, or None where `obs` had them or there are none.
+            Actions, `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and the state: `[state_size]` or
+            `[B, state_size]` of a recurrent policy, the stacks if single observations were given to a frame stack,
+            else None.
 
         Raises:
-            ValueError: if the shape is none of these.
+            ValueError: if `obs` or `state` has another shape.
         """
         obs = rows_of(obs, self.spec) if self.spec.leaves else np.asarray(obs)
         frames, shape, memory = self.policy.frame_stack, self.spec.observation_shape, memory_of(self.policy)
@@ -103,7 +105,7 @@ class TrainedPolicy:
     def _predict_frames(
         self, obs: NDArray[Any], state: NDArray[Any] | None, episode_start: Any, deterministic: bool
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`predict` for single observations, whose stacks are the state."""
+        """`predict` for single observations, with their stacks as the state."""
         single = obs.shape == self.spec.observation_shape
         stacks = next_stacks(state, obs[None] if single else obs, episode_start, self.policy.frame_stack)
         action, _ = self.predict(stacks, deterministic=deterministic)
