@@ -1,7 +1,7 @@
-"""Shape and initial values of a learner's network, before it has memory; and what the engine's networks share.
+"""Shape and initial values of a learner's network, before its memory is allocated; protocols of the networks.
 
-An algorithm asks for a network by its widths. It gets a `FlatMLP`, whose passes are written by hand, or, where the user
-gave a factory of modules, a `ModuleNetwork`, whose passes are autograd's. Both have the same methods.
+An algorithm specifies a network by its widths. It gets a `FlatMLP`, with hand-written passes, or, if the user gave a
+factory of modules, a `ModuleNetwork`, with passes by autograd. Both have the same methods.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Pass(Protocol):
     output: Tensor
 
     def forward(self) -> Tensor:
-        """The network's outputs `[R, outputs]`, of an ensemble `[K, R, outputs]`; no graph is attached."""
+        """Return the outputs `[R, outputs]`, of an ensemble `[K, R, outputs]`, without a graph."""
         ...
 
     def backward(self, grad_output: Tensor) -> Tensor:
-        """Fill the weights' gradient from the loss's gradient at the outputs; return the gradient at the input."""
+        """Fill the gradient of the weights, given the loss's gradient at the outputs; return that at the input."""
         ...
 
 
@@ -38,9 +38,9 @@ class Network(Protocol):
     """A network on a flat parameter vector.
 
     Attributes:
-        flat: `[P]` float32; whatever is written into it is the network's at once.
+        flat: `[P]` float32, the parameters: the network uses values written into it at once.
         ensemble: whether outputs have a leading axis of copies.
-        copies: perceptrons or modules, 1 unless an ensemble.
+        copies: number of perceptrons or modules, 1 unless an ensemble.
     """
 
     flat: Tensor
@@ -48,11 +48,11 @@ class Network(Protocol):
     copies: int
 
     def on(self, flat: Tensor) -> Network:
-        """The same shape on another vector (a target network)."""
+        """Return a network of the same shape on another vector (a target network)."""
         ...
 
     def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> Pass:
-        """Passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
+        """Return the passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
         ...
 
     def named(self) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ class Network(Protocol):
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
         ...
 
 
@@ -70,13 +70,13 @@ class Architecture:
     Args:
         sizes: widths `(inputs, *hidden, outputs)`.
         copies: size of an ensemble, or None for one network.
-        activation: after every hidden layer of a perceptron.
-        network: makes a module in place of the perceptron, from its inputs and outputs; hidden widths are then unused.
-        seed: of the modules' initial values.
+        activation: activation after every hidden layer of a perceptron.
+        network: factory of a module in place of the perceptron; the hidden widths are then unused.
+        seed: random seed of the modules' initial values.
 
     Attributes:
-        size: numbers in the flat vector.
-        modules: that `network` made, one for each copy; none of a perceptron.
+        size: length of the flat vector.
+        modules: modules made by `network`, one for each copy; empty for a perceptron.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Architecture:
         self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
 
     def on(self, flat: Tensor) -> Network:
-        """The network whose parameters are `flat` `[size]`."""
+        """Return the network with the parameters `flat` `[size]`."""
         if self.modules:
             return ModuleNetwork(self.modules, flat, self._copies is not None)
         return FlatMLP(self._sizes, flat, self._copies, self._activation)
@@ -109,12 +109,12 @@ class Architecture:
         head_gain: float | None = None,
         head_inputs: int | None = None,
     ) -> Tensor:
-        """Initial parameters `[size]` on the CPU; a module's are those that it was made with.
+        """Return initial parameters `[size]` on the CPU.
 
         Args:
-            generator: draws a perceptron's.
-            head_gain: orthogonal weights with this gain in the head; None is uniform (see `MLPParameters`). A user's
-                module keeps what it was made with.
+            generator: draws the parameters of a perceptron.
+            head_gain: orthogonal weights with this gain in the head; None for uniform ones (see `MLPParameters`). A
+                module without `initialise_orthogonally` keeps the values of its constructor, as all do for None.
             head_inputs: fan-in of one output of the head, see `MLPParameters.initialise`.
         """
         if self.modules:
@@ -129,7 +129,7 @@ class Architecture:
         return net.flat
 
     def _initialise_orthogonally(self, head_gain: float) -> None:
-        """Initialise modules that know how; the same on every device."""
+        """Initialise the modules that have a method of this name; the values are the same on every device."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             for module in self.modules:

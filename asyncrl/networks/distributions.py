@@ -1,7 +1,7 @@
-"""Action distributions of the learner: log-probability and entropy, as pure functions that autograd goes through.
+"""Action distributions of the learner: log probability and entropy, as pure differentiable functions.
 
-The other half is `acting/stochastic.py`, which draws actions without torch. B is the batch. Nothing waits for
-the device.
+The counterpart in actors is `acting/stochastic.py`, which draws actions without torch. B is the batch size. Nothing
+waits for the device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def categorical(logits: Tensor, action: Tensor, choices: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy, `[B]` each, of one choice or of several independent ones (their sums).
+    """Log probability and entropy, `[B]` each, of one choice, or summed over several independent ones.
 
     Args:
-        logits: `[B, sum(choices)]`, those of one choice after those of another.
+        logits: `[B, sum(choices)]`, concatenated over the choices.
         action: int64 `[B]`, or `[B, k]` for k choices.
-        choices: how many logits each choice has.
+        choices: number of logits of each choice.
     """
     assert logits.dim() == 2 and logits.shape[1] == sum(choices)
     columns = action.reshape(logits.shape[0], len(choices))
@@ -34,11 +34,11 @@ def categorical(logits: Tensor, action: Tensor, choices: Sequence[int]) -> tuple
 
 
 def diagonal_gaussian(mean: Tensor, action: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density and entropy, `[B]` each, of d independent normal values.
+    """Log density and entropy, `[B]` each, of d independent normal values.
 
     Args:
         mean: `[B, d]`.
-        action: `[B, d]`, as it was drawn, not as the environment's bounds cut it.
+        action: `[B, d]`, as drawn, not clipped to the environment's bounds.
         log_std: `[d]` or `[B, d]`.
     """
     assert mean.dim() == 2 and action.shape == mean.shape and log_std.shape[-1] == mean.shape[1]

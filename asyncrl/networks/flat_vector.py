@@ -1,6 +1,6 @@
-"""The flat vectors of a learner, and the points of an update at which groups of learners meet.
+"""Flat parameter and gradient vectors of a learner, with the callbacks by which groups of learners synchronise.
 
-Without groups every point is one comparison with None.
+Without groups every callback is one comparison with None.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 
 
 class Shareable(Protocol):
-    """Statistics of what a learner has seen, which groups share; learner's thread.
+    """Running statistics of a learner's data that groups share; learner's thread only.
 
     Attributes:
-        size: N, float64 values that tell of them.
+        size: N, number of float64 values in a message.
     """
 
     @property
     def size(self) -> int: ...  # noqa: D102
 
     def tell(self) -> NDArray[np.float64]:
-        """What this learner has seen since it told last, `[N]`; the first call tells nothing."""
+        """Return the message `[N]`: statistics of the data since the last call; of no data at the first call."""
         ...
 
     def hear(self, told: NDArray[np.float64]) -> None:
-        """Take in what another learner has told."""
+        """Merge another learner's message into the statistics."""
         ...
 
     def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What tells of both; zeros tell of nothing."""
+        """Merge two messages into one; zeros are a message of no data."""
         ...
 
 
@@ -42,8 +42,8 @@ class Drawn:
     """The shard of a replay that a batch was drawn from.
 
     Attributes:
-        priority: its total priority.
-        largest_weight: the batch's largest importance weight before it was divided by it, p^-beta of its smallest p.
+        priority: total priority of the shard.
+        largest_weight: largest importance weight of the batch before normalisation, p^-beta of its smallest p.
     """
 
     priority: float
@@ -51,21 +51,22 @@ class Drawn:
 
 
 class FlatVector:
-    """Parameters and gradient of everything that one learner trains; learner's thread only.
+    """Parameters and gradient of all networks that one learner trains; learner's thread only.
 
     Args:
-        parameters: `[P]` float32, whose memory never moves.
-        gradient: `[P]`, what the next step is taken along.
-        weighted: the part of the gradient that importance weights count in.
+        parameters: `[P]` float32; the memory never moves.
+        gradient: `[P]`, gradient of the next step.
+        weighted: part of the gradient that importance weights affect.
         shared: statistics that groups share.
 
     Attributes:
         parameters, gradient, weighted, shared: as given.
-        moments: first and second moment of the optimiser of each part, whose memory never moves; set by the owner.
-        drawn: where the batch of this update was drawn from; None without groups, and where nothing is drawn.
-        on_update: called before an update reads the parameters, which it may change in place; None without groups.
-        on_step: called with the gradient filled and not yet clipped, which it may change in place. Gets the samples
-            behind the gradient and whether this learner would end its pass here; returns whether the pass ends.
+        moments: first and second moment of the optimiser of each part; their memory never moves. Set by the owner.
+        drawn: shard that the batch of this update was drawn from; None without groups or without replay.
+        on_update: callback before an update reads the parameters; it may change them in place. None without groups.
+        on_step: callback once the gradient is filled, before clipping; it may change it in place. Its arguments are
+            the number of samples of the gradient and whether this learner would end its pass here; it returns whether
+            the pass ends. None without groups.
     """
 
     def __init__(
@@ -84,15 +85,15 @@ class FlatVector:
         self.on_step: Callable[[float, bool], bool] | None = None
 
     def begin_update(self) -> None:
-        """An update begins: its forward pass comes next."""
+        """Call `on_update`; to be called before the forward pass of an update."""
         if self.on_update is not None:
             self.on_update()
 
     def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
-        """The gradient of `samples` samples stands, the optimiser's step comes next; returns whether the pass ends.
+        """Call `on_step` between backward pass and optimiser step; return whether the pass ends.
 
         Args:
-            samples: what the gradient is the mean of; groups weigh their gradients by it.
+            samples: number of samples that the gradient is the mean of; groups weight their gradients by it.
             ends: whether this learner would end the pass here, without a step.
         """
         return ends if self.on_step is None else self.on_step(samples, ends)

@@ -1,7 +1,7 @@
-"""Gradient of a loss at the outputs of networks, by autograd from there and no further.
+"""Gradient of a loss with respect to the outputs of networks, by autograd.
 
-A loss is a pure function, written as its paper writes it. The networks' outputs are its leaves, so autograd runs
-through a handful of small operations; the networks' own backward pass is the engine's business.
+A loss is a pure function, written as in its paper. The networks' outputs are its leaves, so autograd runs through a few
+small operations only; the backward pass of the networks is that of the engine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class HasLoss(Protocol):
-    """Result of a loss function: the scalar that is minimised, beside whatever else it computed."""
+    """Result of a loss function, with the loss among its attributes."""
 
     @property
     def loss(self) -> Tensor:
-        """Scalar."""
+        """The scalar to minimise."""
         ...
 
 
@@ -44,10 +44,10 @@ def output_gradients(
 def vector_jacobian_product(
     function: Callable[..., Any], output: Tensor, *args: Any
 ) -> tuple[Any, Callable[..., Tensor]]:
-    """Call `function(output, *args)`; return its result, detached, and the way back through it.
+    """Call `function(output, *args)`; return its result, detached, and its vector-Jacobian product.
 
-    The way back takes the loss's gradient at the result (at each of its tensors, if there are several), and returns the
-    loss's gradient at `output`.
+    The latter is a function from the loss's gradient at the result (at each of its tensors, if there are several) to
+    the loss's gradient at `output`.
     """
     with torch.enable_grad():
         leaf = output.detach().requires_grad_()

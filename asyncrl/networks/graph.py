@@ -1,4 +1,4 @@
-"""A function of tensors as a CUDA graph: launched as one, where a small network's many kernels cost more to launch."""
+"""A function of tensors as a CUDA graph: one launch in place of many, whose cost dominates in a small network."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 _WARM_UP = 3
-"""Calls before the capture: cuDNN and cuBLAS allocate and choose in the first ones."""
+"""Calls before the capture: cuDNN and cuBLAS allocate memory and choose algorithms in the first ones."""
 
 
 class GraphedFunction:
-    """Calls `function`, on a GPU as a graph from the fourth call on; elsewhere just so.
+    """Callable that runs `function`, on a GPU as a CUDA graph from the fourth call on.
 
-    Every call has the function's effect once. The function reads and writes the same tensors at every call, waits for
-    nothing, takes nothing from the host, and decides nothing by numbers; whatever changes outside of tensors is done
-    by its caller. Used from one thread.
+    Every call has the function's effect once. The function must read and write the same tensors at every call, not
+    wait for the device, read nothing from the host, and not branch on values of tensors; its caller changes all state
+    outside of tensors. Used from one thread.
 
     Args:
-        function: without arguments or result.
-        device: on which it runs.
+        function: function without arguments or result.
+        device: device of its tensors.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
@@ -28,7 +28,7 @@ class GraphedFunction:
         self._graph: Any = None
 
     def __call__(self) -> None:
-        """Call it."""
+        """Run the function or its graph."""
         if not self._cuda:
             self._function()
         elif self._graph is not None:
@@ -38,13 +38,13 @@ class GraphedFunction:
             self._beside()
         else:
             self._graph = torch.cuda.CUDAGraph()
-            # Other threads, such as the inference server's, go on using the device meanwhile.
+            # Other threads, such as the inference server's, use the device during the capture.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._function()
             self._graph.replay()
 
     def _beside(self) -> None:
-        """One call on another stream, as a capture needs it."""
+        """Call the function on another CUDA stream, as required before a capture."""
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

@@ -11,23 +11,24 @@ Precision = Literal["highest", "medium", "bfloat16"]
 
 
 class MatmulPrecision:
-    """Context in which float32 products run as `precision` says; afterwards all is as it was before.
+    """Context manager that sets the precision of float32 matrix products and restores the previous one.
 
-    `highest` is float32 and changes nothing. `medium` rounds the factors and adds up in float32: to bfloat16 (8 bits of
-    mantissa) on a CPU with AMX, where a product of two 256x256 matrices then takes 55 instead of 211 microseconds, and
-    to TF32 (10 bits) on a GPU. On any other CPU `medium` is the same as `highest`, because converting would cost more
-    than it saves. So it does on any CPU where a side of the matrices is below 128: keep such products outside.
+    `highest` is float32 and changes nothing. `medium` rounds the factors and accumulates in float32: to bfloat16 (8
+    bits of mantissa) on a CPU with AMX, where a product of two 256x256 matrices then takes 55 instead of 211
+    microseconds, and to TF32 (10 bits) on a GPU. On any other CPU `medium` is `highest`, because the conversion costs
+    more than it saves. It also does on any CPU if a side of the matrices is below 128: keep such products outside of
+    the context.
 
-    `bfloat16` is `medium` and autocast to bfloat16: convolutions and linear layers of modules also put out bfloat16 (8
-    bits), which halves their memory and traffic; parameters, gradients, losses and Adam stay float32, and a
-    perceptron's products, which autocast passes over, are those of `medium`. Autocast works on every device.
+    `bfloat16` is `medium` with autocast to bfloat16: the outputs of a module's convolutions and linear layers are also
+    bfloat16, which halves their memory and traffic. Parameters, gradients, losses and Adam stay float32. Autocast does
+    not apply to a perceptron's products, which are those of `medium`. Autocast works on every device.
 
-    The setting is the process's, not the thread's, so products of another thread in the meantime run in it too. A
-    context may be entered as often as wanted, but not within itself. Entering and leaving take half a microsecond.
+    The matmul setting belongs to the process, not the thread, so it applies to concurrent products of other threads. A
+    context may be entered repeatedly, but not nested in itself. Entering and leaving take half a microsecond.
 
     Args:
-        precision: `"highest"` or `"medium"`.
-        device: on which the products run.
+        precision: `"highest"`, `"medium"` or `"bfloat16"`.
+        device: device of the products.
     """
 
     def __init__(self, precision: Precision, device: str | torch.device = "cpu") -> None:
@@ -47,7 +48,7 @@ class MatmulPrecision:
         return self._setting is not None or self._autocast is not None
 
     def __enter__(self) -> None:
-        """Set it."""
+        """Set the precision."""
         if self._setting is not None:
             self._before = self._setting.fp32_precision
             self._setting.fp32_precision = self._value
@@ -57,7 +58,7 @@ class MatmulPrecision:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Set it back, also after an exception, which goes on."""
+        """Restore the previous precision, also after an exception, which propagates."""
         if self._autocast is not None:
             self._autocast.__exit__(kind, error, trace)
         if self._setting is not None:
@@ -65,14 +66,14 @@ class MatmulPrecision:
 
 
 def _reduced(device: torch.device) -> tuple[Any, str]:
-    """Whose `fp32_precision` decides on this device, and what it is set to; None where there is nothing to gain."""
+    """Return the object whose `fp32_precision` applies to this device, and its value; None if there is no gain."""
     backend: Any = None
     value = ""
     if device.type == "cuda":
         backend, value = torch.backends.cuda.matmul, "tf32"
     elif device.type == "cpu" and _has_amx():
         backend, value = getattr(torch.backends.mkldnn, "matmul", None), "bf16"
-    # PyTorch before 2.9 has no such attribute, and none that could be set back exactly.
+    # PyTorch before 2.9 has no such attribute, and none that could be restored exactly.
     return (backend, value) if hasattr(backend, "fp32_precision") else (None, "")
 
 

@@ -1,15 +1,15 @@
-"""Perceptrons with a forward and backward pass written by hand, over preallocated buffers: the engine's fast path.
+"""Perceptrons with hand-written forward and backward passes over preallocated buffers: the fast path of the engine.
 
-Why not autograd: at 4-64-64-2 and batch 64 a DQN update with modules, autograd, fused Adam and gradient clipping took
-640 microseconds on one core, and 135 this way when it was first written (785 and 275 at batch 256; 2,900 and 2,200 at
-8-256-256-4 and batch 256); `benchmarks/before_after.py` measures updates as they are. The parameters are one tensor,
-so Adam, the target network and the gradient norm are one operation each.
+Autograd is slower: on one core, at 4-64-64-2 and batch 64, a DQN update with modules, autograd, fused Adam and gradient
+clipping took 640 microseconds, and 135 with the first version of this module (785 and 275 at batch 256; 2,900 and 2,200
+at 8-256-256-4 and batch 256); `benchmarks/before_after.py` measures current updates. The parameters are one tensor, so
+Adam, the target network and the gradient norm are one operation each.
 
-A pass is some twenty tensor operations, half of the time matrix products. Nothing depends on a value of the data, so a
-pass can be captured in a CUDA graph. Measured on one thread of a CPU with AVX-512: two products of 256x256 matrices are
-one `bmm` of the same speed and half the calls; a head with one output is a matrix-vector product in a quarter of a
-`bmm`'s time; the gradient of an ensemble's weights is a product for each copy, because a `bmm` of slices of rows takes
-336 instead of 131 microseconds in bfloat16.
+A pass is about twenty tensor operations; matrix products take half of the time. No operation depends on a value of the
+data, so a pass can be captured in a CUDA graph. Measured on one thread of a CPU with AVX-512: one `bmm` of two products
+of 256x256 matrices has the same speed and half the calls; a head with one output is a matrix-vector product, in a
+quarter of the time of a `bmm`; the gradient of an ensemble's weights is one product for each copy, because a `bmm` of
+row slices takes 336 instead of 131 microseconds in bfloat16.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class FlatMLP(MLPParameters):
     """One perceptron, or an ensemble of one shape, on a flat vector. See `MLPParameters` for arguments and layout."""
 
     def on(self, flat: Tensor) -> FlatMLP:
-        """The same shape on another vector (a target network, a gradient)."""
+        """Return a perceptron of the same shape on another vector (a target network, a gradient)."""
         return FlatMLP(self.sizes, flat, self.copies if self.ensemble else None, self.activation)
 
     def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> MLPPass:
-        """Buffers for passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
+        """Return the passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
         return MLPPass(self, x, None if gradient is None else self.on(gradient), **options)
 
 
 class MLPPass:
-    """Buffers for a forward pass over R rows and, if wanted, a backward pass over the first rows of them.
+    """Forward pass over R rows and, optionally, backward pass over the first of them, with their buffers.
 
     Args:
-        net: whose weights are used, as they stand at each call.
-        x: `[R, inputs]`, read at each call, written by its owner; may be a strided view.
-        gradient: what `backward` fills, shaped as `net`; None where no weights' gradient is wanted.
+        net: the perceptron; its current weights are read at each call.
+        x: `[R, inputs]`, read at each call and written by its owner; may be a strided view.
+        gradient: filled by `backward`, of the shape of `net`; None if no gradient of the weights is wanted.
         options: see `PassOptions`.
 
     Attributes:
-        output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; what `forward` fills and returns.
+        output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; filled and returned by `forward`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MLPPass:
         return self._precision if min(sides) >= NARROW else nullcontext()
 
     def forward(self) -> Tensor:
-        """The network's outputs: the same buffer at every call."""
+        """Return the network's outputs: the same buffer at every call."""
         for product, x, w, y, layer, context in self._layers:
             with context:
                 product(x, w, out=y)
@@ -133,13 +133,13 @@ class MLPPass:
         return self.output
 
     def backward(self, grad_output: Tensor) -> Tensor:
-        """Fill the weights' gradient, given the loss's gradient at the first G + I rows of the last `forward`'s output.
+        """Fill the weights' gradient, given the loss's gradient at the first G + I rows of the last output.
 
         Args:
             grad_output: `[G + I, outputs]`, of an ensemble `[K, G + I, outputs]`; not changed.
 
         Returns:
-            `[I, A]`, the gradient at the input's last columns: the same buffer at every call.
+            `[I, A]`, the gradient at the last columns of the input: the same buffer at every call.
         """
         if grad_output is not self._bound_to:
             self._bind(grad_output)
@@ -166,9 +166,9 @@ class MLPPass:
         return self._grad_input
 
     def _bind(self, grad_output: Tensor) -> None:
-        """Make the views of `grad_output` that `backward` needs: once, where a kernel fills the same tensor again.
+        """Make the views of `grad_output` for `backward`: once, if the caller passes the same tensor every time.
 
-        Views at every call took a tenth of an update of 64x64 over 128 items.
+        Making them at every call took a tenth of an update of 64x64 over 128 items.
         """
         grad = grad_output if grad_output.dim() == 3 else grad_output.unsqueeze(0)
         seen, gradient = grad[:, : self._weight_rows], self._gradient
@@ -182,10 +182,10 @@ class MLPPass:
 
 
 def _each(*stacked: Tensor) -> list[tuple[Tensor, ...]]:
-    """The parts of each copy."""
+    """Return one tuple of tensors for each copy of the stacked tensors."""
     return [*zip(*(tensor.unbind() for tensor in stacked), strict=True)]
 
 
 def _product(x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
-    """The product and its arguments, `[K, ...]` each: a plain one where K is 1, which costs fewer microseconds."""
+    """Return the product and its arguments, `[K, ...]` each: `mm` for K = 1, which is faster than `bmm`."""
     return (torch.mm, x[0], w[0], y[0]) if w.shape[0] == 1 else (torch.bmm, x, w, y)

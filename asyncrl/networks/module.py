@@ -1,7 +1,7 @@
 """Any `torch.nn.Module` as a network of the engine: the general path.
 
-Parameters and buffers are moved into one flat vector, so that Adam, target networks and publication of weights work as
-they do for `FlatMLP`; forward and backward pass are autograd's. Buffers get no gradient, so Adam leaves them alone.
+Parameters and buffers are views of one flat vector, so Adam, target networks and publishing weights work as for
+`FlatMLP`; forward and backward pass use autograd. Buffers get no gradient, so Adam does not change them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ModuleNetwork:
     """One module, or an ensemble of C modules of one shape, on a flat vector (see `acting.modules` for its order).
 
     Args:
-        modules: from `[R, inputs]` to `[R, outputs]`; they are copied, and the copies bound to `flat`.
-        flat: `[flat_size(modules)]`; whatever is written into it is the modules' at once.
+        modules: modules from `[R, inputs]` to `[R, outputs]`; they are copied, and the copies are bound to `flat`.
+        flat: `[flat_size(modules)]`; the modules use values written into it at once.
         ensemble: whether outputs have a leading axis C.
 
     Attributes:
@@ -39,23 +39,23 @@ class ModuleNetwork:
         bind(self.modules, flat)
 
     def on(self, flat: Tensor) -> ModuleNetwork:
-        """The same modules on another vector (a target network)."""
+        """Return copies of the modules on another vector (a target network)."""
         return ModuleNetwork(self.modules, flat, self.ensemble)
 
     def make_pass(
         self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]
     ) -> ModulePass:
-        """Passes over the rows of `x`; `gradient` is a flat vector as long as `flat`, `kernels` is ignored."""
+        """Return the passes over the rows of `x`; `gradient` is as long as `flat`; `kernels` is ignored."""
         modules = self.modules[: options.get("copies")]
         return ModulePass(modules, x, self.ensemble, gradient, options)
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host by the modules' own names, with `<copy>.` before them in an ensemble."""
+        """Return copies on the host by the modules' own names, prefixed with `<copy>.` in an ensemble."""
         return {name: view.detach().cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
         copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:
@@ -69,8 +69,8 @@ class ModuleNetwork:
 class ModulePass:
     """Forward pass over R rows and backward pass over the first of them, by autograd. Made by `ModuleNetwork`.
 
-    All rows go through one forward pass, so batch normalisation sees all of them; of modules whose
-    `rows_are_independent` those without a gradient go through a pass of their own, which keeps nothing for backward.
+    All rows are in one forward pass, so batch normalisation uses all of them. If the modules have
+    `rows_are_independent`, the rows that need no gradient are in a second pass, without a graph.
 
     Attributes:
         output: `[R, outputs]`, of an ensemble `[K, R, outputs]`; a fresh tensor after every `forward`.
@@ -97,7 +97,7 @@ class ModulePass:
         self._leaf = self._graph = self.output = x.new_zeros(0)
 
     def forward(self) -> Tensor:
-        """The network's outputs, without a graph."""
+        """Return the network's outputs, without a graph."""
         tracked = self._rows > 0
         with torch.inference_mode(False), torch.set_grad_enabled(tracked), self._precision:
             rows = self._x[: self._rows] if tracked and self._split else self._x
@@ -112,11 +112,11 @@ class ModulePass:
 
     def _through(self, rows: Tensor) -> Tensor:
         """Outputs of all modules for `rows`."""
-        outs = [module(rows).float() for module in self._modules]  # autocast may give less
+        outs = [module(rows).float() for module in self._modules]  # under autocast they may be bfloat16
         return torch.stack(outs) if self._ensemble else outs[0]
 
     def backward(self, grad_output: Tensor) -> Tensor:
-        """Fill the weights' gradient and return the input's; see `MLPPass.backward`."""
+        """Fill the gradient of the weights and return that at the input; see `MLPPass.backward`."""
         seen, end = self._weight_rows, self._rows
         with torch.inference_mode(False), torch.enable_grad(), self._precision:
             if self._gradients:
@@ -138,7 +138,7 @@ class ModulePass:
 
 
 def gradient_views(modules: Sequence[nn.Module], gradient: Tensor) -> list[Tensor]:
-    """The part of a flat `gradient` that is of each parameter; buffers stand behind them and have none."""
+    """Return views of a flat `gradient`, one for each parameter; the buffers, which follow, have none."""
     parameters = [p for module in modules for p in module.parameters()]
     parts = gradient.split([tensor.numel() for tensor in tensors_of(modules)])
     return [part.view(p.shape) for part, p in zip(parts, parameters, strict=False)]

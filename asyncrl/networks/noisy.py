@@ -1,8 +1,8 @@
-"""Networks with noise in their weights, as the learner trains them (Fortunato et al. 2018).
+"""Networks with noise in their weights, in the learner (Fortunato et al. 2018).
 
-A draw for a perceptron makes the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out)
-once for all rows of a batch (eq. 10 and 11). Passes run with them as with any others; the gradient of sigma is that of
-the weights times the noise. A module with noisy layers (`acting.noisy_layers`) is left to autograd.
+A draw for a perceptron sets the weights w = mu + sigma * f(e_out) f(e_in)^T and the biases b = mu + sigma * f(e_out)
+once for all rows of a batch (eq. 10 and 11). Passes use them like other weights; the gradient of sigma is that of the
+weights times the noise. A module with noisy layers (`acting.noisy_layers`) uses autograd.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NoisyMLP:
         flat: as given.
         mean: the network of the means.
         sigma: the standard deviations.
-        ensemble, copies: as `architecture.Network` has them.
+        ensemble, copies: see `architecture.Network`.
     """
 
     ensemble, copies = False, 1
@@ -50,7 +50,7 @@ class NoisyMLP:
         self._rest = self._drawn.flat[first:], self.mean.flat[first:]
 
     def on(self, flat: Tensor) -> NoisyMLP:
-        """The same shape on another vector (a target network, a gradient)."""
+        """Return a network of the same shape on another vector (a target network, a gradient)."""
         return NoisyMLP(self.mean.sizes, flat)
 
     @torch.no_grad()
@@ -68,15 +68,15 @@ class NoisyMLP:
 
     @property
     def noise_count(self) -> int:
-        """Numbers that one draw takes."""
+        """Number of factors of one draw."""
         return noise_count(self.mean.sizes)
 
     def mean_sigma(self) -> Tensor:
-        """Mean size of the standard deviations."""
+        """Mean absolute value of the standard deviations."""
         return self.sigma.flat.abs().mean()
 
     def draw(self, factors: Tensor) -> None:
-        """Make the weights of the passes. `factors` `[noise_count]` are f(e_in), f(e_out) of each noisy layer."""
+        """Set the weights of the passes; `factors` `[noise_count]` are f(e_in), f(e_out) of each noisy layer."""
         noise, sizes = self._noise, self.mean.sizes
         parts = factors.split([width for pair in itertools.pairwise(sizes[1:]) for width in pair])
         *inner, e_in, e_out = parts
@@ -89,18 +89,18 @@ class NoisyMLP:
         torch.addcmul(self._rest[1], self.sigma.flat, noise.flat, out=self._rest[0])
 
     def make_pass(self, x: Tensor, gradient: Tensor | None = None, **options: Unpack[PassOptions]) -> MLPPass:
-        """Passes with the weights of the last `draw`; arguments as `MLPPass` has them."""
+        """Return passes with the weights of the last `draw`; for the arguments see `MLPPass`."""
         if gradient is None:
             return self._drawn.make_pass(x, **options)
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host: the means as `FlatMLP` names them, and `sigma.<layer>.<weight or bias>`."""
+        """Return copies on the host: means with the names of `FlatMLP`, and `sigma.<layer>.<weight or bias>`."""
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned. Raises ValueError, before anything is written, where it does not fit."""
+        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
         copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class NoisyMLP:
 
 
 class _NoisyPass(MLPPass):
-    """Passes whose gradient has a second part, for the standard deviations."""
+    """Passes that also fill the gradient of the standard deviations."""
 
     def __init__(
         self, drawn: FlatMLP, x: Tensor, gradient: Tensor, noise: Tensor, options: PassOptions
@@ -130,10 +130,10 @@ class _NoisyPass(MLPPass):
 
 
 class NoisyModule(ModuleNetwork):
-    """A module with noisy layers on a flat vector; its passes go by the factors of the last `draw`.
+    """A module with noisy layers on a flat vector; its passes use the factors of the last `draw`.
 
     Attributes:
-        noise_count: numbers that one draw takes.
+        noise_count: number of factors of one draw.
     """
 
     def __init__(self, modules: Sequence[nn.Module], flat: Tensor) -> None:
@@ -149,22 +149,22 @@ class NoisyModule(ModuleNetwork):
         return plain
 
     def mean_sigma(self) -> Tensor:
-        """Mean size of the standard deviations."""
+        """Mean absolute value of the standard deviations."""
         sigmas = [s.reshape(-1) for layer in self._layers for s in (layer.sigma_weight, layer.sigma_bias)]
         return torch.cat(sigmas).abs().mean()
 
     def draw(self, factors: Tensor) -> None:
-        """Let the passes go by `factors` `[noise_count]`: f(e_in), f(e_out) of each noisy layer."""
-        with torch.inference_mode(False):  # autograd keeps them for the backward pass
+        """Set the noise of the passes to `factors` `[noise_count]`: f(e_in), f(e_out) of each noisy layer."""
+        with torch.inference_mode(False):  # autograd saves them for the backward pass
             set_noise(self._layers, factors.clone())
 
 
 class NoiseSource:
-    """Noise for several networks of one shape, drawn on the host, so that every device sees the same.
+    """Noise for several networks of one shape, drawn on the host, so it is the same on every device.
 
     Args:
-        networks: each gets noise of its own.
-        seed: of the sequence.
+        networks: the networks; the noise of each is independent.
+        seed: random seed.
     """
 
     def __init__(self, networks: Sequence[NoisyMLP | NoisyModule], seed: int) -> None:
@@ -177,12 +177,12 @@ class NoiseSource:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> None:
-        """Draw f(e) = sign(e) sqrt|e| of normal e for every network."""
+        """Draw factors f(e) = sign(e) sqrt|e| of normal e and set them in every network."""
         for network, factors in zip(self._networks, self.factors(), strict=True):
             network.draw(factors)
 
     def factors(self) -> Tensor:
-        """Fresh f(e) `[networks, noise_count]`: the same tensor every time."""
+        """Return new f(e) `[networks, noise_count]`: the same tensor at every call."""
         if self._copied is not None:
             self._copied.synchronize()
         self._host.normal_(generator=self._generator)
@@ -192,16 +192,16 @@ class NoiseSource:
         return signed_root_(self._factors)
 
     def state(self) -> Tensor:
-        """State of the sequence; a copy."""
+        """State of the random generator; a copy."""
         return self._generator.get_state()
 
     def load(self, state: Tensor) -> None:
-        """Go on from `state`."""
+        """Restore `state`."""
         self._generator.set_state(state)
 
 
 def noise_count(sizes: Sequence[int]) -> int:
-    """Numbers that one draw of a network takes: inputs and outputs of every layer but the first."""
+    """Number of factors of one draw: inputs and outputs of every layer but the first."""
     return sum(a + b for a, b in itertools.pairwise(sizes[1:]))
 
 

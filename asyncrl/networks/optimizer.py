@@ -1,4 +1,4 @@
-"""Adam on one flat parameter vector: one fused operation, whatever the network's layers are."""
+"""Adam on one flat parameter vector: one fused operation for all layers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _BETAS = (0.9, 0.999)
 class FlatAdam:
     """Adam (Kingma & Ba 2015) with an optional maximum gradient norm; reads no value back to the host.
 
-    Used from one thread, the learner's, without gradient tracking. Everything may be captured in a CUDA graph: the
-    learning rate is a tensor that `step` fills only when it has changed.
+    Used from the learner's thread only, without gradient tracking. A step may be captured in a CUDA graph: the learning
+    rate is a tensor that `step` fills only when it has changed.
 
     Args:
-        parameters: flat `[P]` float32, changed in place; may be a view into a longer vector.
-        gradient: `[P]`, read at every step, which leaves it clipped where there is a maximum norm.
+        parameters: flat `[P]` float32, changed in place; may be a view of a longer vector.
+        gradient: `[P]`, read at every step, and clipped in place if there is a maximum norm.
         eps: term added to the denominator.
         max_grad_norm: maximum gradient norm; None disables clipping.
 
     Attributes:
-        learning_rate: that of the last step, 0 before.
+        learning_rate: learning rate of the last step, 0 before it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FlatAdam:
         self._inverse_max_norm = self._one / (max_grad_norm or 1.0)
 
     def step(self, learning_rate: float) -> None:
-        """Move the parameters against the gradient as it stands."""
+        """Make one step with the current gradient."""
         self.set_learning_rate(learning_rate)
         scale = None
         if self._limited:
@@ -67,32 +67,32 @@ class FlatAdam:
         )
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Learning rate of the next step; for callers whose steps are replayed by a CUDA graph."""
+        """Set the learning rate of the next step; for callers whose steps a CUDA graph replays."""
         if learning_rate != self.learning_rate:
             self.learning_rate = learning_rate
             self._rate.fill_(learning_rate)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """First and second moment `[P]`; views, whose memory never moves."""
+        """First and second moment `[P]`; not copies, and their memory never moves."""
         return self._exp_avg, self._exp_avg_sq
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Scalar tensor: norm of the last step's gradient before clipping; None before the first step.
+        """Norm of the last step's gradient before clipping, a scalar tensor; None before the first step.
 
-        Where there is no limit it is taken now, of the gradient as it stands.
+        Without a maximum norm it is computed here, from the current gradient.
         """
         if self._stepped and not self._limited:
             self._norm = torch.linalg.vector_norm(self._gradient[0])
         return self._norm
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Both moments `[P]` and the number of steps, as copies on the host."""
+        """Return both moments `[P]` and the number of steps, as copies on the host."""
         return {name: tensor.cpu().clone() for name, tensor in self._tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy in what `state_dict` returned, which the caller has checked to have the same shapes."""
+        """Copy the tensors that `state_dict` returned; the caller has checked their shapes."""
         for name, own in self._tensors().items():
             own.copy_(state[name])
 

@@ -19,13 +19,13 @@ Activation = Literal["relu", "tanh"]
 class MLPParameters:
     """Parameters of one perceptron, or of C perceptrons of one shape, in one flat float32 tensor.
 
-    The layout is that of `acting.layouts`: for each layer the weights, then the biases.
+    The order is that of `acting.layouts`: for each layer the weights, then the biases.
 
     Args:
         sizes: widths `(inputs, *hidden, outputs)`, at least one hidden layer.
-        flat: `[parameter_count(sizes, copies)]`; whatever is written into it is the network's at once.
-        copies: C for an ensemble, whose outputs then have a leading axis C; None for one perceptron.
-        activation: after every hidden layer.
+        flat: `[parameter_count(sizes, copies)]`; the network uses values written into it at once.
+        copies: C for an ensemble, whose outputs have a leading axis C; None for one perceptron.
+        activation: activation after every hidden layer.
 
     Attributes:
         sizes, flat, activation: as given.
@@ -55,8 +55,8 @@ class MLPParameters:
         """Fill weights and biases uniformly in +-1 / sqrt(inputs), as `torch.nn.Linear` does.
 
         Args:
-            generator: on the CPU; the numbers are the same on every device.
-            head_inputs: fan-in of one output of the head; None for all of them. In a dueling head each output sees one
+            generator: a generator on the CPU, so the values are the same on every device.
+            head_inputs: fan-in of one output of the head; None for all inputs. In a dueling head each output has one
                 stream, half of the inputs.
         """
         layers = [*zip(self.weights, self.biases, strict=True), (self.head, self.head_bias)]
@@ -70,8 +70,8 @@ class MLPParameters:
     def initialise_orthogonally(self, generator: torch.Generator, head_gain: float) -> None:
         """Fill weights orthogonally and biases with zeros (Saxe et al. 2014; Andrychowicz et al. 2021).
 
-        Rows or columns of a layer's weights, whichever are fewer, are orthogonal with length sqrt(2) in hidden layers
-        and `head_gain` in the head. A `head_gain` of 0.01 makes all actions about equally likely at the start.
+        The rows or columns of a layer's weights, whichever are fewer, are orthogonal, with norm sqrt(2) in hidden
+        layers and `head_gain` in the head. With a `head_gain` of 0.01 all actions are about equally likely at first.
         """
         self.flat.zero_()
         for view, gain in (*((w, 2**0.5) for w in self.weights), (self.head, head_gain)):
@@ -79,18 +79,18 @@ class MLPParameters:
                 own.copy_(torch.nn.init.orthogonal_(torch.empty(own.shape), gain, generator=generator))
 
     def named(self) -> dict[str, Tensor]:
-        """Copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`.
+        """Return copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`.
 
-        Of an ensemble `<copy>.<layer>.weight` and `<copy>.<layer>.bias`.
+        For an ensemble the names are `<copy>.<layer>.weight` and `<copy>.<layer>.bias`.
         """
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `named` returned.
+        """Copy the tensors that `named` returned.
 
         Raises:
-            ValueError: if a name or a shape is another; nothing has been written then.
+            ValueError: if a name or a shape differs; nothing has been written then.
         """
         copy_by_name(self._views(), tensors)
 
@@ -106,7 +106,7 @@ class MLPParameters:
 
 
 def copy_by_name(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors` into `views`. Raises ValueError, before anything is written, where a name or shape differs."""
+    """Copy `tensors` into `views`. Raises ValueError, before any is written, if a name or a shape differs."""
     if set(views) != set(tensors):
         raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
     for name, view in views.items():
@@ -117,10 +117,10 @@ def copy_by_name(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> 
 
 
 class HostCopy:
-    """Copies a flat tensor into arrays on the host: a memcpy on the CPU, a device-to-host copy elsewhere.
+    """Copy of a flat tensor into arrays on the host: a memcpy on the CPU, a device-to-host copy elsewhere.
 
     Args:
-        flat: float32 `[P]`, whose memory never moves.
+        flat: float32 `[P]`; its memory must not move.
     """
 
     def __init__(self, flat: Tensor) -> None:

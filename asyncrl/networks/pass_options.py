@@ -1,4 +1,4 @@
-"""Keywords of `make_pass`, the same for every kind of network."""
+"""Keyword arguments of `make_pass`, common to all kinds of networks."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TypedDict
 
 
 class PassOptions(TypedDict, total=False):
-    """Which rows and columns of its input a pass gives gradients for, and how it computes.
+    """Rows and columns of its input for which a pass computes gradients, and how it computes.
 
-    The backward pass gives the weights' gradient from the first G rows, and the gradient at the last A columns of the
-    input from the I rows after them. Rows behind these are only looked at.
+    The backward pass computes the gradient of the weights over the first G rows, and the gradient at the last A columns
+    of the input for the I rows after them. The remaining rows have a forward pass only.
     """
 
     weight_rows: int
-    """G, 0 unless given."""
+    """G, default 0."""
     input_rows: int
-    """I, 0 unless given."""
+    """I, default 0."""
     input_columns: int
-    """A, 0 unless given."""
+    """A, default 0."""
     copies: int | None
-    """The first K networks of an ensemble only; all of them unless given. With a gradient it must be all."""
+    """K, to use the first K networks of an ensemble only; default all. With a gradient it must be all."""
     precision: AbstractContextManager[None] | None
     """Context for large products: those of a perceptron with no side below 128, all of a module."""
     kernels: bool | None
-    """Whether what stands between a perceptron's products runs compiled, on the host's memory; else where it can."""
+    """Whether compiled kernels, on host memory, compute a perceptron's biases and activations; default on the CPU."""

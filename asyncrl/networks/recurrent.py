@@ -1,8 +1,8 @@
-"""Recurrent networks over segments: the rows of B streams cut into pieces that belong to one episode each.
+"""Recurrent networks over segments: the rows of B streams are cut into pieces that belong to one episode each.
 
-A piece begins at a segment's first row, with the stored state, or where an episode begins, with a state of zeros. All
-pieces go through the cell side by side, padded behind their ends, so that it takes as many steps as the longest piece
-has rows, and no mask is needed within. `RecurrentModule.run` over each piece alone gives the same numbers.
+A piece begins at the first row of a segment, with the stored state, or at the start of an episode, with a state of
+zeros. The cell processes all pieces as one batch, padded at the end, so it makes as many steps as the longest piece has
+rows, and needs no mask. `RecurrentModule.run` over each piece alone gives the same outputs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from asyncrl.acting.recurrent_module import RecurrentModule
 
 
 class Pieces(NamedTuple):
-    """Where the R rows of B streams stand among n pieces of at most L rows.
+    """Index maps between the R rows of B streams and n padded pieces of at most L rows.
 
     Attributes:
-        rows: `[L * n]` int64, the row at each place of the padded pieces; any row behind a piece's end.
-        places: `[R]` int64, the place of each row.
-        streams: `[n]` int64, of which stream each piece is.
-        stored: `[n, 1]` float32, 1 where a piece begins with the stream's stored state, 0 where an episode begins.
+        rows: `[L * n]` int64, the row at each position of the padded pieces; row 0 at a padded position.
+        places: `[R]` int64, the position of each row in the padded pieces.
+        streams: `[n]` int64, the stream of each piece.
+        stored: `[n, 1]` float32, 1 if the piece begins with the stream's stored state, 0 if with an episode.
     """
 
     rows: Tensor
@@ -40,9 +40,9 @@ def cut_pieces(
     """Cut B streams of T rows into pieces.
 
     Args:
-        begins: `[B, T]`, whether an episode begins in a row: it is behind a RESET row.
-        rows: `[B, T]`, where each row stands among all R = B T; None is stream-major.
-        device: of the result.
+        begins: `[B, T]`, whether an episode begins at a row: it follows a RESET row.
+        rows: `[B, T]`, index of each row among all R = B T; None for stream-major order.
+        device: device of the result.
     """
     streams, length = begins.shape
     if rows is None:
@@ -63,13 +63,13 @@ def cut_pieces(
 
 
 def unroll(module: RecurrentModule, x: Tensor, state: Tensor, pieces: Pieces) -> Tensor:
-    """The cell's outputs `[R, H]`, in the rows' order; autograd goes through.
+    """Return the cell's outputs `[R, H]`, in the order of the rows; differentiable.
 
     Args:
         module: encoder and cell.
         x: `[R, inputs]`.
         state: `[B, state_size]` before the first row of each stream.
-        pieces: of the streams.
+        pieces: pieces of the streams.
     """
     encoded = module.encoder(x).index_select(0, pieces.rows)
     begin = state[pieces.streams] * pieces.stored
@@ -79,15 +79,15 @@ def unroll(module: RecurrentModule, x: Tensor, state: Tensor, pieces: Pieces) ->
 
 @torch.no_grad()
 def state_behind(module: RecurrentModule, x: Tensor, state: Tensor, begins: NDArray[np.bool_]) -> Tensor:
-    """The state `[B, state_size]` behind the rows `x` `[B, L, inputs]` of B streams, without a graph.
+    """Return the states `[B, state_size]` after the rows `x` `[B, L, inputs]` of B streams, without a graph.
 
-    Only the rows since an episode began last count, so each stream is one piece that ends at row L.
+    Only the rows of a stream's last episode matter, so each stream is one piece that ends at row L.
 
     Args:
         module: encoder and cell.
         x: at least one row.
         state: `[B, state_size]` before the first row of each stream.
-        begins: `[B, L]`, whether an episode begins in a row.
+        begins: `[B, L]`, whether an episode begins at a row.
     """
     streams, length = begins.shape
     first = np.where(begins.any(axis=1), length - 1 - begins[:, ::-1].argmax(axis=1), 0)
