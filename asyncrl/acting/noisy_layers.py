@@ -29,7 +29,9 @@ class NoisyLinear(nn.Linear):
         super().__init__(inputs, outputs)
         self.sigma_weight = nn.Parameter(torch.full((outputs, inputs), sigma * inputs**-0.5))
         self.sigma_bias = nn.Parameter(torch.full((outputs,), sigma * inputs**-0.5))
-        self.factors: tuple[Tensor, Tensor] | None = None  # not a buffer: buffers are published with the weights
+        self.factors: tuple[Tensor, Tensor] | None = (
+            None  # not a buffer: buffers are published with the weights
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
