@@ -1,8 +1,8 @@
-"""A run over HTTP: its page, its metrics and two commands. The only room that imports aiohttp.
+"""HTTP server of a run: its page, its metrics and two commands. Only this package imports aiohttp.
 
 | path | what | token |
 |---|---|---|
-| `GET /` | one page without outside resources | when bound beyond loopback |
+| `GET /` | one page without external resources | when bound beyond loopback |
 | `GET /stats` | strict JSON: the newest snapshot's fields, and its metrics by public name | same |
 | `GET /history` | columns of up to 600 moments since the start, all evaluations, for charts | same |
 | `GET /events` | server-sent events: a snapshot a second, then `event: end` | same |
@@ -12,8 +12,8 @@
 | `POST /stop` | 202; the run stops as after one Ctrl-C | always |
 | `POST /checkpoint` | 200 with the path of a new checkpoint | always |
 
-The token goes in `Authorization: Bearer TOKEN` or `X-AsyncRL-Token: TOKEN`. A GET may have it in the address instead
-(`?token=TOKEN`), a POST may not.
+The token is sent as `Authorization: Bearer TOKEN` or `X-AsyncRL-Token: TOKEN`; for a GET also as `?token=TOKEN` in the
+URL.
 
 Every refusal has a JSON body, `{"error": {"status": ..., "message": ...}}`: 401 token, 403 origin, 404 path, 405
 method, 408 too slow, 413 body over 64 KB, 421 host, 503 too many streams. Bytes that are not HTTP get a plain 400.

@@ -1,4 +1,4 @@
-"""The HTTP server of a run: its page, its numbers, its streams."""
+"""HTTP server of a run: page, numbers and event streams."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from asyncrl.show.metrics import Snapshot
 
 
 class RunServer(HttpServer):
-    """Serves one run on the event loop that calls `start`.
+    """Server of one run on the event loop that calls `start`.
 
     Every callable is called on that loop and must not block.
 
     Args:
-        snapshot: the newest snapshot; called at most five times a second, whatever the number of clients.
-        config: the run's options, as `/config` shows them.
+        snapshot: returns the newest snapshot; called at most five times a second, whatever the number of clients.
+        config: returns the run's options for `/config`.
         stop: asks the run to stop.
         checkpoint: writes a checkpoint and returns its path; may take long.
         ready: whether training steps have arrived.
@@ -49,7 +49,7 @@ class RunServer(HttpServer):
         self._ticker = asyncio.create_task(self._feed.run(), name="asyncrl-http-ticker")
 
     async def end_streams(self) -> None:
-        """End every event stream with a last snapshot, within half a second."""
+        """Send a last snapshot to every event stream and end it, within half a second."""
         assert self._ticker is not None
         self._ticker.cancel()
         await asyncio.wait([self._ticker])
@@ -60,6 +60,6 @@ class RunServer(HttpServer):
                 stream.cancel()
 
     async def close(self) -> None:
-        """Close, and let go of the run; idempotent."""
+        """Close the server and drop its references to the run; idempotent."""
         await super().close()
         self._routes.let_go()

@@ -1,8 +1,8 @@
-"""Limits on connections: how many may be open, and how long each may take to send a request's head.
+"""Limits on connections: their number, and the time for each to send a request head.
 
-aiohttp has neither limit: it keeps a half-sent request open for an hour, and a few hundred of them exhaust the
-process's descriptors. The guard stands between the transport and aiohttp's protocol, with `asyncio.Protocol` on both
-sides, and does not parse HTTP: aiohttp's middleware tells it when a head is complete.
+aiohttp has neither limit: it keeps an incomplete request open for an hour, and a few hundred of them exhaust the
+process's file descriptors. The guard is an `asyncio.Protocol` between the transport and aiohttp's protocol. It does not
+parse HTTP: aiohttp's middleware calls `request_began` when a head is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOO_SLOW = (
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Connections open now, and those evicted, refused and timed out since the start."""
+    """Number of connections open now, and evicted, refused and timed out since the start."""
 
     open: int
     evicted: int
@@ -33,11 +33,11 @@ class ConnectionStatistics:
 
 
 class ConnectionGuard:
-    """Protocol factory for `loop.create_server` that limits the connections of the factory it wraps.
+    """Protocol factory for `loop.create_server` that limits the connections of the wrapped factory.
 
-    At most `max_connections` are open. A new one beyond that evicts the oldest that never sent a whole request, else
-    the oldest that is idle between two requests; it is refused while all are busy. A head must be complete within
-    `head_seconds` of its first byte; the first head of a connection, of the connection itself.
+    At most `max_connections` are open. A new one beyond that evicts the oldest connection that never sent a complete
+    request, else the oldest that is idle between two requests; it is refused if all are busy. A head must be complete
+    within `head_seconds` of its first byte; the first head within `head_seconds` of the connection's start.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class ConnectionGuard:
         self._emptied: asyncio.Future[None] | None = None
 
     def __call__(self) -> asyncio.Protocol:
-        """Guard one new connection."""
+        """Make the guarded protocol of one new connection."""
         return _Connection(self, self._factory())
 
     def request_began(self, transport: asyncio.Transport | None) -> None:
-        """Note that a whole head has arrived on `transport`; its connection is busy until `request_ended`."""
+        """Mark the connection of `transport` as busy until `request_ended`, as a complete head has arrived."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.busy = connection.served = True
             connection.stop_timer()
 
     def request_ended(self, transport: asyncio.Transport | None) -> None:
-        """Note that the handler of the request on `transport` has returned."""
+        """Mark the connection of `transport` as idle, as the request's handler has returned."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.busy = False
 
     async def abort_all(self) -> None:
-        """Close every connection without waiting for peers; returns when the sockets are closed."""
+        """Close every connection without waiting for peers; returns after the sockets are closed."""
         if self._open:
             self._emptied = asyncio.get_running_loop().create_future()
             for transport in list(self._open):
@@ -87,7 +87,7 @@ class ConnectionGuard:
         return ConnectionStatistics(len(self._open), self._evicted, self._refused, self._timed_out)
 
     def admit(self, connection: _Connection, transport: asyncio.Transport) -> bool:
-        """Make room for a new connection; returns whether there is any."""
+        """Register a new connection, evicting another if necessary; returns whether it is admitted."""
         if len(self._open) >= self._max_connections:
             idle = [t for t, c in self._open.items() if not c.busy]
             if not idle:
@@ -125,7 +125,7 @@ class ConnectionGuard:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: forwards every event, and times heads."""
+    """Protocol of one connection: forwards every event and limits the time of heads."""
 
     def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
         self._guard = guard
@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
         self.served = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A TCP socket's transport writes; uvloop's is no subclass of asyncio.Transport.
+        # The transport of a TCP socket can write, but uvloop's is no subclass of asyncio.Transport.
         stream = cast(asyncio.Transport, transport)
         if not self._guard.admit(self, stream):
             stream.abort()

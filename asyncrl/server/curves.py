@@ -1,4 +1,4 @@
-"""Curves of a kept run for the page of a folder: columns of its metrics, thinned."""
+"""Curves of a kept run for the folder's page: columns of its metrics, thinned."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ COLUMNS = {
     "lag": "async/policy_lag_mean",
     "staleness": "async/staleness_mean",
 }
-"""Columns by their name on the page."""
+"""Metric of each column, by the column's name on the page."""
 OF_AN_INTERVAL = ("fps", "lag", "staleness")
-"""Columns that are over the time since the last report, and say nothing where no step was taken in it."""
+"""Columns over the time since the last report; meaningless if no step was taken in it."""
 
 
 def curves(run: KeptRun) -> dict[str, Any]:
     """Columns `steps`, `seconds` and `COLUMNS` of equal lengths; `evaluations` as `[steps, seconds, return]`.
 
-    Blocks while it reads the file.
+    Reads the run's file and blocks meanwhile.
     """
     steps: list[int] = []
     seconds: list[float] = []
@@ -56,7 +56,7 @@ def _kept(count: int) -> list[int]:
 
 
 def _seconds_at(at: int, steps: list[int], seconds: list[float]) -> float:
-    """When training had taken `at` steps, between two reports by interpolation."""
+    """Time at which training had taken `at` steps, interpolated between two reports."""
     i = bisect_left(steps, at)
     if not steps or i == len(steps):
         return seconds[-1] if seconds else 0.0

@@ -1,4 +1,4 @@
-"""Discovery of runs: `http.json` in a run's directory, and the run that holds a port."""
+"""Discovery of runs: `http.json` in a run directory, and the run that occupies a port."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_ANSWER_BYTES = 256 * 1024
 
 
 def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: str) -> None:
-    """Write `{"url", "pid", "token"}` to `path`, readable by its owner only (mode 0600), in one step.
+    """Write `{"url", "pid", "token"}` to `path` atomically, readable only by its owner.
 
-    The file holds the token, so it has its mode from creation on, and replaces an older file whole.
+    The file holds the token, so it is created with mode 0600 and renamed over an older file.
 
     Raises:
         OSError: the directory cannot be written.
@@ -37,7 +37,7 @@ def write_http_file(path: str | os.PathLike[str], *, url: str, pid: int, token: 
 
 
 async def port_in_use(host: str, port: int) -> PortInUse:
-    """The error for a taken port; it names the run that holds it, if one answers within half a second."""
+    """Make the error for an occupied port; it names the run there if one answers within half a second."""
     return PortInUse(
         f"port {port} on {host} is in use",
         facts={"host": host, "port": port, "held by": await _holder(reachable(host), port)},
@@ -46,7 +46,7 @@ async def port_in_use(host: str, port: int) -> PortInUse:
 
 
 def reachable(host: str) -> str:
-    """The host part of a URL that reaches, on this machine, a server bound to `host`."""
+    """Host part of a URL that reaches, from this machine, a server bound to `host`."""
     address = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{address}]" if ":" in address else address
 

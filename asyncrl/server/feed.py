@@ -23,7 +23,7 @@ HISTORY_FIELDS = tuple(metric.field for metric in RUN_METRICS if metric.charted)
 
 @dataclass(frozen=True)
 class Reading:
-    """One snapshot with its encodings, each made at most once."""
+    """One snapshot with its encodings, each computed at most once."""
 
     snapshot: Snapshot
 
@@ -31,7 +31,7 @@ class Reading:
     def json(self) -> bytes:
         """Strict JSON on one line: the fields, then the metrics by public name; NaN and infinity are null.
 
-        It has the last and the best evaluation only; `/history` and `/events` have all of them.
+        It has only the last and the best evaluation; `/history` and `/events` have all.
         """
         fields = {name: value for name, value in vars(self.snapshot).items() if name != "evaluations"}
         last = self.snapshot.evaluation
@@ -40,14 +40,14 @@ class Reading:
     @cached_property
     def prometheus(self) -> bytes:
         """Prometheus text format 0.0.4."""
-        # Loaded by the first request: a run that nobody scrapes does not pay for the client.
+        # Imported at the first request: a run that is not scraped does not load the client.
         from asyncrl.server.prometheus import prometheus_text
 
         return prometheus_text(self.snapshot)
 
 
 class SnapshotFeed:
-    """Takes snapshots for all clients of the server; event-loop thread only.
+    """Source of snapshots for all clients of the server; event-loop thread only.
 
     Args:
         take: returns the newest snapshot; called at most five times a second.
@@ -68,7 +68,7 @@ class SnapshotFeed:
         self.closed = False
 
     def current(self) -> Reading:
-        """A snapshot at most `FRESH_SECONDS` old. Raises what `take` raises."""
+        """Return a snapshot at most `FRESH_SECONDS` old. Raises what `take` raises."""
         now = asyncio.get_running_loop().time()
         if self._reading is None or now - self._taken_at >= FRESH_SECONDS:
             snapshot = self._take()
@@ -78,7 +78,7 @@ class SnapshotFeed:
         return self._reading
 
     async def run(self) -> None:
-        """Tick until cancelled: extend the history, wake the streams; a failing `take` is logged once."""
+        """Extend the history and wake the streams at every tick until cancelled; a failing `take` is logged once."""
         while True:
             try:
                 self._remember(self.current().snapshot)
@@ -98,13 +98,13 @@ class SnapshotFeed:
             await asyncio.shield(self._tick)
 
     def close(self) -> None:
-        """Wake every stream for the last time; the next snapshot is a fresh one."""
+        """Wake every stream for the last time; the next call of `current` takes a new snapshot."""
         self.closed = True
         self._taken_at = float("-inf")
         self._wake()
 
     def let_go(self) -> None:
-        """Drop the reference to the run; the last snapshot stays."""
+        """Drop the reference to the run; the last snapshot remains available."""
         if self._reading is not None:
             last = self._reading.snapshot
             self._take = lambda: last
@@ -112,7 +112,7 @@ class SnapshotFeed:
     def history(self) -> bytes:
         """JSON object of columns of equal lengths, oldest first, and `evaluations`, all of them.
 
-        The columns are `HISTORY_FIELDS`, and under `train` one for each further number of the algorithm's updates.
+        The columns are `HISTORY_FIELDS` and, under `train`, one for each further number of the algorithm's updates.
         """
         rows = [row for row, _ in self._history]
         columns = zip(*rows, strict=True) if rows else ((),) * len(HISTORY_FIELDS)
@@ -128,7 +128,7 @@ class SnapshotFeed:
             self._history.append((row, snapshot.train_metrics))
         self._ticks += 1
         if len(self._history) > HISTORY_POINTS:
-            # Halve the resolution instead of dropping the beginning.
+            # Halve the resolution instead of dropping the oldest moments.
             del self._history[1::2]
             self._stride *= 2
 

@@ -1,4 +1,4 @@
-"""The page over all runs of a folder, live and finished: list, overlaid curves, differing options.
+"""Page over all runs of a folder, live and finished: list, overlaid curves, differing options.
 
 | path | what | token |
 |---|---|---|
@@ -9,7 +9,7 @@
 | `GET /healthz` | 200 | same |
 | `POST /open?run=ID` | the address of a live run's own page, with that run's token | always |
 
-Files are read on a worker thread, and a run again only when one of its files has changed.
+A worker thread reads the files; it reads a run again only if one of its files has changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from asyncrl.show.kept_run import KeptRun, differing_options, find_runs
 
 MOST_CURVES = 24
 NOT_COMPARED = ("trainer.run_dir", "trainer.env_file")
-"""Options that say where a run lies, which is no difference."""
+"""Options that name a run's location, which are not compared."""
 
 Signature = tuple[Any, ...]
 
 
 class FolderServer(HttpServer):
-    """Serves the runs of `folder` on the event loop that calls `start`; it writes nothing.
+    """Read-only server of the runs of `folder` on the event loop that calls `start`.
 
     Args:
         folder: searched for runs at every request for the list.
@@ -103,7 +103,7 @@ class FolderServer(HttpServer):
         return run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name
 
     def _unchanged(self, name: str, run: KeptRun) -> tuple[Signature, KeptRun]:
-        """The run as it was read before, where none of its files has changed since."""
+        """The known signature and run if none of the run's files has changed, else the new ones."""
         signature = (
             *(_stamp(run.path / file) for file in ("metrics.jsonl", "summary.json", "config.toml")),
             run.pid,
@@ -112,7 +112,7 @@ class FolderServer(HttpServer):
         return known if known is not None and known[0] == signature else (signature, run)
 
     def _run(self, name: str) -> KeptRun:
-        """A run of the list, by its name there: no path is made of what a client sends."""
+        """Look up a run of the list by its name. No path is built from a client's input."""
         if name not in self._known:
             self._list()
         if name not in self._known:
@@ -160,7 +160,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _live_page(run: KeptRun) -> str:
-    """Address of a live run's page with its token. Raises Refusal 404 where the run serves none."""
+    """Address of a live run's page with its token. Raises Refusal 404 if the run serves none."""
     try:
         held = msgspec.json.decode((run.path / "http.json").read_bytes(), type=dict[str, Any])
         url, token = str(held["url"]), str(held["token"])

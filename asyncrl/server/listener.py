@@ -1,4 +1,4 @@
-"""An HTTP server on one address: start, guard, serve, close. What it answers is its subclasses' business."""
+"""HTTP server on one address: start, guard, serve, close. Subclasses add the paths."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from asyncrl.server.discovery import port_in_use, reachable
 from asyncrl.server.security import MAX_BODY_BYTES, STATIC_HEADERS, Gate, answer_in_json
 
 LOGGER = logging.getLogger("asyncrl.server")
-# Silent unless the user adds a handler: garbage sent to the port must not write over the terminal view.
+# Silent unless the user adds a handler: messages about malformed requests must not overwrite the terminal view.
 LOGGER.addHandler(logging.NullHandler())
 
 KEEPALIVE_SECONDS = 15.0
 GOODBYE_SECONDS = 0.5
 REQUESTS_PER_SECOND, BURST = 200.0, 50
-"""Requests beyond the burst wait for their turn: the loop shares the interpreter with the learner's thread."""
+"""Rate limit: requests beyond the burst are delayed, as the loop shares the interpreter with the learner's thread."""
 
 
 class HttpServer:
-    """Binds one address and serves one application on the event loop that calls `start`.
+    """Server that binds one address and serves one application on the event loop that calls `start`.
 
     Args:
         register: adds the paths.
@@ -37,7 +37,7 @@ class HttpServer:
 
     Attributes:
         url: `http://host:port` for a browser on this machine; "" before `start`.
-        port: the port that is bound.
+        port: the bound port.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HttpServer:
         """Bind and serve.
 
         Raises:
-            PortInUse: ASYNC007; it names the run that holds the port, if one does.
+            PortInUse: the port is occupied (ASYNC007); the error names the run there, if there is one.
             ConfigurationError: the host cannot be bound for another reason.
         """
         self._runner = web.AppRunner(
@@ -83,7 +83,7 @@ class HttpServer:
         self.url = f"http://{reachable(self.host)}:{self.port}"
 
     async def close(self) -> None:
-        """Stop listening, end what is under way, close all connections within a second; idempotent."""
+        """Stop listening, end requests in progress and close all connections within a second; idempotent."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -94,10 +94,10 @@ class HttpServer:
         await self._guard.abort_all()
 
     async def end_streams(self) -> None:
-        """End the responses that would go on for ever; called between the end of listening and that of connections."""
+        """End the endless responses; called after listening stops and before connections close."""
 
     def statistics(self) -> ConnectionStatistics:
-        """Connections open, evicted, refused and timed out. Raises RuntimeError before `start`."""
+        """Counters of connections: open, evicted, refused, timed out. Raises RuntimeError before `start`."""
         if self._guard is None:
             raise RuntimeError("the server has not been started")
         return self._guard.statistics()
@@ -127,7 +127,7 @@ class HttpServer:
         return app
 
     def _mark_busy(self) -> Middleware:
-        """The outermost middleware: marks connections with a request in progress as busy."""
+        """Make the outermost middleware, which marks connections with a request in progress as busy."""
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -143,7 +143,7 @@ class HttpServer:
         return middleware
 
     async def _wait_for_turn(self) -> None:
-        """Wait as long as more than `BURST` requests have come in faster than `REQUESTS_PER_SECOND`."""
+        """Delay a request while more than `BURST` requests have arrived faster than `REQUESTS_PER_SECOND`."""
         now = asyncio.get_running_loop().time()
         self._next_turn = max(self._next_turn, now - BURST / REQUESTS_PER_SECOND) + 1 / REQUESTS_PER_SECOND
         if self._next_turn > now:

@@ -1,4 +1,4 @@
-"""The HTML pages: each one file without outside resources, with a security policy that allows its own code only."""
+"""HTML pages: each is one file without external resources, with a security policy that allows only its own code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLE, _SCRIPT = (
 
 
 def page_response(name: str) -> web.Response:
-    """The page as an answer."""
+    """Response with the page."""
     body, policy = load_page(name)
     headers = {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"}
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
@@ -28,9 +28,9 @@ def page_response(name: str) -> web.Response:
 
 @lru_cache(maxsize=2)
 def load_page(name: str = RUN_PAGE) -> tuple[bytes, str]:
-    """A page, and a Content-Security-Policy that allows its style and script by hash, and no others.
+    """Load a page and a Content-Security-Policy that allows only its style and script, by their hashes.
 
-    The page of a folder takes its style, and its script's words and charts, from that of a run.
+    The folder's page includes the style and the shared part of the script of a run's page.
     """
     text = _read(name)
     if name == FOLDER_PAGE:

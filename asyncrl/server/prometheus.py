@@ -1,7 +1,7 @@
-"""A snapshot in Prometheus' text format, made from the tables of `show/metrics.py` by `prometheus_client`.
+"""Snapshot in Prometheus text format, made from the tables of `show/metrics.py` by `prometheus_client`.
 
-Imported at the first request for `/metrics`. Labels never change during a run, so that every series lasts as long as
-the run: a state is a series of 0 and 1 for each state there is.
+This module is imported at the first request for `/metrics`. Labels never change during a run, so that every series
+lasts as long as the run: each possible state is a series of 0 and 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 def prometheus_text(snapshot: Snapshot) -> bytes:
     """All known metrics, each with HELP and TYPE. Pure; any thread."""
-    # Not the client's registry of this process: that one has the program's own metrics.
+    # A new registry: the client's process-wide one has the program's own metrics.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SnapshotCollector(snapshot))
     return generate_latest(registry)
@@ -83,7 +83,7 @@ def _states(state: str) -> GaugeMetricFamily:
 
 
 def _families(metrics: Iterable[Metric], record: object) -> Iterator[Family]:
-    """The known numbers of one record."""
+    """Metric families of the known numbers of one record."""
     for metric in metrics:
         name, value = metric.prometheus_name, getattr(record, metric.field)
         if name is not None and value is not None:
@@ -99,7 +99,7 @@ def _family(metric: Metric, labels: tuple[str, ...] = ()) -> CounterMetricFamily
 
 
 def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    """What the algorithm reports of its last update: `train/td_error` is `asyncrl_train_td_error`."""
+    """Further numbers of the algorithm's last update: `train/td_error` becomes `asyncrl_train_td_error`."""
     for name, value in snapshot.train_metrics.items():
         known = name if "/" in name else f"train/{name}"
         text = f"{known} of the last update."
@@ -107,7 +107,7 @@ def _train_metrics(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
 
 
 def _histogram(snapshot: Snapshot, name: str, text: str) -> HistogramMetricFamily:
-    """A histogram since the start, in whole numbers: a bucket's limit is the largest value in it."""
+    """Histogram since the start, in whole numbers: a bucket's limit is the largest value in it."""
     edges, counts = getattr(snapshot, f"{name}_edges"), getattr(snapshot, f"{name}_counts")
     buckets: list[tuple[str, float]] = []
     total = 0

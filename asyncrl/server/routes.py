@@ -22,15 +22,15 @@ WRITE_SECONDS = 5.0
 
 
 class Routes:
-    """The handlers of one run; they live on its event loop.
+    """Handlers of one run; event-loop thread only.
 
     Args:
         feed: source of snapshots.
-        config: the run's options; called per request; a value that is not JSON is shown by `str`.
+        config: returns the run's options at every request; a value that is not JSON is shown by `str`.
         stop: asks the run to stop; must not block.
         checkpoint: writes a checkpoint and returns its path; requests during a write share its result.
         ready: whether training steps have arrived.
-        write_seconds: how long an event stream may take to accept a snapshot.
+        write_seconds: time limit for an event stream to accept a snapshot.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Routes:
         app.router.add_post("/checkpoint", self.checkpoint)
 
     def let_go(self) -> None:
-        """Drop the references to the run, once the server is closed.
+        """Drop the references to the run after the server is closed.
 
-        aiohttp keeps the last applications' handlers in a cache of its module: a run that failed would stay with its
+        aiohttp caches the handlers of the last applications in its module: a failed run would be kept alive with its
         error, whose traceback holds the rings.
         """
         self._feed.let_go()
@@ -126,10 +126,10 @@ class Routes:
         return _json(msgspec.json.encode({"path": os.fspath(path)}))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Stream a snapshot at once and then one a second; at the end a last one and `event: end`.
+        """Stream a snapshot immediately and then every second; at the end a last one and `event: end`.
 
-        `event: evaluations` precedes a snapshot with new evaluations, and the first snapshot with all so far. `first`
-        is the index of the first of `evaluations`, counted from 0 at the run's start.
+        `event: evaluations` precedes each snapshot with new evaluations, and the first snapshot with all so far.
+        `first` is the index of the first of `evaluations`, counted from 0 at the run's start.
         """
         if len(self.streams) >= MAX_STREAMS:
             raise Refusal(503, f"at most {MAX_STREAMS} event streams, all are taken", {"Retry-After": "10"})
@@ -164,7 +164,7 @@ class Routes:
         return response
 
     def _event(self, known: int) -> tuple[bytes, int]:
-        """The next event of a stream that has `known` evaluations, and how many it has after it."""
+        """Next event for a stream that has `known` evaluations, and the stream's number of evaluations after it."""
         try:
             reading = self._feed.current()
             evaluations = reading.snapshot.evaluations

@@ -28,7 +28,7 @@ STATIC_HEADERS = {
 
 
 class Refusal(Exception):
-    """Ends a request with `status` and a JSON body."""
+    """Exception that ends a request with `status` and a JSON body."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 def refusal_response(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """The response to a refused request."""
+    """Response to a refused request."""
     body = msgspec.json.encode({"error": {"status": status, "message": message}})
     return web.Response(
         status=status, body=body, content_type="application/json", charset="utf-8", headers=headers
@@ -46,7 +46,7 @@ def refusal_response(status: int, message: str, headers: dict[str, str] | None =
 
 
 def is_loopback(host: str) -> bool:
-    """Whether binding `host` keeps the server on this machine."""
+    """Whether a server bound to `host` is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -56,12 +56,12 @@ def is_loopback(host: str) -> bool:
 
 
 class Gate:
-    """The checks of one server, in this order: host 421, origin 403, token 401, size 413.
+    """Checks of one server, in this order: host 421, origin 403, token 401, size 413.
 
-    Hosts accepted on loopback: `localhost` and loopback addresses with any port (a tunnel may change it); this stops
-    DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name; every read needs the
-    token there. Any other host is that of a reverse proxy where the request carries the token, which a rebound page
-    does not know; without it the request is refused.
+    Hosts accepted on loopback: `localhost` and loopback addresses with any port (a tunnel may change it); this prevents
+    DNS rebinding. Beyond loopback: any address literal, this machine's name and the bound name, and every read needs
+    the token. Any other host, such as a reverse proxy's, is accepted only with the token, which a rebound page does not
+    have.
 
     Args:
         host: the address that the server binds.
@@ -109,7 +109,7 @@ class Gate:
         own = {f"{scheme}://{request.headers['Host'].strip().lower()}" for scheme in ("http", "https")}
         if origin is not None and origin.lower() not in own:
             raise Refusal(403, f"requests from the origin {origin} are refused")
-        # An <img> or <script> of a foreign page sends no Origin; browsers name the site in Sec-Fetch-*.
+        # An <img> or <script> of a foreign page sends no Origin, but browsers report the site in Sec-Fetch-*.
         site = request.headers.get("Sec-Fetch-Site", "none")
         if site in ("cross-site", "same-site") and request.headers.get("Sec-Fetch-Mode") != "navigate":
             raise Refusal(403, "requests from other sites are refused")
@@ -126,7 +126,7 @@ class Gate:
             raise Refusal(401, "this is not the run's token", {"WWW-Authenticate": 'Bearer realm="asyncrl"'})
 
     def _is_own(self, given: str | None) -> bool:
-        """Whether this is the run's token, compared in constant time."""
+        """Whether `given` is the run's token, compared in constant time."""
         return given is not None and hmac.compare_digest(
             given.encode("utf-8", "surrogateescape"), self._token
         )
@@ -148,7 +148,7 @@ def _without_port(host: str) -> str:
 
 
 async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> bytes:
-    """Read the whole body. Raises Refusal 413 where it is too long, 408 where it is too slow."""
+    """Read the whole body. Raises `web.HTTPException` 413 if it is too long, Refusal 408 if it is too slow."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await request.read()
@@ -157,7 +157,7 @@ async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> by
 
 
 def answer_in_json(gate: Gate) -> Middleware:
-    """A middleware that checks every request with `gate` and answers refusals and failures in JSON."""
+    """Make a middleware that checks every request with `gate` and answers refusals and failures in JSON."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
