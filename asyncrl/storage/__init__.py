@@ -1,1 +1,1 @@
-"""A run on disk: its directory, options and checkpoints, and the checked way to go on from them."""
+"""A run on disk: its directory, options and checkpoints, and checked resumption from them."""

@@ -1,8 +1,8 @@
-"""Checkpoints of a learner: one file that is either whole and right, or refused; `checkpoint_format.py` has its layout.
+"""Checkpoints of a learner, each one file that is refused unless complete and valid; layout in `checkpoint_format.py`.
 
-A file is read as if an enemy had written it (a digest keeps nobody from writing another): the sizes are compared
-with the file's before anything of that size is read, the header has a schema, the payload holds tensors and JSON and
-nothing that is run (`state_tensors.py`), and whatever fails is ASYNC019 in a few words.
+A file is treated as untrusted, since anybody can write one with a valid digest. Its sizes are compared with the file's
+before anything of that size is read, the header has a schema, the payload holds tensors and JSON and no code
+(`state_tensors.py`), and every failed check raises ASYNC019 with a short text.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from asyncrl.version import __version__
 __all__ = ["CheckpointMeta", "SavedPolicy", "load", "read_policy", "save"]
 
 MAX_HEADER_BYTES = 16 << 20
-"""Longest header: the bounds of a box of a hundred thousand actions fit."""
+"""Limit of the header's length: the bounds of a box of a hundred thousand actions fit."""
 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """What acting needs of a checkpoint.
+    """Part of a checkpoint that acting needs.
 
     Attributes:
         meta: the checkpoint's header; `meta.options` rebuilds the algorithm, `meta.spec` its policy.
-        weights: flat `[weight_count]` float32, in the order the policy reads them.
+        weights: flat `[weight_count]` float32, in the policy's order.
     """
 
     meta: CheckpointMeta
@@ -52,17 +52,17 @@ class SavedPolicy:
 
 
 def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
-    """Write a checkpoint to `path` so that at every moment the old file or the new one stands there, whole.
+    """Write a checkpoint atomically: at any time `path` is the complete old file or the complete new one.
 
     Args:
-        path: where; its directory must exist.
-        state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. The entry
-            `"weights"` (flat float32) is what `read_policy` returns.
-        meta: goes into the header.
+        path: the file; its directory must exist.
+        state: nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. `read_policy`
+            returns the entry `"weights"` (flat float32).
+        meta: the header.
 
     Raises:
-        OSError: it cannot be written.
-        TypeError: the state holds something else.
+        OSError: the file cannot be written.
+        TypeError: the state holds a value of another type.
     """
     header = json.dumps(meta_to_json(meta)).encode()
     write_atomically(path, encode(header, pack(state)))
@@ -71,7 +71,7 @@ def save(path: Path, state: Mapping[str, Any], meta: CheckpointMeta) -> None:
 def load(
     path: Path, *, expect_env: str | None = None, expect_algo: str | None = None
 ) -> tuple[dict[str, Any], CheckpointMeta]:
-    """Read a checkpoint; tensors are on the CPU, arrays are arrays again, and both are the caller's own.
+    """Read a checkpoint; tensors are on the CPU, and tensors and arrays are the caller's own.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format version, environment or algorithm
@@ -90,10 +90,10 @@ def load(
 
 
 def read_policy(path: Path) -> SavedPolicy:
-    """The weights of a checkpoint and what their policy is built from.
+    """Read the weights of a checkpoint, and the header from which their policy is built.
 
     Raises:
-        CheckpointError: see `load`; or the checkpoint holds no weights.
+        CheckpointError: see `load`; or the checkpoint has no weights, or they are NaN or infinite.
     """
     state, meta = load(path)
     weights = state.get("weights")
@@ -105,14 +105,14 @@ def read_policy(path: Path) -> SavedPolicy:
 
 
 def does_not_fit(path: Path, what: str) -> CheckpointError:
-    """ASYNC019 for a checkpoint whose state does not fit the options, the environment or this version."""
+    """Make the error ASYNC019 for a checkpoint that does not fit the options, the environment or this version."""
     return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
 def _decode(path: Path) -> tuple[CheckpointMeta, bytes]:
-    """The header and the payload, after every check that the bytes alone allow, the cheapest first."""
+    """Read the header and the payload, after every check of the bytes, the cheapest first."""
     try:
-        # Without waiting: a pipe under that name has perhaps no writer.
+        # O_NONBLOCK: opening a pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return _decode_file(path, file)
     except OSError as error:
@@ -163,7 +163,7 @@ def _read_header(path: Path, header: bytes) -> CheckpointMeta:
 
 
 def _read_state(path: Path, payload: bytes) -> dict[str, Any]:
-    """The state out of the payload; nothing in it is executed, and nothing is larger than its bytes."""
+    """Decode the payload's state; no code of it is executed, and no array is larger than the payload."""
     try:
         return unpack(payload)
     except Exception as error:
@@ -176,7 +176,7 @@ def _read_state(path: Path, payload: bytes) -> dict[str, Any]:
 
 
 def _short(error: Exception) -> str:
-    """The first sentence of what an exception says, at most 200 characters."""
+    """First sentence of an exception's text, at most 200 characters."""
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     text = " ".join(error_text(error).split())
@@ -184,7 +184,7 @@ def _short(error: Exception) -> str:
 
 
 def _before(path: Path) -> str:
-    """What to do instead of loading `path`: the newest other numbered checkpoint beside it that is whole, by name."""
+    """Advice instead of loading `path`: the newest other numbered checkpoint beside it that is complete."""
     try:
         others = [p for p in path.parent.iterdir() if p.name.isdecimal() and not p.samefile(path)]
     except OSError:

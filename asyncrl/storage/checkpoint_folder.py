@@ -1,4 +1,4 @@
-"""A run's `checkpoints/`: which files stand there and under which names."""
+"""Folder `checkpoints/` of a run: its files and their names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from asyncrl.storage.replay_file import SUFFIX
 
 
 class CheckpointFolder:
-    """A run's `checkpoints/`: `latest`, `best`, and the newest few by the step they were taken at.
+    """Folder `checkpoints/` of a run: `latest`, `best`, and the newest few files named by their environment steps.
 
-    `latest` and `best` are second names (hard links) of a numbered file, so they cost nothing and stay when
-    that file is dropped. Called from one thread at a time.
+    `latest` and `best` are hard links to a numbered file: they need no space, and remain when that file is removed. On
+    a file system without hard links they are copies. Called from one thread at a time.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
-        """Use `directory`, made at the first save; `keep` is how many numbered files stay."""
+        """Use `directory`, created at the first save; `keep` is the number of numbered files to keep."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.directory = directory
@@ -31,12 +31,12 @@ class CheckpointFolder:
     def save(
         self, state: Mapping[str, Any], meta: CheckpointMeta, *, best: bool = False, latest: bool = True
     ) -> Path:
-        """Write `<env_steps>`, name it `latest` (and `best`) too, drop the oldest; returns its path.
+        """Write `<env_steps>`, link it as `latest` and `best` if so set, remove the oldest; returns the path.
 
-        A file that names rows (`replay_file.py`) drops the rows of those before it: they are kept once.
+        A checkpoint with rows (`replay_file.py`) removes the rows of those before it: only one rows file is kept.
         """
         from asyncrl.storage.checkpoint import (
-            save,  # imports torch, which whoever looks at a run does without
+            save,  # imports torch, which reading a run directory does not need
         )
 
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class CheckpointFolder:
         return path
 
     def steps(self) -> list[int]:
-        """Environment steps of the numbered files that are there, ascending."""
+        """Environment steps of the existing numbered files, ascending."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())

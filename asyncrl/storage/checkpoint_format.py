@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint: where magic, digest, sizes, header and payload stand, and whether they are whole.
+"""File format of a checkpoint: layout, integrity check and atomic write.
 
 Layout, little-endian:
 
@@ -11,11 +11,11 @@ Layout, little-endian:
         56       h  header: `CheckpointMeta` as JSON (UTF-8)
       56+h       p  payload: the state as a safetensors file (`state_tensors.py`)
 
-Sizes and digest stand in front because a reader checks them before it parses anything; safetensors has no digest. No
-part is a pickle: `torch.load` returned silently wrong numbers for 300 of 300 single flipped bits, and it keeps code out
-by a list of what is allowed. A file appears under its name only by rename, after its bytes
-and before its directory entry are synced, so that a kill at any moment leaves the old file or the new one;
-written in place, 136 of 150 files were unreadable after a kill.
+Sizes and digest come first because a reader checks them before it parses anything; safetensors has no digest. No part
+is a pickle: `torch.load` silently returned wrong numbers for 300 of 300 single flipped bits, and excludes code only by
+an allow-list. A file gets its name by a rename, after its bytes are synced and before its directory entry is, so that a
+kill at any moment leaves the old file or the new one. Of files written in place, 136 of 150 were unreadable after a
+kill.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIGEST_END = 40
 
 
 def encode(header: bytes, payload: bytes) -> list[bytes]:
-    """A whole file, in pieces."""
+    """Encode a whole file, in chunks."""
     rest = PREFIX.pack(MAGIC, b"", FORMAT_VERSION, len(header), len(payload))[_DIGEST_END:]
     digest = hashlib.sha256(rest)
     digest.update(header)
@@ -42,7 +42,7 @@ def encode(header: bytes, payload: bytes) -> list[bytes]:
 
 
 def digest_of(file: IO[bytes]) -> bytes:
-    """SHA-256 of everything after the digest, a megabyte at a time."""
+    """SHA-256 of everything after the digest, read in chunks of 1 MiB."""
     file.seek(_DIGEST_END)
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
@@ -51,7 +51,7 @@ def digest_of(file: IO[bytes]) -> bytes:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file has the sizes and the digest that it says."""
+    """Whether a file has the magic, version, sizes and digest of a complete checkpoint."""
     try:
         with path.open("rb") as file:
             prefix = file.read(PREFIX.size)
@@ -66,8 +66,8 @@ def is_whole(path: Path) -> bool:
 
 
 def write_atomically(path: Path, chunks: list[bytes]) -> None:
-    """Write a file so that at every moment the old one or the new one stands there, whole. Raises OSError."""
-    # In the same directory, so that the rename stays within one file system; the pid keeps two writers apart.
+    """Write a file atomically: at any time `path` is the complete old file or the complete new one. Raises OSError."""
+    # In the same directory, so that the rename stays within one file system; the pid separates two writers.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -82,7 +82,7 @@ def write_atomically(path: Path, chunks: list[bytes]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` survive a loss of power."""
+    """Sync the entries of `directory`, so that they survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Header of a checkpoint, as a record and as JSON that is checked key by key."""
+"""Header of a checkpoint, as a record and as JSON with a check of every key."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _ACTIONS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointMeta:
-    """What a checkpoint says of itself in its header.
+    """Header of a checkpoint.
 
     Attributes:
         env: name of the environment (see `EnvSpec.name`).
         algo: name of the algorithm.
-        spec: the environment as the policy saw it.
+        spec: the environment's spaces, as the policy sees them.
         options: the algorithm's hyper-parameters by name, JSON values only.
         seed: seed of the run.
         env_steps, updates, episodes, policy_version: the run's counters.
-        weights_env_steps: environment steps when the acting weights were copied, where training has gone on since.
+        weights_env_steps: environment steps at which evaluated acting weights were copied; None for the current ones.
         train_seconds: the run's training clock.
         return_mean: mean return of the evaluation of these weights, or None.
-        asyncrl_version: which asyncrl wrote it.
+        asyncrl_version: version of asyncrl that wrote the file.
     """
 
     env: str
@@ -52,7 +52,7 @@ class CheckpointMeta:
 
 
 def meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:
-    """The header's JSON object."""
+    """Convert the header to a JSON object."""
     kind = next(name for name, cls in _ACTIONS.items() if isinstance(meta.spec.action, cls))
     record = asdict(meta)
     record["spec"]["action"]["kind"] = kind
@@ -60,7 +60,7 @@ def meta_to_json(meta: CheckpointMeta) -> dict[str, Any]:
 
 
 def meta_from_json(record: Any) -> CheckpointMeta:
-    """The record out of a parsed header. Raises TypeError or ValueError, which say what is missing or wrong."""
+    """Make the record from a parsed header. Raises TypeError or ValueError if a key is missing or wrong."""
     spec = _table("spec", _table("the header", record).pop("spec", None))
     action = _table("spec.action", spec.pop("action", None))
     kind = action.pop("kind", None)
@@ -81,7 +81,7 @@ def _table(name: str, value: Any) -> dict[str, Any]:
 
 
 def _record(kind: type[Any], values: dict[str, Any], **made: Any) -> Any:
-    """A record of `kind` with these fields: each known, of its type, and none missing that has no default."""
+    """Make a record of `kind`; every field must be known and of its type, and none without a default may be missing."""
     hints = get_type_hints(kind)
     names = {field.name for field in fields(kind)}
     unknown = sorted(values.keys() - names | values.keys() & made.keys())

@@ -1,8 +1,8 @@
-"""Read and write `config.toml`, a run's options as a file from which it can be trained again.
+"""Read and write `config.toml`, the options of a run in a file from which it can be trained again.
 
 Table `[trainer]` holds the fields of `TrainerConfig`; a table named after an algorithm (`[dqn]`) holds that algorithm's
-hyper-parameters. Options that the file leaves out keep their defaults. A mistake raises ASYNC017, which names the file,
-the path of the key and the nearest known option.
+hyper-parameters. Omitted options have their defaults. A mistake raises ASYNC017, which names the file, the path of the
+key and, for an unknown key, the nearest known option.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.options import coerce, functions_of, near_miss, option_help, option
 R = TypeVar("R")
 
 TRAINER = "trainer"
-"""Name of the table that holds the fields of `TrainerConfig`."""
+"""Name of the table with the fields of `TrainerConfig`."""
 
 
 def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[str, Any]]:
@@ -31,7 +31,7 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
 
     Args:
         file: a TOML file.
-        algorithms: the records of all algorithms by name.
+        algorithms: record classes of all algorithms by name.
 
     Raises:
         ConfigurationError: the file cannot be read, is not TOML, or has an unknown or mistyped key.
@@ -43,18 +43,18 @@ def read_config(file: Path, algorithms: Mapping[str, type]) -> dict[str, dict[st
             raise unknown_key(file, name, [TRAINER, *algorithms, *_known_paths(algorithms)])
         tables[name] = _checked_table(record, table, file, name, algorithms)
     trainer = tables.get(TRAINER, {})
-    if trainer.get("env_file") is not None:  # beside the file that names it
+    if trainer.get("env_file") is not None:  # relative to the configuration file
         trainer["env_file"] = str(file.parent / trainer["env_file"])
     return tables
 
 
 def read_trainer(file: Path) -> dict[str, Any]:
-    """The table of the run's options alone, checked like `read_config`; no algorithm is loaded."""
+    """Read only the table of the run's options, checked like `read_config`; no algorithm is loaded."""
     return _checked_table(TrainerConfig, _parse(file).get(TRAINER, {}), file, TRAINER, {})
 
 
 def _known_paths(algorithms: Mapping[str, type]) -> list[str]:
-    """Every `table.option`. Loads all algorithms, so it is asked for only where a key is unknown."""
+    """Every `table.option`. Loads all algorithms, so it is called only for an unknown key."""
     records = {TRAINER: TrainerConfig, **algorithms}
     return [f"{table}.{name}" for table, record in records.items() for name in option_help(record)]
 
@@ -88,7 +88,7 @@ def _checked_table(
 
 
 def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path: str) -> R:
-    """Return `record(**values)`, for values out of table `path` of `file`.
+    """Return `record(**values)`, for values from table `path` of `file`.
 
     Raises:
         ConfigurationError: an option is missing, or the record refuses a value.
@@ -108,12 +108,12 @@ def make_record(record: type[R], values: Mapping[str, Any], *, file: Path, path:
 
 
 def dump_config(config: TrainerConfig, algorithm: Any) -> str:
-    """Return both records as TOML: every option below its help; an option that is None is a comment."""
+    """Return both records as TOML: every option below its help; an option that is None or a function is a comment."""
     return _table(TRAINER, config) + "\n" + _table(config.algo, algorithm)
 
 
 def options_by_table(config: TrainerConfig, algorithm: Any) -> dict[str, dict[str, Any]]:
-    """Every option of both records, in the tables of `config.toml`."""
+    """Options of both records, in the tables of `config.toml`."""
     functions = {name: factory_name(function) for name, function in functions_of(algorithm).items()}
     return {TRAINER: option_values(config), config.algo: option_values(algorithm) | functions}
 
@@ -142,7 +142,7 @@ def _assignment(name: str, value: object) -> str:
 
 
 def unknown_key(file: Path, key: str, known: Iterable[str]) -> ConfigurationError:
-    """ASYNC017 for a key (its full path) that no record has, with the nearest of the `known` paths."""
+    """Make the error ASYNC017 for an unknown key (full path), with the nearest of the `known` paths."""
     facts: dict[str, object] = {"file": file, "key": key}
     fix = "remove it; `asyncrl train --help` lists every option"
     miss = _near_path(key, list(known))

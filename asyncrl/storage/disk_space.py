@@ -1,4 +1,4 @@
-"""Disk space: an estimate, before the first step, of what a run's checkpoints need; the error of a file that fails."""
+"""Disk space: an estimate of what a run's checkpoints need, made before its first step; errors of failed writes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from asyncrl.errors import ConfigurationError, LittleDiskSpace, ResourceError
 
 _HEADER_BYTES = 16_384
-"""What a file has beside its arrays, amply: the header, and the names in the payload."""
+"""Generous bound of a checkpoint's bytes besides its arrays: the header, and the names in the payload."""
 
 DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of the machine's; all others (no such folder, no permission) are of the path that was given."""
+"""Error codes of a full or failing disk; all others (no such folder, no permission) are errors of the given path."""
 
 
 @contextlib.contextmanager
 def error_of_file(what: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into `ResourceError` where the disk is full or fails, else into `ConfigurationError`.
+    """Turn an OSError into `ResourceError` if the disk is full or fails, else into `ConfigurationError`.
 
     Args:
-        what: what is written, such as "the picture".
-        path: where.
+        what: name of what is written, such as "the picture".
+        path: the file.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def error_of_file(what: str, path: Path) -> Iterator[None]:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of all arrays and tensors in nested dicts, lists and tuples."""
+    """Bytes of all arrays and tensors in nested dicts, lists and tuples; any other leaf counts as 8."""
     if isinstance(state, Mapping):
         return sum(state_bytes(item) for item in state.values())
     if isinstance(state, list | tuple):
@@ -48,23 +48,23 @@ def state_bytes(state: Any) -> int:
 def warn_of_little_space(
     directory: Path, kept: int, state: Mapping[str, Any], weight_count: int, rows_bytes: int = 0
 ) -> None:
-    """ASYNC044 where the disk of `directory` has no room for all checkpoints that a run holds at one time.
+    """Warn (ASYNC044) if the disk of `directory` has no room for all checkpoints that a run holds at one time.
 
-    These are `kept` by their step, the best one where it is older than these, and the one that is being written.
+    These are `kept` numbered files, the best one if it is older than these, and the one that is being written.
 
     Args:
-        directory: the run's.
+        directory: the run directory.
         kept: option `checkpoints_kept`.
-        state: what the learner's state is before its first update, which has the size of every later one.
-        weight_count: of the acting policy, whose weights stand in the file by themselves.
-        rows_bytes: of all rings, where checkpoints hold them: once, and once more while they are written.
+        state: the learner's state before its first update, which has the size of every later one.
+        weight_count: number of the acting policy's weights, which the file holds separately.
+        rows_bytes: bytes of all rings if checkpoints hold rows, else 0; needed once, and once more during a write.
     """
     each = state_bytes(state) + 4 * weight_count + _HEADER_BYTES
     needed = (kept + 2) * each + 2 * rows_bytes
     try:
         free = shutil.disk_usage(directory).free
     except OSError:
-        return  # writing will tell
+        return  # an error shows when a checkpoint is written
     if needed > free:
         text = (
             f"[ASYNC044] the checkpoints need {needed / 1e6:,.1f} MB ({kept + 2} files of {each / 1e6:,.1f} MB"

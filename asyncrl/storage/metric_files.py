@@ -1,8 +1,8 @@
-"""Metric files of a run that goes on: entries after its checkpoint are set aside.
+"""Metric files of a resumed run: entries after its checkpoint are removed.
 
-A run that was killed has reported more than its last checkpoint holds. It makes these steps again, so that the old
-entries would stand beside the new ones. `metrics.jsonl` and `progress.csv` keep what belongs to the checkpoint, and the
-rest goes to the end of `metrics_lost.jsonl`. TensorBoard gets another event file.
+A run that was killed has reported steps after its last checkpoint. The resumed run makes these steps again, and the old
+entries would be duplicates. `metrics.jsonl` and `progress.csv` keep the entries up to the checkpoint; the removed lines
+of `metrics.jsonl` are appended to `metrics_lost.jsonl`. TensorBoard gets another event file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 
 JSONL, CSV, LOST = "metrics.jsonl", "progress.csv", "metrics_lost.jsonl"
 STEPS = ("time/total_timesteps", "eval/total_timesteps")
-"""Names of the environment steps of a report, and of an evaluation."""
+"""Names of the environment steps in a report and in an evaluation."""
 
 
 def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None:
-    """Keep entries up to `env_steps`. Raises OSError.
+    """Keep the entries up to `env_steps`. Raises OSError.
 
-    Sets aside the evaluations at the steps `again` too, which are made again, and a last line that a kill has cut off.
+    Evaluations at the steps `again`, which will be repeated, and lines that cannot be parsed (such as a last line that
+    a kill has truncated) are removed too.
     """
     kept, lost = _split(_lines(directory / JSONL), _of_json, env_steps, again)
     if lost:
@@ -41,7 +42,7 @@ def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None
 def _split(
     lines: list[str], parse: Callable[[str], dict[str, Any] | None], env_steps: int, again: Collection[int]
 ) -> tuple[list[str], list[str]]:
-    """Lines that belong to the checkpoint, and the others."""
+    """Split lines into those up to the checkpoint and the others."""
     kept: list[str] = []
     lost: list[str] = []
     for line in lines:

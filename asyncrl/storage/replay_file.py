@@ -1,4 +1,4 @@
-"""The file of a checkpoint's rows: experience rings, priorities and the actors' states, beside the checkpoint itself.
+"""File of a checkpoint's rows, beside the checkpoint: experience rings, priorities and the actors' states.
 
     offset   bytes  what
          0       8  magic, "ASYNCRR" and a zero byte
@@ -7,9 +7,9 @@
         48       h  header: JSON (UTF-8), every array's name, dtype, shape
       48+h          the arrays, one after the other, without gaps
 
-Rows are written straight from shared memory, a stream at a time, and read by mapping the file: a replay of gigabytes
-needs no second place in memory. The file appears under its name by rename, after its bytes are synced. Nothing in it is
-executed by reading it; an actor's state is a pickle, which only that actor's next life unpickles.
+Rows are written directly from shared memory, piece by piece, and read by mapping the file, so that a replay of
+gigabytes is never copied in memory. The file gets its name by a rename, after its bytes are synced. Reading it executes
+no code; an actor's state is a pickle, which only that actor's next incarnation unpickles.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class RowArray:
     """One array of the file.
 
     Attributes:
-        name: unique in the file.
-        dtype: NumPy's name.
-        shape: C order.
-        pieces: returns its bytes as contiguous arrays, in order.
+        name: unique name in the file.
+        dtype: NumPy dtype name.
+        shape: shape, in C order.
+        pieces: returns an iterator over consecutive parts of the array, in C order.
     """
 
     name: str
@@ -62,10 +62,10 @@ class RowArray:
 
 
 def write_rows(path: Path, arrays: list[RowArray]) -> None:
-    """Write a file so that at every moment the old one or the new one stands there, whole.
+    """Write a file atomically: at any time `path` is the complete old file or the complete new one.
 
     Raises:
-        OSError: it does not fit on the disk (looked at before the first byte), or cannot be written.
+        OSError: it does not fit on the disk (checked before the first byte), or cannot be written.
     """
     needed, free = sum(array.nbytes for array in arrays), shutil.disk_usage(path.parent).free
     if needed > free:
@@ -104,7 +104,7 @@ def _write(file: Any, arrays: list[RowArray]) -> None:
 
 
 def read_rows(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name, mapped read-only.
+    """Return the arrays of a file by name, mapped read-only.
 
     Raises:
         CheckpointError: the file is missing or damaged (ASYNC019).
@@ -160,7 +160,7 @@ def _damaged(path: Path, check: str) -> CheckpointError:
 
 
 def split_rings(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]]:
-    """The arrays by ring, for names of the form `ring3/obs`, in the order of the rings."""
+    """Group arrays with names such as `ring3/obs` by ring, in the order of the rings."""
     rings: dict[int, dict[str, NDArray[Any]]] = {}
     for name, array in arrays.items():
         where, _, what = name.partition("/")

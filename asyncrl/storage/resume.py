@@ -1,6 +1,6 @@
-"""A run that goes on: its options, checked changes of them, and the checkpoint to go on from.
+"""Resumption of a run: its options, checked changes of them, and the checkpoint to resume from.
 
-What a checkpoint holds for it, and how much continues exactly, stands in `run_state.py`.
+`run_state.py` describes the content of a checkpoint, and how much continues exactly.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from asyncrl.storage.run_files import functions_of_run, network_of_run
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run goes on from.
+    """Checkpoint to resume a run from.
 
     Attributes:
-        path: the checkpoint.
+        path: the checkpoint file.
         meta: its header.
         core: state of network and optimiser.
         run: state of everything else; see `run_state.py`.
-        rows: the arrays of its replay file, or None: then the rings begin empty.
-        states: states of the actors, or None: then they begin new episodes.
-        best: state of the best checkpoint, which this one may be older than; empty where there is none.
-        notes: what does not go on as it was, one line each.
-        another_group: whether it is the checkpoint of rank 0 that another group goes on from, with its own random
-            numbers.
+        rows: arrays of its replay file, or None if the rings begin empty.
+        states: states of the actors, or None if they begin new episodes.
+        best: evaluations and weights of the best checkpoint, which may be newer than this one; empty without one.
+        notes: lines about what does not continue exactly.
+        another_group: whether another group resumes from this checkpoint of rank 0, with its own random generators.
     """
 
     path: Path
@@ -61,11 +60,11 @@ class Resumption:
 
     @property
     def other_updates(self) -> int:
-        """Updates of all groups but rank 0 so far, of those that count (see `Group.others`)."""
+        """Updates of all groups but rank 0 so far, as far as they count (see `Group.others`)."""
         return _of_others(self.run, "updates")
 
     def for_another_group(self) -> Resumption:
-        """What another group goes on from: the learner's state and its counters, without rows and evaluations."""
+        """Make the resumption of another group: the learner's state and counters, without rows and evaluations."""
         run = {name: value for name, value in self.run.items() if name not in ("rows", "why")}
         run["evaluations"] = {name: values[:0] for name, values in self.run["evaluations"].items()}
         run["pending"] = []
@@ -75,17 +74,17 @@ class Resumption:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far; with rows those that the actors had made and the learner had not taken in too."""
+        """Environment steps so far; with rows, including steps that the learner had not yet inserted."""
         return _steps_made(self.run, self.meta) if self.rows is not None else self.meta.env_steps
 
     def lines(self) -> tuple[str, ...]:
-        """The same for people."""
+        """Lines for the user: the checkpoint, and `notes`."""
         meta = self.meta
         first = f"goes on from {self.path}: {self.env_steps:,} steps, {meta.updates:,} updates"
         return (first, *self.notes)
 
     def record(self) -> dict[str, Any]:
-        """What `meta.json` says of it."""
+        """Entry in `meta.json`."""
         return {
             "checkpoint": self.path.name,
             "env_steps": self.env_steps,
@@ -96,14 +95,14 @@ class Resumption:
 
 
 def options_of_run(run: Path, given: Container[str] = ()) -> tuple[TrainerConfig, Algorithm]:
-    """The options in a run's `config.toml`; `run_dir` is the directory itself.
+    """Read the options in a run's `config.toml`; `run_dir` is set to the directory.
 
     Args:
-        run: the directory.
-        given: names of options that will be given anew.
+        run: the run directory.
+        given: names of options that will get a new value.
 
     Raises:
-        ConfigurationError: there is no run, its file is wrong, or a function that it had is not kept (ASYNC017).
+        ConfigurationError: there is no run, its file is invalid, or one of its functions was not pickled (ASYNC017).
     """
     file = run / "config.toml"
     if not file.exists():
@@ -131,12 +130,12 @@ def options_of_run(run: Path, given: Container[str] = ()) -> tuple[TrainerConfig
 def changed_options(
     config: TrainerConfig, algorithm: Algorithm, changes: Mapping[str, Any]
 ) -> tuple[TrainerConfig, Algorithm]:
-    """Both records with the options of the run or of the algorithm that `changes` names.
+    """Return both records with `changes` of options of the run or of the algorithm.
 
     Raises:
-        TypeError: an option that does not exist.
-        ConfigurationError: one that may not change (ASYNC017).
-        ValueError: a value outside its range.
+        TypeError: an option does not exist.
+        ConfigurationError: an option may not change (ASYNC017).
+        ValueError: a value is outside its range.
     """
     known = {TrainerConfig: {}, type(algorithm): {}}  # type: dict[type, dict[str, Any]]
     for name, value in changes.items():
@@ -153,10 +152,10 @@ def changed_options(
 
 
 def total_of(steps: int | str | None, done: int) -> int | None:
-    """Environment steps of the whole run: `"+100k"` is as many more than `done`, anything else the total.
+    """Environment steps of the whole run: `"+100k"` adds to `done`, anything else is the total.
 
     Raises:
-        ConfigurationError: it is no whole number (ASYNC017).
+        ConfigurationError: `steps` is not a whole number (ASYNC017).
     """
     if steps is None or isinstance(steps, int):
         return steps
@@ -169,7 +168,7 @@ def total_of(steps: int | str | None, done: int) -> int | None:
 
 
 def refuse_if_used_up(config: TrainerConfig, env_steps: int, train_seconds: float) -> None:
-    """Raise `ConfigurationError` where the run has nothing left to do (ASYNC017)."""
+    """Raise `ConfigurationError` (ASYNC017) if the run has reached its `total_steps` or `max_seconds`."""
     rules = (
         ("total_steps", config.total_steps, env_steps, "total_steps='+100k', on the command line --steps +100k"),
         ("max_seconds", config.max_seconds, train_seconds, "a larger max_seconds: it counts from the beginning"),
@@ -190,7 +189,7 @@ def prepare_resumption(
     changes: Mapping[str, Any],
     restore_episodes: bool,
 ) -> tuple[TrainerConfig, Algorithm, Resumption]:
-    """The options that a run goes on with, and its checkpoint; see `Trainer.resume`."""
+    """Return the options of the resumed run, and its checkpoint; see `Trainer.resume`."""
     config, algorithm = options_of_run(run, changes)
     path = run / "checkpoints" / checkpoint
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
@@ -239,7 +238,7 @@ def _resumption(
     algorithm: Algorithm,
     restore_episodes: bool,
 ) -> Resumption:
-    """What the run goes on from. Raises `CheckpointError` where its file of rows is missing or damaged (ASYNC019)."""
+    """Make the resumption. Raises `CheckpointError` if its rows file is damaged (ASYNC019); a missing one is a note."""
     state, meta = checkpoint
     run = state["run"]
     rows, states, why = None, None, str(run.get("why", ""))
@@ -261,7 +260,7 @@ def _resumption(
 
 
 def _best_state(folder: Path) -> Mapping[str, Any]:
-    """Evaluations and weights in the best checkpoint; empty where there is none that can be read."""
+    """Evaluations and weights in the best checkpoint; empty if there is none that can be read."""
     try:
         state = load(folder / "best")[0]
         return {"evaluations": state["run"]["evaluations"], "weights": state["weights"]}

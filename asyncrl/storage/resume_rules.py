@@ -1,7 +1,7 @@
-"""Options that may not change when a run goes on, as data, and the one check of them.
+"""Table of the options that may not change when a run is resumed, and the check of them.
 
-An option that is not named here may change: how long and how fast to train, what is evaluated, reported, saved and
-served, learning rates and the coefficients of a loss.
+All other options may change: length and speed of training, evaluation, reports, checkpoints, the live page, learning
+rates and the coefficients of a loss.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ FIXED = {
     "normalize_observations": STATISTICS,
     "normalize_rewards": STATISTICS,
 }
-"""Options of the run and of every algorithm that may not change, and why."""
+"""Options of the run and of all algorithms that may not change, with the reason."""
 FIXED_IN_LOCKSTEP = dict.fromkeys(("num_actors", "inference"), "in lockstep every number depends on it")
-"""Those that may not change where the discipline makes the numbers exact."""
+"""Further options that may not change if the discipline is exact (see `is_exact`), with the reason."""
 
 
 def check_changes(
     config: TrainerConfig, algorithm: Algorithm, new_config: TrainerConfig, new_algorithm: Algorithm
 ) -> None:
-    """Compare the options of a run with those it is to go on with.
+    """Compare the options of a run with those it is to be resumed with.
 
     Raises:
-        ConfigurationError: one may not change; the text names it, both values and the reason (ASYNC017).
+        ConfigurationError: an option may not change; the text names it, both values and the reason (ASYNC017).
     """
     fixed = FIXED | FIXED_IN_LOCKSTEP if is_exact(algorithm) else FIXED
     before = {**option_values(algorithm), **option_values(config)}
@@ -71,7 +71,7 @@ def check_changes(
 
 
 def refused_change(name: str, before: Any, after: Any, reason: str) -> ConfigurationError:
-    """ASYNC017 for an option that may not change when a run goes on."""
+    """Make the error ASYNC017 for an option that may not change when a run is resumed."""
     return ConfigurationError(
         f"{name} may not change when a run goes on: {reason}",
         facts={"option": name, "of the run": before, "asked for": after},

@@ -1,7 +1,7 @@
-"""The directory of a run: its lock, its small files and the record of its machine. See README, "A run's directory".
+"""Directory of a run: its lock, its small files and the record of its machine. See README, "A run's directory".
 
-Every file is written whole (temporary file, rename), so that a reader never sees half a file during the run. A run
-without a directory has a `RunDirectory` that writes nothing.
+Every file is written atomically (temporary file, rename), so that a reader never sees a partial file. A run without a
+directory has a `RunDirectory` that writes nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from asyncrl.storage.checkpoint_folder import CheckpointFolder
 LOCK = ".lock"
 """Name of the lock file; a run that uses the directory holds its lock, and the file holds the process id."""
 HOLDER_SECONDS = 2.0
-"""How long a refused run waits for the holder to have written its process id."""
+"""Time that a refused run waits for the lock's holder to write its process id."""
 
 
 class RunDirectory:
     """Owns a run's directory; event-loop thread only.
 
     Args:
-        path: the directory, created where it does not exist; or None to write nothing.
-        checkpoints_kept: numbered checkpoints that stay.
-        goes_on: the directory holds the run that goes on.
+        path: the directory, created if it does not exist; or None to write nothing.
+        checkpoints_kept: number of numbered checkpoints to keep.
+        goes_on: whether the directory holds the run that is resumed.
 
     Raises:
-        ConfigurationError: the directory holds another run, is in use by one, or cannot be created.
+        ConfigurationError: the directory holds another run, is in use by a run, or cannot be created.
     """
 
     def __init__(self, path: str | Path | None, checkpoints_kept: int = 3, goes_on: bool = False) -> None:
@@ -64,7 +64,7 @@ class RunDirectory:
             )
 
     def close(self) -> None:
-        """Release the lock on the directory; may be called twice."""
+        """Release the lock on the directory; idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -76,17 +76,17 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> CheckpointFolder | None:
-        """The folder of checkpoints, or None."""
+        """Folder of the checkpoints, or None."""
         if self.path is None:
             return None
         return CheckpointFolder(self.path / "checkpoints", self._checkpoints_kept)
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
-        """Write `name` whole. Raises OSError where it cannot be written; the old file then stays."""
+        """Write the file `name` atomically. Raises OSError if it cannot be written; the old file then remains."""
         self.write_bytes(name, text.encode(), mode)
 
     def write_bytes(self, name: str, data: bytes, mode: int = 0o644) -> None:
-        """Write `name` whole, like `write_text`. Raises OSError."""
+        """Write the file `name` atomically, like `write_text`. Raises OSError."""
         if self.path is None:
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class RunDirectory:
             raise
 
     def write_json(self, name: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
-        """Write `value` as strict JSON, whole; NaN and infinity become null. Raises OSError."""
+        """Write `value` as strict JSON, atomically; NaN and infinity become null. Raises OSError."""
         self.write_text(name, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", mode)
 
     def remove(self, name: str) -> None:
@@ -114,7 +114,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def refuse_unwritable(path: Path) -> Iterator[None]:
-    """Turn an OSError into `ConfigurationError`; for files written before training, while there is nothing to lose."""
+    """Turn an OSError into `ConfigurationError`; for files written before training, when an error loses nothing."""
     try:
         yield
     except OSError as error:
@@ -126,9 +126,9 @@ def refuse_unwritable(path: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock the directory for this process, until the descriptor is closed; None where locks are not supported.
+    """Lock the directory until the returned file descriptor is closed; None if locks are not supported.
 
-    Raises `ConfigurationError` where another run holds the lock. The kernel releases the lock of a dead process.
+    Raises `ConfigurationError` if another run holds the lock. The kernel releases the lock of a dead process.
     """
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -150,7 +150,10 @@ def _lock(path: Path) -> int | None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock. It says so just after it has taken it; until then nobody stands there, or a dead process."""
+    """Process that holds the lock, from the lock file.
+
+    The holder writes it just after it takes the lock; until then the file is empty or has a dead process's id.
+    """
     for _ in range(100):
         holder = os.pread(descriptor, 200, 0).decode(errors="replace")
         found = re.fullmatch(r"pid (\d+) on (.*)", holder)
@@ -163,7 +166,7 @@ def _holder(descriptor: int) -> str:
 def _holds_a_run(path: Path) -> str:
     """Name of a file that a run has left here, or "".
 
-    A run that failed before its first step leaves a summary and nothing to lose; its directory may be used again.
+    The directory of a run that failed before its first step has only a summary, and may be used again.
     """
     for found in sorted((path / "checkpoints").iterdir()):
         if not found.name.startswith("."):
@@ -216,7 +219,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Git commit of the working directory, with `-dirty`; None where there is no repository."""
+    """Git commit of the working directory, with `-dirty` if it is; None without a repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

@@ -1,15 +1,15 @@
-"""Files that say what a run is, written before it trains: options, machine, and the code that only pickles can keep.
+"""Files that describe a run, written before it trains: options, machine, and pickles of its code.
 
     config.toml       every option
-    meta.json         versions, command, seed, machine; `resumed` has the same of every time that the run went on
-    environment.pkl   the cloudpickled factory or gymnasium spec, where the environment is no plain id; `env_file` in
+    meta.json         versions, command, seed, machine; `resumed` has the same for every time the run was resumed
+    environment.pkl   the cloudpickled factory or gymnasium spec, if the environment is not a plain id; `env_file` in
                       `config.toml` names it
-    network.pkl       the cloudpickled factory `network` of the algorithm's record, where it has one
+    network.pkl       the cloudpickled factory `network` of the algorithm's record, if it has one
     functions.pkl     its other functions by name (a learning rate of progress), None for one that does not pickle
 
-A pickle is a program: whoever unpickles it runs it. These are unpickled only where the run's environment, network or
-functions are used again, by a command or a call that names the run directory, so use a directory that somebody else has
-made only if you would run that person's scripts too. The environment is unpickled in the processes that step it.
+Unpickling a file runs its code. These files are unpickled only to use the run's environment, network or functions
+again, by a command or a call that names the run directory. Use a directory made by somebody else only if you would also
+run that person's scripts. The environment is unpickled in the processes that step it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ FUNCTIONS = "functions.pkl"
 
 
 class Origin(Protocol):
-    """What a run goes on from."""
+    """Checkpoint that a run is resumed from."""
 
     def record(self) -> dict[str, Any]:
-        """What `meta.json` says of it: `checkpoint`, its `env_steps`, and more."""
+        """Entry in `meta.json`: `checkpoint`, its `env_steps`, and more."""
         ...
 
 
@@ -53,9 +53,9 @@ def write_run_files(
     source: EnvSource,
     resumed: Origin | None = None,
 ) -> None:
-    """Write all of them; of a run that goes on, `resumed` says from where. Raises OSError where one cannot be written.
+    """Write all of these files. Raises OSError if one cannot be written.
 
-    The metric files of a run that goes on keep the entries up to its checkpoint.
+    With `resumed`, the checkpoint of a resumed run, the metric files keep only the entries up to that checkpoint.
     """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
@@ -66,7 +66,7 @@ def write_run_files(
     pickled = source.kind in ("spec", "factory")
     if pickled:
         directory.write_bytes(ENVIRONMENT, source.payload)
-    # The file may be copied, and be trained from again: where it lies is not one of the run's options.
+    # The file may be copied and used for another run, so it does not hold its own location.
     config = dataclasses.replace(config, env_file=ENVIRONMENT if pickled else None, run_dir=None)
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
@@ -78,7 +78,7 @@ def write_run_files(
 
 
 def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, FunctionOfProgress | None]:
-    """The same with None, and a warning, for each that does not pickle: training does not need that, resuming does."""
+    """Replace each function that does not pickle by None, with a warning: only a resumed run needs the pickle."""
     kept: dict[str, FunctionOfProgress | None] = dict(functions)
     for name, function in functions.items():
         try:
@@ -93,18 +93,18 @@ def _that_pickle(functions: Mapping[str, FunctionOfProgress]) -> dict[str, Funct
 
 
 def _described_again(file: Path, resumed: dict[str, Any]) -> dict[str, Any]:
-    """The content of `meta.json` with another entry of `resumed`, which says when, where and from what."""
+    """Content of `meta.json` with another entry in `resumed`: time, machine and checkpoint."""
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
         return {**before, "resumed": [*before.get("resumed", []), resumed]}
-    except (OSError, ValueError, AttributeError, TypeError):  # written by nobody, or by somebody else
+    except (OSError, ValueError, AttributeError, TypeError):  # missing, or not written by asyncrl
         return {**resumed, "resumed": [resumed]}
 
 
 def environment_of_run(run: Path, name: str) -> EnvSource:
-    """The environment `name` of a run: its pickle where the directory has one, else the id. Unpickles nothing.
+    """Environment `name` of a run: its pickle if the directory has one, else the id. Unpickles nothing.
 
-    The pickle has the run's keyword arguments and wrappers within it; an id takes them from `config.toml`.
+    The pickle includes the run's keyword arguments and wrappers; for an id they are read from `config.toml`.
 
     Raises:
         ConfigurationError: `config.toml` cannot be read (ASYNC017).
@@ -117,7 +117,7 @@ def environment_of_run(run: Path, name: str) -> EnvSource:
 
 
 def network_of_run(run: Path) -> NetworkFactory | None:
-    """The network factory of a run, None where its networks are perceptrons. Unpickles it, which runs its code.
+    """Network factory of a run, None if it has none of its own. Unpickles it, which runs its code.
 
     Raises:
         ConfigurationError: the file cannot be read or unpickled (ASYNC017).
@@ -140,10 +140,10 @@ def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, Functio
 
     Args:
         run: directory of the run.
-        given: names of options that are given anew, and left out.
+        given: names of options with a new value, which are left out.
 
     Raises:
-        ConfigurationError: the file cannot be read or unpickled, or one did not pickle (ASYNC017).
+        ConfigurationError: the file cannot be read or unpickled, or a function did not pickle (ASYNC017).
     """
     file = run / FUNCTIONS
     if not file.exists():
@@ -168,7 +168,7 @@ def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, Functio
 
 
 def unpickled_network(data: bytes) -> NetworkFactory:
-    """The factory in a pickle, whose code this runs. Raises whatever the pickle raises."""
+    """Unpickle a network factory, which runs its code. Raises whatever the pickle raises; TypeError if not callable."""
     network: Any = pickle.loads(data)
     if not callable(network):
         raise TypeError(f"it holds {type(network).__name__}, not a function of inputs and outputs")

@@ -1,14 +1,13 @@
-"""Nested state as a safetensors file: arrays and tensors as they are, and the tree that holds them as JSON.
+"""Nested state as a safetensors file: the arrays and tensors, and the tree that contains them as JSON.
 
     __metadata__    "state"    JSON: the tree, whose leaves are values or the names of tensors
     0, 1, ...       every array and tensor, in the order of the tree
 
-Reading it runs nothing, allocates nothing that is larger than the bytes that are there, and gives what the caller may
-change. A tree in JSON:
+Reading runs no code, allocates no array larger than the file, and returns arrays that the caller may change. The tree:
 
-    null, true, 3, 2.5, "text"      themselves; NaN and infinity by Python's names for them
+    null, true, 3, 2.5, "text"      themselves; NaN and infinity as Python's `json` writes them
     ["list", ...], ["tuple", ...]   a list, a tuple
-    ["dict", [key, value], ...]     a dict; keys are texts or integers
+    ["dict", [key, value], ...]     a dict; keys are strings or integers
     ["array", name]                 a NumPy array; ["bytes", name] bytes; ["tensor", name] a tensor on the CPU;
                                     ["bfloat16", name] one of that dtype, which NumPy lacks
 """
@@ -27,15 +26,15 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
 MAX_STATE_NODES = 100_000
-"""Most dicts, lists, tensors and numbers in a state that is read."""
+"""Most values (dicts, lists, tensors, numbers and so on) in a state that is read."""
 _PLAIN = (bool, int, float, str)
 
 
 def pack(state: Mapping[str, Any]) -> bytes:
-    """The file of a state.
+    """Encode a state as the bytes of a file.
 
     Raises:
-        TypeError: something in it is no dict, list, tuple, tensor, NumPy array, number, text, bytes or None.
+        TypeError: a value is not a dict, list, tuple, tensor, NumPy array, number, string, bytes or None.
     """
     tensors: dict[str, NDArray[Any]] = {}
     tree = _tree(state, tensors)
@@ -43,10 +42,10 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """The state out of a file; arrays and tensors are the caller's own.
+    """Decode the state in a file; arrays and tensors are the caller's own.
 
     Raises:
-        Exception: the file is none that `pack` writes; of several kinds, as JSON and safetensors raise them.
+        Exception: `pack` does not write such a file; several kinds, such as those of JSON and safetensors.
     """
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -57,13 +56,13 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
-    """The JSON of a value; its arrays go to `tensors`."""
+    """Convert a value to JSON; its arrays are added to `tensors`."""
 
     def named(kind: str, array: NDArray[Any]) -> list[str]:
         name = str(len(tensors))
         tensors[name] = np.array(
             array, order="C"
-        )  # which keeps an array without axes, unlike ascontiguousarray
+        )  # keeps an array with 0 dimensions, unlike ascontiguousarray
         return [kind, name]
 
     if isinstance(value, np.generic):
@@ -89,7 +88,7 @@ def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
 
 
 class _Reader:
-    """Makes values out of a tree and its tensors, no more than `MAX_STATE_NODES`."""
+    """Makes values from a tree and its tensors, at most `MAX_STATE_NODES`."""
 
     def __init__(self, tensors: dict[str, NDArray[Any]]) -> None:
         self._tensors = tensors
@@ -121,7 +120,7 @@ class _Reader:
         return found
 
     def _array(self, name: str, dtype: type[Any] | None = None) -> NDArray[Any]:
-        # A tensor is given once: two names for one would be one array in two places, and more than the file's bytes.
+        # Each tensor may occur once in the tree: repeats could need more memory than the file has bytes.
         array = self._tensors.pop(name)
         if dtype is not None and array.dtype != dtype:
             raise TypeError(f"tensor {name} is {array.dtype}")
