@@ -1,4 +1,4 @@
-"""`asyncrl bench ENV`: speed of environment, actors, learner and all together; `trainer/sides.py` measures."""
+"""`asyncrl bench ENV`: measure the speed of environment, actors, learner and all together, by `trainer/sides.py`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from asyncrl.trainer.sides import Sides
 
 OPTIONS = (*plan.OPTIONS[:2], "num_actors", *plan.OPTIONS[2:])
-"""Options of the run that matter here."""
+"""Options of the run that affect its speed."""
 LIMITS = {
     **plan.LIMITS,
     "cores": "the cores, which actors and learner share: either is faster alone; more cores would help",
 }
-"""What bounds the speed, and what changes that."""
+"""Text of each bottleneck, and what would relieve it."""
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
-    """The flags of `asyncrl bench`, with those of `algorithm` where it is known."""
+    """Flags of `asyncrl bench`, with those of `algorithm` if it is known."""
     text = (
         "Measure one environment, the actors, the learner and all together, and say which is the bottleneck."
     )

@@ -1,7 +1,7 @@
-"""A limit for the calls of an environment that this process itself plays: `asyncrl enjoy` has no process to watch it.
+"""Time limit for the environment calls of `asyncrl enjoy`, which plays in this process without a supervisor.
 
-Python cannot end a call of somebody else's code, least of all one that waits within C. What hangs is therefore told,
-with the Python stack, and ends the process.
+Python cannot interrupt a call of foreign code, least of all one that waits in C. A hung call is therefore reported with
+its Python stack, and the process ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from asyncrl.errors import TRACEBACK_LIMIT, EnvironmentHung, printable
 
 LOOK_SECONDS = 0.1
 LOCKED_SECONDS = 10.0
-"""How much later a call ends the process that keeps the interpreter locked: by the stack alone, with exit code 1."""
+"""Additional time limit for a call that keeps the interpreter locked: then only the stack is printed; exit code 1."""
 
 
 class CallLimit:
-    """Ends this process with ASYNC015 where a call takes too long; a context manager for the main thread.
+    """Context manager for the main thread that ends the process with ASYNC015 if a call takes too long.
 
     Args:
-        seconds: longest duration of a call; time in which the process was stopped does not count.
-        name: of the environment.
-        on_hang: called before the process ends, on another thread.
+        seconds: maximum duration of a call; time in which the process was stopped does not count.
+        name: the environment's name.
+        on_hang: called on another thread before the process ends.
 
     Attributes:
         seconds: as given; may be changed between calls.
@@ -43,7 +43,7 @@ class CallLimit:
         self._thread = threading.Thread(target=self._watch, name="asyncrl-call-limit", daemon=True)
 
     def ask(self, call: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """What `function` returns, within the limit."""
+        """Call `function` within the limit and return its result."""
         self._call, self._calls = call, self._calls + 1
         try:
             return function(*arguments, **options)
@@ -87,7 +87,7 @@ class CallLimit:
 
 
 class LimitedEnv:
-    """An environment whose `reset`, `step`, `render` and `close` have a limit; everything else is the environment's."""
+    """Environment whose `reset`, `step`, `render` and `close` have a limit; other attributes are passed through."""
 
     def __init__(self, env: Any, limit: CallLimit) -> None:
         self._env, self._limit = env, limit

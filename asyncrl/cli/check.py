@@ -1,4 +1,4 @@
-"""`asyncrl check ENV`: spaces and speed of an environment, what is odd about it, and which algorithms fit."""
+"""`asyncrl check ENV`: spaces, speed and problems of an environment, and the algorithms that fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl check`."""
+    """Flags of `asyncrl check`."""
     parser = Parser(
         prog="asyncrl check",
         usage="asyncrl check ENV [options]",
@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, server: ForkServer) -> int:
-    """Try it; returns the exit code. Raises what a run would refuse."""
+    """Try the environment and print the result; returns the exit code. Raises the errors that a run would raise."""
     from asyncrl.actors.probe import trial
     from asyncrl.envs.source import EnvSource
 
@@ -87,7 +87,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
 
 
 def _action(action: ActionSpec) -> str:
-    """An action space as gymnasium writes it."""
+    """Action space in gymnasium's notation."""
     from asyncrl.interfaces import BoxAction, DiscreteAction
 
     if isinstance(action, BoxAction):

@@ -1,4 +1,4 @@
-"""`asyncrl clean`: remove what runs that were killed have left behind. Never a result, unless it is asked for."""
+"""`asyncrl clean`: remove leftover files of killed runs, never results; on request also runs that never trained."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.cli.run_name import existing_folder
 from asyncrl.show.kept_run import KeptRun, find_runs
 
 LEFT_OVER = ("http.json", ".http.json.*", ".*.tmp", "checkpoints/.*")
-"""Files that mean something during a run only."""
+"""Files that have a meaning only during a run."""
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl clean`."""
+    """Flags of `asyncrl clean`."""
     parser = Parser(
         prog="asyncrl clean",
         usage="asyncrl clean [FOLDER] [--empty] [--dry-run]",
@@ -32,7 +32,7 @@ def make_parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Remove and say what; returns the exit code."""
+    """Remove leftover files and print their names; returns the exit code."""
     folder = existing_folder(options.FOLDER, "clean")
     ended = [run for run in find_runs(folder) if run.pid is None]
     empty = [run.path for run in ended if options.empty and is_empty(run)]
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def left_over(run: KeptRun) -> Iterator[Path]:
-    """Files of an ended run that meant something while it went on."""
+    """Files of an ended run that had a meaning only while it ran."""
     for pattern in LEFT_OVER:
         yield from (file for file in sorted(run.path.glob(pattern)) if file.is_file())
 

@@ -1,4 +1,4 @@
-"""`asyncrl completion SHELL`: a script for tab completion, written by shtab."""
+"""`asyncrl completion SHELL`: print a script for tab completion, made by shtab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDERS = ("RUN", "FOLDER", "A", "B", "run_dir")
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl completion`."""
+    """Flags of `asyncrl completion`."""
     parser = Parser(
         prog="asyncrl completion",
         usage="asyncrl completion bash|zsh",
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """One parser with all commands, and the values that their options take."""
+    """One parser with all commands and the values of their options."""
     import shtab
 
     from asyncrl.algorithms import ALGORITHMS

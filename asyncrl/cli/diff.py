@@ -1,4 +1,4 @@
-"""`asyncrl diff A B`: the options in which two runs differ, and what came of it."""
+"""`asyncrl diff A B`: the options in which two runs differ, and their outcomes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncrl.cli.text_table import existing_run, number, text_table
 from asyncrl.show.kept_run import KeptRun, differing_options
 
 NOT_OPTIONS = ("trainer.run_dir", "trainer.env_file")
-"""Where a run lies is no difference between two."""
+"""Options that name a run's location, which are not compared."""
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl diff`."""
+    """Flags of `asyncrl diff`."""
     parser = Parser(
         prog="asyncrl diff",
         usage="asyncrl diff A B",
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Print both tables; returns the exit code."""
     runs = [existing_run(options.A), existing_run(options.B)]
     differing = differing_options(runs)
-    shared = set(runs[0].options) & set(runs[1].options)  # not those of two algorithms
+    shared = set(runs[0].options) & set(runs[1].options)  # leaves out the options of two different algorithms
     rows = [
         (name, *(_text(value) for value in values))
         for name, values in differing.items()

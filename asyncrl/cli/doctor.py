@@ -1,4 +1,4 @@
-"""`asyncrl doctor RUN`: what is wrong with a run, one option to change, and the evidence."""
+"""`asyncrl doctor RUN`: faults of a run, one option to change for each, and the evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WELL = "Nothing stands out."
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl doctor`."""
+    """Flags of `asyncrl doctor`."""
     parser = Parser(
         prog="asyncrl doctor",
         usage="asyncrl doctor RUN [--all] [--json]",

@@ -1,4 +1,4 @@
-"""`asyncrl enjoy`: watch a policy, in the environment's own window or as a video."""
+"""`asyncrl enjoy`: show a policy in the environment's own window or record it as a video."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class WindowClosed(Exception):
-    """The window was closed, which ends the command in good order."""
+    """Raised when the user closes the window; ends the command with exit code 0."""
 
 
 DEFAULT_FPS = 30.0
-"""Frames per second of a video where the environment does not say."""
+"""Frames per second of a video if the environment's metadata has no `render_fps`."""
 READY_SECONDS = 60.0
-"""How long an environment may take to be built, at least."""
+"""Minimum time limit for building the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class EnjoyOptions:
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl enjoy`."""
+    """Flags of `asyncrl enjoy`."""
     parser = Parser(
         prog="asyncrl enjoy",
         usage="asyncrl enjoy RUN [options]",
@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str]) -> EnjoyOptions:
 
 
 def run(options: EnjoyOptions) -> int:
-    """Play and show; returns the exit code."""
+    """Play and show episodes; returns the exit code."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.show.video import VideoWriter, require_video
 
@@ -134,13 +134,13 @@ def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: Video
 
 
 def window_closed() -> bool:
-    """Whether somebody has closed the window that pygame drew, which gymnasium's environments do not look at."""
+    """Whether the user has closed pygame's window, which gymnasium's environments do not check."""
     pygame = sys.modules.get("pygame")
     return pygame is not None and pygame.display.get_init() and bool(pygame.event.peek(pygame.QUIT))
 
 
 def require_display() -> None:
-    """Check that a window can be opened. Raises ConfigurationError on a Linux without display."""
+    """Raise ConfigurationError if no window can be opened: on Linux without a display."""
     known = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in known):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`asyncrl eval`: its flags; `asyncrl.cli.playing` plays the episodes."""
+"""`asyncrl eval`: flags; `asyncrl.cli.playing` plays the episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl eval`."""
+    """Flags of `asyncrl eval`."""
     parser = Parser(
         prog="asyncrl eval",
         usage="asyncrl eval RUN [options]",

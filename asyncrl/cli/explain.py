@@ -1,4 +1,4 @@
-"""`asyncrl explain OPTION`: all that is known about one option. `asyncrl.cli.explanation` collects it."""
+"""`asyncrl explain OPTION`: print the documentation of one option, which `asyncrl.cli.explanation` collects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.cli.flags import Parser
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl explain`."""
+    """Flags of `asyncrl explain`."""
     parser = Parser(
         prog="asyncrl explain",
         usage="asyncrl explain OPTION",
@@ -24,7 +24,7 @@ def make_parser() -> Parser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse. Raises SystemExit with code 2 for a wrong argument."""
     parser = make_parser()
-    # The option may be written as a flag, which is none of this command.
+    # The option may be written as a flag, but this command has no such flag.
     plain = [word if word in ("-h", "--help") else word.removeprefix("--") for word in arguments]
     return parser.parse_exactly(plain)
 

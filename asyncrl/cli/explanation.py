@@ -1,4 +1,4 @@
-"""All that is known about one option, from the records, the presets and the table of other libraries' names."""
+"""Documentation of one option, from the records, the presets and the table of other libraries' names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from asyncrl.other_names import other_names
 RUN = "run"
 WIDTH = 100
 PROBES: tuple[Any, ...] = (-1, 0, 100_000, -1.0, 0.0, 1e10, (), (0,))
-"""Values that a range may leave out."""
+"""Values that may be outside of a range."""
 
 
 def explain(name: str) -> tuple[str, bool]:
-    """The explanation of an option, or what else to write; and whether the option exists.
+    """Explanation of an option, or a hint at the right name; and whether the option is known.
 
     Args:
         name: in any form: `samples_per_insert`, `--dqn.samples-per-insert`, `dqn.tau`, `buffer_size`.
@@ -51,7 +51,7 @@ def _all_names() -> set[str]:
 
 
 def _owners(option: str) -> dict[str, Option]:
-    """The option of every record that has one of that name, by the record's name."""
+    """Options of this name, by the record that has them (`run` or an algorithm)."""
     records: Mapping[str, type] = {RUN: TrainerConfig, **ALGORITHMS}
     return {
         name: known[option] for name, record in records.items() if option in (known := option_help(record))
@@ -114,7 +114,7 @@ def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _by_owner(texts: Mapping[str, str]) -> str:
-    """`16.0 for dqn, c51; 256.0 for sac`, or the text alone where it is the same for all."""
+    """`16.0 for dqn, c51; 256.0 for sac`, or only the text if it is the same for all."""
     groups = {text: of for text, of in _grouped(texts).items() if text}
     if len(groups) == 1 and len(texts) == sum(map(len, groups.values())):
         return next(iter(groups))
@@ -122,7 +122,7 @@ def _by_owner(texts: Mapping[str, str]) -> str:
 
 
 def allowed(owner: str, option: Option) -> str:
-    """The range of an option as its record states it: the rules by which it refuses extreme values."""
+    """Range of an option, taken from the error messages with which its record refuses extreme values."""
     record: Any = TrainerConfig if owner == RUN else ALGORITHMS[owner]
     required = {"env": "any", "algo": "any"} if owner == RUN else {}
     kinds = {kind for kind in (option.type, *get_args(option.type)) if isinstance(kind, type)}
@@ -147,7 +147,7 @@ def allowed(owner: str, option: Option) -> str:
 
 
 def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:
-    """A line per value: `32.0 in CartPole-v1 (c51, dqn), LunarLander-v3 (dqn)`."""
+    """One line per value: `32.0 in CartPole-v1 (c51, dqn), LunarLander-v3 (dqn)`."""
     values: dict[str, dict[str, list[str]]] = {}
     for algorithm in ALGORITHMS if RUN in owners else owners:
         for env, preset in load_presets(algorithm).items():

@@ -1,4 +1,4 @@
-"""`asyncrl export`: the policy of a run as a file that runs elsewhere."""
+"""`asyncrl export`: write the policy of a run to a file that can be used elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExportOptions:
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl export`."""
+    """Flags of `asyncrl export`."""
     parser = Parser(
         prog="asyncrl export",
         usage="asyncrl export RUN --onnx FILE [options]",

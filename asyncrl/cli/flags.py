@@ -1,12 +1,12 @@
-"""Flags of the command line, made from the records of options: one flag per field, with its docstring as help.
+"""Flags of the command line, generated from the option records: one flag per field, with its docstring as help.
 
-`--num-actors` sets `TrainerConfig.num_actors`, `--dqn.learning-rate` sets `DQN.learning_rate`, and a field that is true
-or false has a `--no-` flag too. The result holds only the flags that were given; files and presets decide the rest. A
-wrong flag or value ends with exit code 2.
+`--num-actors` sets `TrainerConfig.num_actors`, `--dqn.learning-rate` sets `DQN.learning_rate`, and a boolean field also
+has a `--no-` flag. The result holds only the flags that were given; files and presets supply the rest. A wrong flag or
+value ends with exit code 2.
 
-The parser is argparse, with shtab for tab completion. tyro and cyclopts make flags of a record too, in 0.06 s of
-processor time instead of 0.015, but of the type hints alone: help that shows the chosen algorithm only, ranges that the
-records check themselves and answers to the names of other libraries would be as much code of our own as this is.
+The parser is argparse, with shtab for tab completion. tyro and cyclopts also make flags from a record, in 0.06 s of
+processor time instead of 0.015, but only from its type hints: help for only the chosen algorithm, ranges that the
+records check themselves and hints for other libraries' names would need as much own code as this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNLISTED = (
     "fusion_momentum",
     "fusion_moments",
 )
-"""Flags that help leaves out, to stay within two screens; `asyncrl explain` and the documents have them."""
+"""Flags left out of help to keep it within two screens; `asyncrl explain` and the documentation have them."""
 SHORT = {"num_actors": "--actors", "total_steps": "--steps", "wrappers": "--wrapper"}
 """Short forms of the most common flags."""
 _ITEMS = {"env_kwargs": "KEY:VALUE", "wrappers": "MODULE:NAME"}
@@ -38,10 +38,10 @@ _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviations; the error for an unknown flag names the nearest known one.
+    """Argument parser without abbreviations; the error for an unknown flag names the most similar known one.
 
     Args:
-        answer: what is said about an unknown flag before the nearest one is looked for; None where it has nothing.
+        answer: returns a hint for an unknown flag, or None to name the most similar flag instead.
         options: of `argparse.ArgumentParser`.
     """
 
@@ -50,8 +50,8 @@ class Parser(argparse.ArgumentParser):
         self._answer = answer
 
     def parse_exactly(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse `arguments`. Raises SystemExit with code 2 for any that is unknown or wrong."""
-        # Before parsing: argparse would report an unknown flag by its value, or by a missing argument.
+        """Parse `arguments`. Raises SystemExit with code 2 for an unknown or wrong argument."""
+        # Checked before parsing: argparse would report an unknown flag's value, or a missing argument.
         for argument in arguments:
             name = argument.split("=", 1)[0]
             if name == "--":
@@ -64,18 +64,18 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def unknown_flag(self, name: str) -> NoReturn:
-        """Report an unknown flag; ends with exit code 2."""
+        """Report an unknown flag and exit with code 2."""
         answer = self._answer(name)
         if answer is not None:
             self.error(f"unknown option {name}; {answer}")
         self.unknown("option", name, near_flag(name, list(self._option_string_actions)))
 
     def unknown(self, what: str, name: str, miss: str | None) -> NoReturn:
-        """Report an unknown name; ends with exit code 2."""
+        """Report an unknown name and exit with code 2."""
         self.error(f"unknown {what} {name}" + (f"; did you mean {miss}?" if miss else ""))
 
     def error(self, message: str) -> NoReturn:
-        """Report a wrong argument in two lines; ends with exit code 2."""
+        """Report a wrong argument in two lines and exit with code 2."""
         text = f"{self.prog}: error: {message}"
         if len(text) > _LONGEST_LINE:
             indent = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
@@ -84,14 +84,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help in lines of at most 110 characters: one form of a flag, and what it does beside it."""
+    """Help formatter: lines of at most 110 characters, one form of each flag with its help beside it."""
 
     def __init__(self, prog: str) -> None:
         width = min(_WIDEST, shutil.get_terminal_size((80, 24)).columns)
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=max(60, width))
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:  # lines that were broken by hand
+        if "\n" in text:  # line breaks set by hand
             return super()._fill_text(text, width, indent)
         return argparse.HelpFormatter._fill_text(self, text, width, indent)
 
@@ -105,7 +105,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def near_flag(name: str, flags: Sequence[str]) -> str | None:
-    """The flag most similar to `name`; one of an algorithm may be written without its prefix."""
+    """Flag most similar to `name`; the prefix of an algorithm's flag may be missing in `name`."""
     bare = {"--" + flag.partition(".")[2]: flag for flag in flags if "." in flag}
     miss = bare.get(name) or near_miss(name, flags) or near_miss(name, bare)
     return bare.get(miss, miss) if miss else None
@@ -124,11 +124,11 @@ def add_flags(
 
     Args:
         group: gets the flags; `parser.add_argument_group(title)`.
-        record: of options.
-        prefix: in front of a field's name.
+        record: class of options.
+        prefix: put before each field's name.
         only: the fields to add, None for all.
         skip: fields to leave out.
-        brief: whether the help is the first clause of the docstring.
+        brief: whether the help is only the first clause of the docstring.
     """
     options = option_help(record)
     for name in options if only is None else only:
@@ -152,14 +152,14 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
     if option.type is bool:
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
     elif get_origin(option.type) is Mapping or option.type == tuple[str, ...]:
-        # Several after one flag, or the flag several times; the record converts them together.
+        # Several values after one flag, or the flag several times; the record converts them together.
         group.add_argument(*flags, nargs="+", action="extend", metavar=metavar(option), **common)
     else:
         group.add_argument(*flags, type=_converter(option), metavar=metavar(option), **common)
 
 
 def _text(option: Option, brief: bool) -> str:
-    """The help of an option and its default."""
+    """Help text of an option with its default."""
     text = option.help.rstrip(".")
     if brief:
         text = first_clause(text)
@@ -169,7 +169,7 @@ def _text(option: Option, brief: bool) -> str:
 
 
 def first_clause(text: str) -> str:
-    """A help text up to its first semicolon, or comma unless a list may have begun there."""
+    """Text up to its first semicolon, or its first comma unless the comma may be part of a list."""
     clause = text.split(";")[0]
     head, _, _ = clause.partition(", ")
     return clause if ":" in head or len(head.split()) < 2 else head
@@ -187,7 +187,7 @@ def _converter(option: Option) -> Callable[[str], Any]:
 
 
 def shown(value: object) -> str:
-    """A value as it is written on the command line."""
+    """Format a value as on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
@@ -196,7 +196,7 @@ def shown(value: object) -> str:
 
 
 def metavar(option: Option) -> str:
-    """What stands for the value of a flag in help."""
+    """Placeholder for a flag's value in help."""
     if option.name in _ITEMS:
         return _ITEMS[option.name]
     if describe(option.type).startswith("a list"):
@@ -204,19 +204,19 @@ def metavar(option: Option) -> str:
     written = (
         _PLACEHOLDERS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
         for kind in describe(option.type).split(" or ")
-        if kind in _PLACEHOLDERS or kind.startswith("one of ")  # not what only Python can say
+        if kind in _PLACEHOLDERS or kind.startswith("one of ")  # other kinds can be given only in Python
     )
     return "|".join(written) or option.name.upper()
 
 
 def given_flags(parsed: argparse.Namespace, record: type, prefix: str = "") -> dict[str, Any]:
-    """The fields of `record` whose flags were given, and their values."""
+    """Fields of `record` whose flags were given, with their values."""
     given = vars(parsed)
     return {name: given[prefix + name] for name in option_help(record) if prefix + name in given}
 
 
 def flag_of(name: str, prefix: str = "") -> str:
-    """The flag that sets a field, in its short form if it has one."""
+    """Flag that sets a field, in its short form if it has one."""
     own = f"--{prefix}{name.replace('_', '-')}"
     return own if prefix else SHORT.get(name, own)
 
@@ -224,9 +224,9 @@ def flag_of(name: str, prefix: str = "") -> str:
 def merged(
     parser: Parser, record: type[R], given: Mapping[str, Any], rest: Mapping[str, Any], *, prefix: str = ""
 ) -> R:
-    """Make `record` from the flags `given` over the values of `rest`, which are valid by themselves.
+    """Make `record` from the flags `given` and, for the other fields, the values of `rest`, which are valid alone.
 
-    Ends with exit code 2 where the record refuses the combination.
+    Exits with code 2 if the record refuses the combination.
     """
     try:
         return record(**{**rest, **given})
@@ -237,12 +237,12 @@ def merged(
 
 
 def add_policy_flags(parser: Parser, title: str, record: type) -> None:
-    """Add RUN, which has the policy, and the flags of `record`, whose field `run` it is."""
+    """Add the argument RUN, the field `run` of `record`, and the flags of its other fields."""
     parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
     add_options(parser, title, record, skip=("run",))
 
 
 def parse_policy_flags(parser: Parser, record: type[R], arguments: Sequence[str]) -> R:
-    """The `record` of flags that `add_policy_flags` added. Ends with exit code 2 for a wrong flag or value."""
+    """Parse into `record` the flags added by `add_policy_flags`. Exits with code 2 for a wrong flag or value."""
     parsed = parser.parse_exactly(arguments)
     return merged(parser, record, given_flags(parsed, record), {"run": parsed.RUN})

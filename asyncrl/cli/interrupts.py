@@ -1,7 +1,7 @@
 """Signals during a run: the first SIGINT, SIGTERM or SIGHUP stops it in good order, a second SIGINT or SIGTERM kills.
 
-A terminal that closes sends SIGHUP more than once (the kernel and the shell each send one), so SIGHUP never counts as
-the second signal. SIGHUP stays ignored where it was ignored at the start (`nohup`).
+A closing terminal causes several SIGHUPs (one from the kernel, one from the shell), so SIGHUP never counts as the
+second signal. SIGHUP stays ignored if it was ignored at the start (`nohup`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stoppable(Protocol):
-    """A run that signals can end."""
+    """Protocol of a run that signals can end."""
 
     def stop(self, reason: str) -> None:
-        """End in good order, from any thread."""
+        """Stop in good order; any thread."""
         ...
 
     def kill(self) -> None:
-        """Kill every process of the run at once, from any thread."""
+        """Kill every process of the run immediately; any thread."""
         ...
 
 
 class Interrupts:
-    """Sends signals to the run while it is entered; main thread only.
+    """Context manager that forwards signals to the run; main thread only.
 
-    Before there is a run (torch is still being imported) a signal raises KeyboardInterrupt: nothing has been
-    learned yet that would be lost. Code that is being imported may swallow that, so it is raised once more when the run
-    is given.
+    Before `run` is set (torch is still being imported) a signal raises KeyboardInterrupt, as nothing has been learned
+    that could be lost. A module being imported may swallow it, so it is raised again when `run` is set.
 
     Attributes:
-        count: signals received.
-        notify: shows a message where a redrawn screen would overwrite standard error; None prints it.
+        count: number of signals received.
+        notify: shows a message if a redrawn screen would overwrite standard error; None prints it.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class Interrupts:
 
     @property
     def run(self) -> Stoppable | None:
-        """What signals go to."""
+        """Receiver of the signals."""
         return self._run
 
     @run.setter
@@ -75,7 +74,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # One operation of the interpreter: a handler may be interrupted by the next one between any two.
+        # `next` is atomic: the handler may be interrupted by another signal between any two bytecodes.
         count = self.count = next(self._numbers)
         if number == signal.SIGHUP and count > 1:
             return
@@ -101,6 +100,6 @@ class Interrupts:
             self.notify(text)
 
     def _print(self, text: str) -> None:
-        # Not `print`: the handler may have interrupted one.
+        # `os.write`, as the handler may have interrupted a `print`.
         with contextlib.suppress(OSError):
             os.write(2, text.encode())

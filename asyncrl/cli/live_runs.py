@@ -1,7 +1,7 @@
-"""Runs of this user that go on now: their processes, directories and pages.
+"""Running runs of this user: their processes, directories and pages.
 
-A run is found by its fork server, a child of its process, so that runs in notebooks and scripts are found too; its
-directory by the lock that the process holds in it.
+A run is found by its fork server, a child of the run's process, so that runs in notebooks and scripts are found too.
+Its directory is found by the lock file that the process holds open.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run that goes on.
+    """A run in progress.
 
     Attributes:
-        pid: of its process.
-        run_dir: its directory, None where it keeps nothing.
-        url: of its page, None where there is none.
-        token: that its page asks for, "" where it is not known.
-        stats: what the page says; empty where it does not answer.
+        pid: id of the run's process.
+        run_dir: the run directory, None if the run has none.
+        url: address of the run's page, None without a page.
+        token: the page's token, "" if unknown.
+        stats: the page's answer to `/stats`; empty without an answer.
     """
 
     pid: int
@@ -58,7 +58,7 @@ class LiveRun:
         }
 
     def ask_to_stop(self) -> bool:
-        """Ask its page to stop it; whether that was heard."""
+        """Send `POST /stop` to the run's page; returns whether the page accepted it."""
         if self.url is None or not self.token:
             return False
         request = urllib.request.Request(
@@ -72,7 +72,7 @@ class LiveRun:
 
 
 def live_runs() -> list[LiveRun]:
-    """Every run of this user, by process id."""
+    """All running runs of this user, sorted by process id."""
     found = []
     for process in _run_processes():
         directories = list(_directories(process))
@@ -81,7 +81,7 @@ def live_runs() -> list[LiveRun]:
 
 
 def _run_processes() -> Iterator[psutil.Process]:
-    """Parents of fork servers; a fork server's own children have its command line too."""
+    """Parents of fork servers. A fork server's children have its command line too and are not returned."""
     servers = set()
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids, line = process.info["uids"], process.info["cmdline"] or ()
@@ -98,7 +98,7 @@ def _run_processes() -> Iterator[psutil.Process]:
 
 
 def _directories(process: psutil.Process) -> Iterator[Path]:
-    """Directories of runs whose lock the process holds."""
+    """Run directories whose lock file the process holds open."""
     with contextlib.suppress(psutil.Error, OSError):
         for file in process.open_files():
             path = Path(file.path)
@@ -116,7 +116,7 @@ def _with_directory(pid: int, path: Path) -> LiveRun:
 
 
 def _by_its_port(process: psutil.Process) -> LiveRun:
-    """A run without a directory: its page is on one of the ports that its process listens on."""
+    """Make the entry of a run without a directory; its page is on one of the ports on which the process listens."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in process.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN:

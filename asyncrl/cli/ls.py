@@ -1,4 +1,4 @@
-"""`asyncrl ls`: the runs of a folder, the newest last."""
+"""`asyncrl ls`: list the runs of a folder, the newest last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.show.kept_run import KeptRun, find_runs
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl ls`."""
+    """Flags of `asyncrl ls`."""
     parser = Parser(
         prog="asyncrl ls",
         usage="asyncrl ls [FOLDER] [--json]",
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:
-    """One row, as JSON has it."""
+    """One row, in the form of `--json`."""
     return {
         "run": str(run.path.relative_to(folder)) if run.path != folder else str(run.path),
         "env": run.env,

@@ -1,11 +1,11 @@
-"""The command line: parses arguments, runs a command and returns its exit code.
+"""Entry point of the command line: parses arguments, runs a command and returns its exit code.
 
     0  done                    3    the environment failed
     1  the user's error        4    the machine lacks a resource
     2  wrong usage             130  interrupted (a checkpoint is written first)
 
-Help and wrong arguments are answered without torch and without a process. A command that trains or plays then starts
-its fork server, which loads NumPy, gymnasium and the kernels while this process loads torch.
+Help and errors of arguments need neither torch nor another process. A command that trains or plays then starts its fork
+server, which loads NumPy, gymnasium and the kernels while this process loads torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. None takes the process's own arguments."""
+    """Run one command and return its exit code. `arguments` None uses `sys.argv`."""
     _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open descriptors 0 to 2 on the null device where they are closed.
+    """Open descriptors 0 to 2 on the null device if they are closed.
 
-    Otherwise a file or socket of the run would take their numbers: libuv aborts on it, and an environment's prints
-    would go into it.
+    Otherwise a file or socket of the run would get their numbers: libuv aborts on that, and prints of an environment
+    would be written to it.
     """
     while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(lowest_free, True)
@@ -98,7 +98,7 @@ def _list_of_commands() -> str:
 
 
 def _run(command: Command, arguments: list[str]) -> int:
-    """Parse, then start a fork server for a command that needs one, and close it in every case."""
+    """Parse and run a command, with a fork server if it needs one; the fork server is always closed."""
     module, options = command.load(), command.parse(arguments)
     _find_modules_here()
     if not command.needs_server:
@@ -114,7 +114,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 
 def _find_modules_here() -> None:
-    """Let modules of the working directory be imported, after all that is installed: those of environments."""
+    """Append the working directory to `sys.path`, after all installed packages, for modules of environments."""
     with contextlib.suppress(OSError):  # a directory that was deleted
         here = os.getcwd()
         if here not in sys.path and "" not in sys.path:

@@ -1,4 +1,4 @@
-"""`asyncrl plan ENV`: how many actors and environments are fastest on this machine. `trainer/pilot.py` measures."""
+"""`asyncrl plan ENV`: measure the fastest numbers of actors and environments on this machine, by `trainer/pilot.py`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ OPTIONS = (
     "wrappers",
     "torch_threads",
 )
-"""Options of the run that matter here."""
+"""Options of the run that affect its speed."""
 LIMITS = {
     "actors": "the actors; more cores for actors, or a faster environment, would help",
     "learner": "the learner; fewer updates per step (samples_per_insert, epochs) or a smaller network would help",
 }
-"""What bounds the speed, and what changes that."""
+"""Text of each bottleneck, and what would relieve it."""
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
-    """The flags of `asyncrl plan`, with those of `algorithm` where it is known."""
+    """Flags of `asyncrl plan`, with those of `algorithm` if it is known."""
     text = "Train for a few seconds with several numbers of actors and environments, and compare the speeds."
     parser = pilot_parser("plan", text, OPTIONS, algorithm)
     parser.add_argument("--cores", type=int, metavar="N", help="most actors (the cores of this machine)")
@@ -55,13 +55,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str | None) -> Parser:
-    """The flags of a command that trains for a few seconds, with those of `algorithm` where it is known.
+    """Flags of a command that trains for a few seconds, with those of `algorithm` if it is known.
 
     Args:
-        command: its name.
-        text: what it does.
-        options: those of the run that matter to it.
-        algorithm: a name, or None.
+        command: the command's name.
+        text: its description.
+        options: options of the run that become flags.
+        algorithm: name of the algorithm, or None.
     """
     parser = Parser(
         prog=f"asyncrl {command}",

@@ -1,4 +1,4 @@
-"""Greedy episodes with the policy of a run or of a file, for `asyncrl eval`. Imports torch for checkpoints."""
+"""Greedy episodes of a policy from a run or a file, for `asyncrl eval`. Reading checkpoints imports torch."""
 
 from __future__ import annotations
 

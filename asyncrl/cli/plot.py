@@ -1,4 +1,4 @@
-"""`asyncrl plot RUN...`: learning curves in the terminal, or as a picture."""
+"""`asyncrl plot RUN...`: plot learning curves in the terminal or to an image file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training r
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl plot`."""
+    """Flags of `asyncrl plot`."""
     parser = Parser(
         prog="asyncrl plot",
         usage="asyncrl plot RUN... [options]",
@@ -59,5 +59,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(path: str) -> list[KeptRun]:
-    """The run in a directory, or all of a folder."""
+    """All runs of a folder, or the run in a directory."""
     return find_runs(Path(path).expanduser()) or [existing_run(path)]

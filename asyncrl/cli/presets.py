@@ -1,4 +1,4 @@
-"""`asyncrl presets`: what is tuned for which environment, and the return that it reached."""
+"""`asyncrl presets`: list tuned settings by environment and algorithm, and the returns that they reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.cli.text_table import text_table
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl presets`."""
+    """Flags of `asyncrl presets`."""
     parser = Parser(
         prog="asyncrl presets",
         usage="asyncrl presets [ENV or ALGO]",
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(env: str, algo: str) -> str:
-    """The settings of a preset as they stand in a file."""
+    """Settings of a preset in the form of a config file."""
     preset = load_presets(algo)[env]
     lines = [f"# {algo} in {env}", "[trainer]", *(f"{key} = {value}" for key, value in preset.run.items())]
     return "\n".join(

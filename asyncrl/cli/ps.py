@@ -1,4 +1,4 @@
-"""`asyncrl ps`: the runs of this user that go on now."""
+"""`asyncrl ps`: list the running runs of this user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.cli.text_table import text_table
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl ps`."""
+    """Flags of `asyncrl ps`."""
     parser = Parser(
         prog="asyncrl ps",
         usage="asyncrl ps [--json]",

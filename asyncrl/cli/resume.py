@@ -1,4 +1,4 @@
-"""`asyncrl resume`: its flags; the run itself is that of `asyncrl.cli.training`."""
+"""`asyncrl resume`: flags; `asyncrl.cli.resuming` runs the training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
 
 SKIPPED = (*FIXED, "total_steps", "run_dir")
-"""Options of a run that have no flag here: those that may not change, and those that the command names itself."""
+"""Options of a run without a flag here: those that must not change, and those with an argument of the command."""
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
-    """The flags of `asyncrl resume`, with those of the run's algorithm where that is known."""
+    """Flags of `asyncrl resume`, with those of the run's algorithm if it is known."""
     parser = Parser(
         prog="asyncrl resume",
         usage="asyncrl resume RUN [--steps +100k] [options]",
@@ -57,7 +57,7 @@ def make_parser(algorithm: str | None = None) -> Parser:
 
 
 def _answer(flag: str) -> str | None:
-    """What to say about the flag of an option that may not change."""
+    """Hint for the flag of an option that must not change."""
     name = flag.removeprefix("--").removeprefix("no-").rpartition(".")[2].replace("-", "_")
     return f"it may not change when a run goes on: {FIXED[name]}" if name in FIXED else None
 
@@ -75,21 +75,21 @@ def parse(arguments: Sequence[str]) -> ResumeOptions:
 
 
 def _algorithm_of(arguments: Sequence[str]) -> str | None:
-    """Name of the algorithm of the run among the arguments; None where no run is found."""
+    """Name of the algorithm of the run among the arguments; None if there is no such run."""
     for argument in arguments:
         file = Path(argument).expanduser() / "config.toml"
         if not argument.startswith("-") and file.is_file():
             try:
                 name = str(read_trainer(file).get("algo"))
-            except ConfigurationError:  # told when the run is read
+            except ConfigurationError:  # reported when the run is read
                 return None
             return name if name in ALGORITHMS else None
     return None
 
 
 def run(options: ResumeOptions, server: ForkServer) -> int:
-    """Train on; returns the exit code. Raises the error that ended the run."""
-    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
+    """Continue training; returns the exit code. Raises the error that ended the run."""
+    with Interrupts() as interrupts:  # before the imports, the longest part of the start
         from asyncrl.cli.resuming import resume
 
         return resume(options, server, interrupts)

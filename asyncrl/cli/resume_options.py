@@ -12,11 +12,11 @@ class ResumeOptions:
     """Arguments of `asyncrl resume`.
 
     Attributes:
-        run: directory of the run.
-        steps: total steps, or `+N` for so many more; None leaves them.
+        run: the run directory.
+        steps: total steps, or `+N` for N more; None leaves them unchanged.
         checkpoint: name of the checkpoint.
-        restore_episodes: go on in the middle of the episodes that it holds.
-        changes: options of the run and of its algorithm that are changed.
+        restore_episodes: whether to continue the episodes in the checkpoint.
+        changes: changed options of the run and of its algorithm.
     """
 
     run: Path

@@ -1,4 +1,4 @@
-"""The run of `asyncrl resume`, after its arguments are parsed. Imports torch."""
+"""Training of `asyncrl resume`, after its arguments are parsed. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.trainer.trainer import Trainer
 
 
 def resume(options: ResumeOptions, server: ForkServer, interrupts: Interrupts) -> int:
-    """Say what the run goes on from, then train like `train`; returns the exit code."""
+    """Print where the run continues, then train like `train`; returns the exit code."""
     show_warnings_plainly()
     trainer = Trainer.resume(
         options.run,

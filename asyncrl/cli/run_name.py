@@ -1,4 +1,4 @@
-"""Directory of a run of the command line without `--run-dir`."""
+"""Run directory of a run that is started without `--run-dir`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def runs_folder() -> Path:
 
 
 def existing_folder(given: str | None, command: str) -> Path:
-    """The folder of runs that `command` was given, or `runs_folder()`.
+    """The folder of runs `given` to `command`, or `runs_folder()`.
 
     Raises:
         ConfigurationError: it does not exist (ASYNC017).
@@ -35,13 +35,13 @@ def existing_folder(given: str | None, command: str) -> Path:
 
 
 def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = None) -> Path:
-    """`runs/<env>-<algo>-s<seed>-<yyyymmdd-hhmmss>`, with `-2`, `-3`, ... where that exists already.
+    """`runs/<env>-<algo>-s<seed>-<yyyymmdd-hhmmss>`, with `-2`, `-3`, ... if that exists.
 
     Args:
-        env: the environment's id; what a file name should not hold becomes a hyphen.
+        env: the environment's id; characters unsuitable for a file name become a hyphen.
         algo: the algorithm's name.
-        seed: of the run.
-        now: local time, None for now.
+        seed: the run's seed.
+        now: local time, None for the current time.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     name = re.sub(r"[^A-Za-z0-9._]+", "-", env).strip("-.") or "env"
@@ -54,9 +54,9 @@ def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = N
 
 
 def remove_if_never_trained(run_dir: Path) -> None:
-    """Remove a directory that `new_run_dir` has named and whose run ended before its first step, by a mistake.
+    """Remove a directory named by `new_run_dir` whose run failed before its first step.
 
-    A misspelt environment would leave one at every try; the error has said all there is to say.
+    Otherwise a misspelt environment would leave one at every attempt. The error message is sufficient.
     """
     if run_dir.parent != runs_folder() or not re.search(r"-s\d+-\d{8}-\d{6}(-\d+)?$", run_dir.name):
         return

@@ -1,4 +1,4 @@
-"""Sections of `asyncrl train --help`: which options of the run stand together."""
+"""Sections of `asyncrl train --help`: groups of the run's options."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ SECTIONS = {
     ),
     "page": ("http", "host"),
 }
-"""Title to options of the run. An option that is in none of them stands under "more"."""
+"""Options of the run by title. An option in none of them is listed under "more"."""
 WITHOUT_HELP = ("env", "env_file")
-"""The first argument, and what only a run's own `config.toml` sets."""
+"""Options without a flag in help: the first argument, and one that only a run's own `config.toml` sets."""
 
 
 def sections() -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""`asyncrl stop RUN`: end a run in good order, as its first Ctrl-C does."""
+"""`asyncrl stop RUN`: stop a run in good order, as its first Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.1
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl stop`."""
+    """Flags of `asyncrl stop`."""
     parser = Parser(
         prog="asyncrl stop",
         usage="asyncrl stop RUN [--wait SECONDS]",
@@ -31,7 +31,7 @@ def make_parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Stop it and wait; returns the exit code."""
+    """Stop the run and wait for its end; returns the exit code."""
     live = _find(options.RUN)
     if not live.ask_to_stop():
         os.kill(live.pid, signal.SIGINT)
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> LiveRun:
-    """The live run of a directory or a process id. Raises `ConfigurationError` where none goes on."""
+    """Find a live run by its directory or process id. Raises `ConfigurationError` if there is none."""
     from asyncrl.cli.live_runs import live_runs
 
     path = Path(name).expanduser()

@@ -1,13 +1,13 @@
-"""The commands: name, module, one line of help, and whether a fork server is started first.
+"""Table of the commands: name, module, one line of help, and whether a fork server is started first.
 
 A command is a module of this folder with two or three functions; a new command adds its module and its line here.
 
     def make_parser() -> Parser: ...                     # its flags; for help, tab completion and tests
-    def parse(arguments: Sequence[str]) -> Options: ...  # where the parser's namespace is not what `run` takes
-    def run(options: Options) -> int: ...                # the exit code; where it needs one it takes a fork server too
+    def parse(arguments: Sequence[str]) -> Options: ...  # optional: makes the argument of `run` from the flags
+    def run(options: Options) -> int: ...                # the exit code; takes a fork server too if it needs one
 
-`make_parser` and `parse` load nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module that
-`run` imports. The fork server is started between `parse` and `run` and closed after `run` in every case.
+`make_parser` and `parse` import nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module
+that `run` imports. The fork server is started between `parse` and `run` and always closed after `run`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Command:
 
     Attributes:
         module: name of its module in `asyncrl.cli`.
-        usage: what stands behind its name in the list of commands.
+        usage: its arguments in the list of commands.
         help: one line, lower case, without a full stop.
-        needs_server: whether it steps environments, in processes that a fork server makes.
+        needs_server: whether it steps environments in processes of a fork server.
     """
 
     module: str
@@ -35,11 +35,11 @@ class Command:
     needs_server: bool = False
 
     def load(self) -> Any:
-        """The module, imported."""
+        """Import the module and return it."""
         return importlib.import_module(f"asyncrl.cli.{self.module}")
 
     def parse(self, arguments: Sequence[str]) -> Any:
-        """The options for the module's `run`. Raises SystemExit with code 2 for a wrong argument."""
+        """Parse the options for the module's `run`. Raises SystemExit with code 2 for a wrong argument."""
         module = self.load()
         if hasattr(module, "parse"):
             return module.parse(arguments)
@@ -71,4 +71,4 @@ COMMANDS = {
     "explain": Command("explain", "OPTION", "tell all about one option, by our name or another library's"),
     "completion": Command("completion", "SHELL", "print a script for tab completion"),
 }
-"""Every command by name, in the order of the list that `asyncrl --help` shows."""
+"""All commands by name, in the order of `asyncrl --help`."""

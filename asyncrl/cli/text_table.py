@@ -1,4 +1,4 @@
-"""Tables and short forms of values as plain text, for commands that list something."""
+"""Tables and short forms of values in plain text, for commands that list something."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Columns two spaces apart, in lines of at most 118 characters: the widest column is shortened for it.
+    """Columns two spaces apart, in lines of at most 118 characters: the widest columns are shortened to fit.
 
     Args:
         header: titles of the columns.
         rows: cells.
-        right: titles of the columns that are aligned on the right.
+        right: titles of the right-aligned columns.
     """
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
@@ -36,7 +36,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> s
 
 
 def _cut(text: str, width: int) -> str:
-    """The text within `width`; its middle gives way, because names of runs differ at both ends."""
+    """Shorten the text to `width` in its middle, as run names differ at both ends."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -44,20 +44,20 @@ def _cut(text: str, width: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """A return: one decimal below 10,000, none above, `-` where there is none."""
+    """Format a return: one decimal below 10,000, none above, `-` for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}"
 
 
 def age(seconds: float) -> str:
-    """`12 s`, `5 min`, `3 h`, `2 d`."""
+    """Format a duration as `12 s`, `5 min`, `3 h` or `2 d`."""
     unit, name = next(((unit, name) for unit, name in _UNITS if seconds >= unit), (1, "s"))
     return f"{max(0, int(seconds / unit))} {name}"
 
 
 def existing_run(path: str) -> KeptRun:
-    """The run in a directory. Raises `ConfigurationError` where there is none."""
+    """The run in a directory. Raises `ConfigurationError` if there is none."""
     directory = Path(path).expanduser()
     if is_run(directory):
         return KeptRun(directory)

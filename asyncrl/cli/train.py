@@ -1,7 +1,7 @@
-"""`asyncrl train`: its flags, and the records of options made from flags, a file and presets.
+"""`asyncrl train`: flags, and the option records made from flags, a file and presets.
 
-An option takes its value from its flag, else from the file of `--config`, else from the preset for the environment,
-else from the record's default.
+An option's value comes from its flag, else from the file of `--config`, else from the preset for the environment, else
+from the record's default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)
     if parsed.ENV is not None:
-        flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # that of the file is of its own env
+        flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's env_file belongs to its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
         swallowed = any(":" not in text for text in flags.get("env_kwargs", ()))
@@ -81,9 +81,9 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
 
 
 def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any:
-    """The record with the network and schedules that a run was given in Python, but for those given anew.
+    """Add the network and schedules that a run was given in Python, except those in `given`.
 
-    Unpickles them. Raises `ConfigurationError` where one was not kept (ASYNC017).
+    Unpickles them. Raises `ConfigurationError` if one was not kept (ASYNC017).
     """
     if not any((run / name).exists() for name in ("network.pkl", "functions.pkl")):
         return algorithm
@@ -96,7 +96,7 @@ def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any
 
 
 def _is_own_file(run_dir: str | None, file: Path) -> bool:
-    """Whether `file` is the `config.toml` of that run: the run that trains again needs another directory."""
+    """Whether `file` is the `config.toml` of the run in `run_dir`. Training again needs another directory then."""
     return run_dir is not None and Path(run_dir).expanduser().resolve() == file.resolve().parent
 
 
@@ -117,14 +117,14 @@ def _algorithm(
 def _record(
     parser: Parser, record: type, flags: dict[str, Any], rest: dict[str, Any], file: Path | None, table: str
 ) -> Any:
-    # The file alone first, so that an error in it names the file and not a flag.
+    # First check the file alone, so that an error in it names the file and not a flag.
     if file is not None:
         make_record(record, rest, file=file, path=table)
     return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
 
 
 def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
-    """The flag of the option that the text of `error` begins with, or None if it names none."""
+    """Flag of the option at the start of the error's text; None if there is none."""
     name = str(error).split(" ", 1)[0]
     if isinstance(error, AsyncRLError):
         return None
@@ -136,7 +136,7 @@ def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
 def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
     """Train; returns the exit code. Raises the error that ended the run."""
     config, algorithm = options
-    with Interrupts() as interrupts:  # before the imports, which take the longest part of the start
+    with Interrupts() as interrupts:  # before the imports, the longest part of the start
         from asyncrl.cli.training import train
 
         try:
@@ -146,7 +146,7 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
                 remove_if_never_trained(Path(config.run_dir))
             raise
         except ValueError as error:
-            # Some rules are checked when the run is built, such as a pace that would deadlock: they read alike.
+            # Some rules, such as a deadlocking pace, are checked when the run is built; report them like wrong flags.
             flag = flag_refused(error, algorithm)
             if flag is None:
                 raise

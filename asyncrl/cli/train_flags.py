@@ -1,4 +1,4 @@
-"""Flags of `asyncrl train`: the run's in sections, those of the chosen algorithm, and answers to all others.
+"""Flags of `asyncrl train`: the run's in sections, those of the chosen algorithm, and hints for all others.
 
 asyncrl train --help          options of a run
 asyncrl train --help dqn      and those of DQN
@@ -18,15 +18,15 @@ from asyncrl.other_names import answer as other_answer
 from asyncrl.other_names import other_names
 
 NOT_A_FIELD = ("config",)
-"""Flags of the command that are no option of a run."""
+"""Flags of the command that are no options of a run."""
 
 
 def make_parser(algorithms: Sequence[str] | None = None, *, brief: bool = True) -> Parser:
-    """The flags of `asyncrl train` with those of `algorithms`, None for all of them.
+    """Flags of `asyncrl train` with those of `algorithms`.
 
     Args:
-        algorithms: names; each is imported.
-        brief: whether help is the first clause of a docstring.
+        algorithms: names, None for all; each is imported.
+        brief: whether help is only the first clause of a docstring.
     """
     names = list(ALGORITHMS) if algorithms is None else list(algorithms)
     parser = Parser(
@@ -61,14 +61,14 @@ def _closing() -> str:
 
 
 def algorithms_named(arguments: Sequence[str]) -> list[str]:
-    """Algorithms that a request for help names: after `--help`, or by `--algo`."""
+    """Algorithms named in a request for help, after `--help` or by `--algo`."""
     words = [word.removeprefix("--algo=") for word in arguments]
     found = [name for word in words if (name := algorithm_name(word)) in ALGORITHMS]
     return list(dict.fromkeys(found))
 
 
 def last_value(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag before anything is parsed, None where it is not given."""
+    """Last value of a flag in unparsed arguments, None if it is not given."""
     value = None
     for word, following in zip(arguments, [*arguments[1:], None], strict=True):
         if word == flag:
@@ -79,11 +79,11 @@ def last_value(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def answer(flag: str, algorithm: str | None) -> str | None:
-    """What to say about a flag that does not exist; None where only the nearest one can be named.
+    """Hint for a flag that does not exist; None if only the most similar flag can be named.
 
     Args:
-        flag: as it was written.
-        algorithm: the chosen one, None where none is.
+        flag: as written.
+        algorithm: the chosen algorithm, None if there is none.
     """
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     prefix, _, option = name.rpartition(".")
@@ -99,7 +99,7 @@ def answer(flag: str, algorithm: str | None) -> str | None:
 
 
 def _of_another(owner: str, option: str, algorithm: str | None) -> str:
-    """What to say about an option of an algorithm that was not chosen."""
+    """Hint for an option of an algorithm that was not chosen."""
     if algorithm is None:
         return (
             f"add --algo {owner}"
@@ -132,7 +132,7 @@ def _of_another_library(option: str, algorithm: str | None) -> str | None:
 
 
 def check_algorithm(parser: Parser, name: str) -> None:
-    """End with exit code 2 unless `name` is an algorithm; "" where none was given."""
+    """Exit with code 2 unless `name` is an algorithm; "" means that none was given."""
     if not name:
         parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
     if name not in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""The run of `asyncrl train`, after its arguments are parsed. Imports torch."""
+"""Training of `asyncrl train`, after its arguments are parsed. Imports torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from asyncrl.trainer.run_thread import TrainResult
 from asyncrl.trainer.trainer import Trainer
 
 LEADS = os.environ.get("RANK", "0") == "0"
-"""Whether this process shows the run: under torchrun one of several does."""
+"""Whether this process shows the run: under torchrun only rank 0 does."""
 PATIENCE_SECONDS = 10.0
-"""Start-up time from which the view shows that the run is starting."""
+"""Start-up time after which the view shows that the run is starting."""
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
-"""Commands that come after a run, and what stands behind its path."""
+"""Suggested commands after a run, with the text after the run's path."""
 
 
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, interrupts: Interrupts) -> int:
@@ -35,7 +35,7 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, inter
 
 
 def learn(trainer: Trainer, interrupts: Interrupts) -> int:
-    """Run a trainer with the terminal's view, then close it; otherwise like `train`."""
+    """Run a trainer with the terminal view, then close it; otherwise like `train`."""
     with trainer:
         interrupts.run = trainer
         console = RunConsole()
@@ -61,7 +61,7 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
 
 
 def _print(text: str) -> None:
-    """Print; a closed terminal or pipe does not change the exit code. Of several groups the first one prints."""
+    """Print on rank 0; a closed terminal or pipe does not change the exit code."""
     if not LEADS:
         return
     try:
@@ -71,20 +71,20 @@ def _print(text: str) -> None:
 
 
 def _best(trainer: Trainer) -> EvaluationResult | None:
-    """The best greedy evaluation of the run."""
+    """Best greedy evaluation of the run."""
     snapshot = trainer.snapshot()
     return snapshot.best_evaluation if snapshot is not None else None
 
 
 def is_worth_showing(snapshot: Snapshot) -> bool:
-    """Whether there is more to see than zeros: an error that is found before training is printed alone."""
+    """Whether a snapshot is more than zeros: an error before training is printed without a view."""
     if snapshot.env_steps or snapshot.state not in ("starting", "failed"):
         return True
     return snapshot.state == "starting" and snapshot.wall_seconds > PATIENCE_SECONDS
 
 
 def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
-    """Closing lines of a run: stop reason, returns, cost, files, and the commands that come next."""
+    """Closing lines of a run: stop reason, returns, cost, files, and suggested commands."""
     summary = result.summary
     lines = [
         f"stopped by    {result.stop_reason}",
@@ -111,7 +111,7 @@ def _when(evaluation: EvaluationResult | None) -> str:
 
 
 def _files(run_dir: Path | None) -> list[str]:
-    """Where the run lies, and the commands that take it."""
+    """Lines with the run's path and the commands that take it."""
     if run_dir is None:
         return ["files         none (they were kept without --run-dir none)"]
     path = shlex.quote(str(run_dir))
@@ -120,7 +120,7 @@ def _files(run_dir: Path | None) -> list[str]:
 
 
 def _target_line(summary: dict[str, Any]) -> list[str]:
-    """When the weights that reached the target were copied; their evaluation ends later."""
+    """Time, steps and updates when the weights that reached the target were copied; their evaluation ends later."""
     if summary.get("steps_to_target") is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""`asyncrl ui`: a page over all runs of a folder, live and finished, until Ctrl-C."""
+"""`asyncrl ui`: serve a page over all runs of a folder, live and finished, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIGHEST_PORT = 65535
 
 
 def make_parser() -> Parser:
-    """The flags of `asyncrl ui`."""
+    """Flags of `asyncrl ui`."""
     parser = Parser(
         prog="asyncrl ui",
         usage="asyncrl ui [FOLDER] [--port PORT]",
