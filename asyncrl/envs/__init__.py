@@ -1,1 +1,1 @@
-"""The environments: the only door to gymnasium."""
+"""Environments; the only package that uses gymnasium."""

@@ -1,18 +1,19 @@
-"""Atari games `ALE/*-v5` in the standard protocol; imported where one is built.
+"""Atari games `ALE/*-v5` in the standard protocol; imported lazily by the process that builds one.
 
     Mnih et al. 2015        skip of 4 frames, maximum of the last 2, 84 x 84 grey, up to 30 no-ops, clipped rewards
     Machado et al. 2018     sticky actions: with probability 0.25 the last action is repeated; full episodes evaluated
 
-Frames are single; `frame_stack=4` of the algorithm makes the stacks. In training rewards are cut to their sign and a
-lost life ends the episode; evaluations play whole games for their score. Keyword arguments of the protocol:
+Observations are single frames; the algorithm's `frame_stack=4` makes the stacks. In training rewards are clipped to
+their sign and a lost life ends the episode; evaluations play whole games for their score. Keyword arguments of the
+protocol:
 
-    frameskip, noop_max, screen_size    4, 30 and 84 where not given
-    terminal_on_life_loss               not given: a lost life ends an episode of training, and the game goes on;
-                                        True: it ends the game too, as by gymnasium's `AtariPreprocessing` and ale-py's
-                                        `AtariVectorEnv(episodic_life=True)`; False: only games end
+    frameskip, noop_max, screen_size    default 4, 30 and 84
+    terminal_on_life_loss               default: a lost life ends a training episode, and the game continues;
+                                        True: it also resets the game, as in gymnasium's `AtariPreprocessing` and
+                                        ale-py's `AtariVectorEnv(episodic_life=True)`; False: only the game's end does
 
-All others go to the game: `repeat_action_probability` 0 switches sticky actions off, `obs_type="ram"` leaves the
-protocol out. Equality with gymnasium's wrappers, row by row: `benchmarks/atari_boundaries.py`.
+All others are passed to the game: `repeat_action_probability=0` disables sticky actions, `obs_type="ram"` disables the
+protocol. `benchmarks/atari_boundaries.py` compares the rows with those of gymnasium's wrappers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NO_OPS, SKIP, SIDE = 30, 4, 84
 
 
 def is_atari(spec: GymnasiumSpec) -> bool:
-    """Whether the protocol is for this environment."""
+    """Whether the protocol applies to this environment."""
     return spec.id.startswith("ALE/") and spec.kwargs.get("obs_type", "rgb") == "rgb"
 
 
@@ -38,12 +39,12 @@ def make_atari(spec: GymnasiumSpec, training: bool, **kwargs: Any) -> gymnasium.
     """Make a game.
 
     Args:
-        spec: gymnasium's, of an id `ALE/*-v5`.
-        training: whether lives are episodes and rewards are clipped.
-        kwargs: of the protocol and of the game; see the module.
+        spec: gymnasium's spec of an id `ALE/*-v5`.
+        training: whether a lost life ends an episode and rewards are clipped.
+        kwargs: arguments of the protocol and of the game; see the module.
 
     Raises:
-        TypeError: `terminal_on_life_loss` is no bool.
+        TypeError: `terminal_on_life_loss` is not a bool.
     """
     if kwargs.get("obs_type", "rgb") != "rgb":
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
@@ -64,20 +65,20 @@ def make_atari(spec: GymnasiumSpec, training: bool, **kwargs: Any) -> gymnasium.
 
 
 def sign(reward: Any) -> float:
-    """-1, 0 or 1 (Mnih et al. 2015)."""
+    """Sign of the reward: -1, 0 or 1 (Mnih et al. 2015)."""
     return float(np.sign(reward))
 
 
 class DirectPreprocessing(AtariPreprocessing):
-    """`AtariPreprocessing` that plays the frames of a step on the emulator itself; the same rows.
+    """`AtariPreprocessing` that advances the emulator directly, with equal results.
 
-    gymnasium's steps the game for each of them, which copies 100 KB of colours that nobody reads and makes an info: a
-    quarter of a step's time (`benchmarks/atari_rate.py`).
+    gymnasium's calls the game's `step` for each frame, which copies 100 KB of unused colour data and builds an info:
+    a quarter of a step's time (`benchmarks/atari_rate.py`).
     """
 
     @staticmethod
     def takes(env: Any) -> bool:
-        """Whether `env` is a game with nothing around it, such as a time limit, and with choices for actions."""
+        """Whether `env` is a game without wrappers (such as a time limit) and with discrete actions."""
         game = env.unwrapped
         private = all(hasattr(game, name) for name in ("ale", "_action_set", "_get_info"))
         return env is game and private and not game.continuous
@@ -104,9 +105,9 @@ class DirectPreprocessing(AtariPreprocessing):
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends an episode where a life is lost; only a lost game is begun again, so that every life is played.
+    """Wrapper that ends an episode when a life is lost, but resets the game only when it is over.
 
-    As Stable-Baselines3's `EpisodicLifeEnv`, row by row.
+    It gives the same rows as Stable-Baselines3's `EpisodicLifeEnv`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -114,18 +115,18 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives, self._over = 0, True
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """See `gymnasium.Env.step`; `terminated` at a lost life too."""
+        """See `gymnasium.Env.step`; `terminated` is also True when a life is lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._over = terminated or truncated
         lives = info.get("lives", 0)
-        # In some games (Qbert) 0 lives stand for a few frames before the game is over, which then ends the episode.
+        # In some games (Qbert) lives are 0 for a few frames before the game is over; the latter ends the episode.
         lost, self._lives = 0 < lives < self._lives, lives
         return obs, reward, terminated or lost, truncated, info
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin the next life by one no-op, or the game where it is over or seeded."""
+        """Begin the next life with one no-op, or reset the game if it is over or a seed is given."""
         if self._over or seed is not None:
             obs, info = self.env.reset(seed=seed, options=options)
         else:

@@ -1,10 +1,10 @@
-"""Catch, a small environment of pixels, `asyncrl/Catch-v0`: so plain that a learner can be judged by it.
+"""Catch, a small environment with image observations, `asyncrl/Catch-v0`; simple enough to test a learner.
 
-A ball of 3 x 3 pixels falls from the top of a 21 x 21 image, two rows a step, and drifts aside, bouncing off the
+A ball of 3 x 3 pixels falls from the top of a 21 x 21 image, two rows a step, and drifts sideways, bouncing off the
 walls. A paddle of 7 x 2 pixels in the last rows moves two pixels a step. The episode ends after 9 steps with reward 1
-where the ball's middle falls on the paddle and -1 where it does not; all other rewards are 0. The best actions reach 1.
+if the ball's middle is on the paddle, else -1; all other rewards are 0. The best return is 1.
 
-After the game of Mnih et al. 2014, "Recurrent models of visual attention", and bsuite's `catch`, with drift.
+It is based on the game of Mnih et al. 2014, "Recurrent models of visual attention", and bsuite's `catch`, with drift.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 SIDE, SPEED, LIGHT = 21, 2, 255
-"""Pixels a side, pixels that the ball falls and the paddle moves in a step, and the value of a lit pixel."""
+"""Pixels per side, speed of ball and paddle in pixels per step, and the value of a lit pixel."""
 BALL, PADDLE = 1, 3
-"""Pixels of the ball and of the paddle on either side of their middles."""
+"""Pixels of the ball and of the paddle on each side of their middles."""
 GROUND = SIDE - 2
-"""Row of the ball's middle in which it is caught or not."""
+"""Row of the ball's middle at the end of the episode."""
 SCALE = 12
-"""Screen pixels a pixel in `render`."""
+"""Enlargement factor of `render`."""
 
 
 class Catch(gymnasium.Env[NDArray[np.uint8], np.int64]):
@@ -46,7 +46,7 @@ class Catch(gymnasium.Env[NDArray[np.uint8], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Drop a ball at a random column, with a random drift; the paddle is in the middle."""
+        """Begin with the ball at the top in a random column, with a random drift, and the paddle in the middle."""
         super().reset(seed=seed)
         self._row, self._column = BALL, int(self.np_random.integers(BALL, SIDE - BALL))
         self._drift, self._paddle = int(self.np_random.integers(-1, 2)), SIDE // 2
@@ -65,7 +65,7 @@ class Catch(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return self._image(), (1.0 if caught else -1.0) if ended else 0.0, ended, False, {}
 
     def render(self) -> Any:
-        """The image, enlarged, `[252, 252, 3]`; None without a render mode."""
+        """Return the enlarged image `[252, 252, 3]`; None without a render mode."""
         if self.render_mode is None:
             return None
         return np.repeat(self._image().repeat(SCALE, 0).repeat(SCALE, 1)[:, :, None], 3, axis=2)
@@ -78,6 +78,6 @@ class Catch(gymnasium.Env[NDArray[np.uint8], np.int64]):
 
 
 def register() -> None:
-    """Register `asyncrl/Catch-v0` with gymnasium; again changes nothing."""
+    """Register `asyncrl/Catch-v0` with gymnasium; idempotent."""
     if "asyncrl/Catch-v0" not in gymnasium.registry:
         gymnasium.register("asyncrl/Catch-v0", "asyncrl.envs.catch:Catch", reward_threshold=0.95)

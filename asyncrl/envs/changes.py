@@ -1,7 +1,7 @@
 """Changes to an environment: keyword arguments of its constructor, and wrappers around it.
 
-Both are texts that a command line, `config.toml` and a checkpoint can hold (`gravity:9`, `module:Name`), and travel as
-JSON, which runs no code. A wrapper that no other process can import by name travels as a pickle instead.
+Both have a text form (`gravity:9`, `module:Name`) for the command line, `config.toml` and checkpoints, and are sent as
+JSON, which executes no code. A wrapper that other processes cannot import by name is sent as a pickle instead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.options import mapping_from_texts, texts_of_mapping
 
 Wrapper = str | Callable[[Any], Any]
-"""`"module:Name"`, or the class or function itself: it takes an environment and returns one."""
+"""`"module:Name"`, or a class or function that takes an environment and returns one."""
 
 
 def name_of_wrapper(wrapper: Wrapper) -> str | None:
-    """`module:Name` of a wrapper; None where no other process can import it by that.
+    """Return `module:Name` of a wrapper; None if other processes cannot import it by name.
 
     Raises:
         TypeError: it is neither a name nor callable.
@@ -35,23 +35,23 @@ def name_of_wrapper(wrapper: Wrapper) -> str | None:
 
 
 def described(wrapper: Wrapper) -> str:
-    """The name of a wrapper in `config.toml`."""
+    """Return the name of a wrapper for `config.toml`."""
     return name_of_wrapper(wrapper) or str(getattr(wrapper, "__qualname__", type(wrapper).__name__))
 
 
 def pack_changes(env_id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str]) -> bytes:
-    """An id with its changes, as bytes."""
+    """Encode an id with its changes as bytes."""
     return json.dumps([env_id, texts_of_mapping(kwargs), list(wrappers)]).encode()
 
 
 def unpack_changes(payload: bytes) -> tuple[str, dict[str, Any], list[str]]:
-    """What `pack_changes` has packed."""
+    """Decode the result of `pack_changes`."""
     env_id, kwargs, wrappers = json.loads(payload)
     return env_id, mapping_from_texts(kwargs), wrappers
 
 
 def wrapped(env: Any, wrappers: Sequence[Wrapper]) -> Any:
-    """`env` within the wrappers, the first one innermost.
+    """Apply the wrappers to `env`, the first one innermost.
 
     Raises:
         ConfigurationError: a wrapper cannot be found (ASYNC017).

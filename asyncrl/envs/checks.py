@@ -1,6 +1,6 @@
-"""Checks of an environment before anything starts: spaces that rings can hold, steps that actors can take.
+"""Checks of an environment before a run starts: spaces that rings can store, and the results of reset and step.
 
-Spaces and environments are looked at by their attributes only; gymnasium itself is not imported here.
+This module uses attributes of spaces and environments only; it does not import gymnasium.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SCALARS = ("reward", "terminated", "truncated")
 
 
 def spec_of(name: str, env: Any) -> EnvSpec:
-    """The environment's spaces and limits as an `EnvSpec`.
+    """Return the environment's spaces and limits as an `EnvSpec`.
 
     Raises:
-        SpacesDoNotFit: a space that is not one array (ASYNC005).
-        AutoresetUnknown: a vector environment of the wrong or of no autoreset mode (ASYNC018).
+        SpacesDoNotFit: an observation space that is not one array, or an unsupported action space (ASYNC005).
+        AutoresetUnknown: a vector environment with an unsupported or no autoreset mode (ASYNC018).
     """
     vector_envs = getattr(env, "num_envs", None)
     if vector_envs is not None:
@@ -56,7 +56,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
 
 
 def autoreset_mode(name: str, env: Any) -> str:
-    """`NEXT_STEP` or `DISABLED`, whichever a vector environment declares.
+    """Return the autoreset mode that a vector environment declares, `NEXT_STEP` or `DISABLED`.
 
     Raises:
         AutoresetUnknown: it declares another mode or none (ASYNC018).
@@ -117,8 +117,8 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
     """Reset with a seed and take one step.
 
     Raises:
-        OldGymAPI: a call takes or returns what the API before Gymnasium 0.26 did (ASYNC013).
-        ObservationOffSpace: an observation is not what the space says (ASYNC012).
+        OldGymAPI: the arguments or results of a call are those of the API before Gymnasium 0.26 (ASYNC013).
+        ObservationOffSpace: an observation does not have the shape and dtype of its space (ASYNC012).
         EnvironmentRaised: a call raised (ASYNC002).
     """
     batch = () if spec.vector_envs is None else (spec.vector_envs,)
@@ -156,14 +156,14 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
 
 
 def check_reset(name: str, returned: Any) -> Any:
-    """The observation out of what `reset` returned. Raises `OldGymAPI` (ASYNC013)."""
+    """Return the observation from the result of `reset`. Raises `OldGymAPI` (ASYNC013)."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
         raise _old(name, "reset", f"returned {_shape_of(returned)}", "return (observation, info)")
     return returned[0]
 
 
 def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """The five values `step` returned. Raises `OldGymAPI` (ASYNC013)."""
+    """Return the five values of the result of `step`. Raises `OldGymAPI` (ASYNC013)."""
     must = "return (observation, reward, terminated, truncated, info)"
     if not (isinstance(returned, tuple) and len(returned) == 5):
         raise _old(name, "step", f"returned {_shape_of(returned)}", must)
@@ -184,10 +184,10 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
 
 
 def is_real(values: object) -> bool:
-    """Whether values may pass for real numbers: None may, which is False, text, complex numbers and times may not.
+    """Whether values are real numbers, bools or objects such as None (False), not text, complex numbers or times.
 
-    NumPy would take them: the text "1.5" for a number, of 1j the real part, of five seconds the five; and Python the
-    text "False" for True.
+    NumPy would convert the latter: the text "1.5" to a number, 1j to its real part, five seconds to 5. Python would
+    convert the text "False" to True.
     """
     array = np.asarray(values)
     if array.dtype.kind == "O":
@@ -198,7 +198,7 @@ def is_real(values: object) -> bool:
 def check_observation(
     name: str, call: str, obs: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """`obs` if it is an array of that shape and dtype. Raises `ObservationOffSpace` (ASYNC012)."""
+    """Return `obs` if it is an array of that shape and dtype. Raises `ObservationOffSpace` (ASYNC012)."""
     if isinstance(obs, (np.ndarray, np.generic)) and obs.shape == shape and obs.dtype == dtype:
         return np.asarray(obs)
     if not isinstance(obs, (np.ndarray, np.generic)):
@@ -216,7 +216,7 @@ def check_observation(
 
 
 def not_an_environment(name: str, thing: object) -> AsyncRLError:
-    """The error for a factory that returned something else than a gymnasium environment."""
+    """Return the error for a factory whose result is not a gymnasium environment."""
     if hasattr(thing, "step") and hasattr(thing, "reset"):
         kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
         return _old(

@@ -1,4 +1,4 @@
-"""Closing an environment, which may fail: nothing that it was made for is lost by it."""
+"""Closing an environment, where a failure is not an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.errors import TRACEBACK_LIMIT, printable
 
 
 def close_env(env: Any) -> None:
-    """Close an environment; what it raises is written to standard error (of an actor, its log) and forgotten."""
+    """Close an environment; an exception is written to standard error (an actor's log) and suppressed."""
     try:
         env.close()
     except Exception:

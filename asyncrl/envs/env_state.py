@@ -1,9 +1,9 @@
-"""Environments in mid-episode as bytes, where they really pickle.
+"""Pickles of environments in mid-episode, if their state is picklable.
 
-Most environments written in Python do: gymnasium's classic control and toy text, and vectors of them. Those that are
-`gymnasium.utils.EzPickle` (MuJoCo, Box2D, Atari) pickle their constructor's arguments only and come back in no episode
-at all, so one of them anywhere in what is pickled counts as not picklable. What holds processes, windows or native
-state does not pickle in the first place.
+That of most environments written in Python is: gymnasium's classic control and toy text, and vectors of them. A pickle
+of a `gymnasium.utils.EzPickle` (MuJoCo, Box2D, Atari) contains the constructor's arguments only, not the episode, so
+such an object anywhere in the state counts as not picklable. Objects with processes, windows or native state raise in
+pickle itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from asyncrl.errors import error_text
 
 
 class StateNotKept(Exception):
-    """Environments cannot be kept in mid-episode; the text says which object is in the way."""
+    """The state of the environments cannot be pickled in mid-episode; the message names the object that prevents it."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Refuses objects that would come back without their state."""
+    """Pickler that refuses objects whose pickle would not contain their state."""
 
     def persistent_id(self, value: Any) -> None:
         kind = type(value)
@@ -31,7 +31,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rebuilds_itself(kind: type) -> bool:
-    """Whether a class is an EzPickle that has not got a `__getstate__` of its own."""
+    """Whether a class is an EzPickle without a `__getstate__` of its own."""
     from gymnasium.utils import EzPickle
 
     return (
@@ -42,10 +42,10 @@ def _rebuilds_itself(kind: type) -> bool:
 
 
 def pack_state(state: object) -> bytes:
-    """`state`, environments and whatever goes with them, as bytes for `unpack_state`.
+    """Pickle `state`, which contains environments, for `unpack_state`.
 
     Raises:
-        StateNotKept: something in it does not pickle, or would come back without its state.
+        StateNotKept: an object in it does not pickle, or its pickle would not contain its state.
     """
     file = io.BytesIO()
     try:
@@ -58,5 +58,5 @@ def pack_state(state: object) -> bytes:
 
 
 def unpack_state(data: bytes) -> Any:
-    """What `pack_state` was given; runs the code in it. Raises whatever the pickle raises."""
+    """Unpickle the result of `pack_state`; executes code in it. Raises whatever unpickling raises."""
     return pickle.loads(data)

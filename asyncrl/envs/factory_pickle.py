@@ -1,9 +1,8 @@
-"""Packing an environment factory for the actors, and saying what inside it cannot travel (ASYNC001).
+"""Pickling of factories and policies for the actors, with an error that names the unpicklable object (ASYNC001).
 
-cloudpickle packs lambdas, closures and whatever is defined in `__main__` or a notebook by value, so almost
-everything travels. What does not is held by something that does: a lock in a closure, an open file in an
-attribute. The error of pickle names the type of that object and nothing else, so the walk below looks for
-where it is held.
+cloudpickle pickles lambdas, closures and everything defined in `__main__` or a notebook by value, so almost everything
+pickles. What does not is usually inside another object: a lock in a closure, an open file in an attribute. The error of
+pickle names only its type, so the search below finds the path to it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _MAX_DEPTH = 8
 
 
 def pack_factory(factory: Callable[[], object]) -> bytes:
-    """`factory` as bytes that `pickle.loads` turns back into it in another process.
+    """Pickle `factory`, for `pickle.loads` in another process.
 
     Raises:
-        FactoryNotPicklable: it holds something that does not pickle (ASYNC001).
+        FactoryNotPicklable: it contains an object that does not pickle (ASYNC001).
     """
     try:
         packed: bytes = cloudpickle.dumps(factory)
@@ -33,10 +32,10 @@ def pack_factory(factory: Callable[[], object]) -> bytes:
 
 
 def pack_policy(policy: object) -> bytes:
-    """A policy as bytes for the actors; a network's factory that stands in `__main__` travels by value.
+    """Pickle a policy for the actors; a network factory defined in `__main__` is pickled by value.
 
     Raises:
-        FactoryNotPicklable: its network's factory holds something that does not pickle (ASYNC001).
+        FactoryNotPicklable: its network factory contains an object that does not pickle (ASYNC001).
     """
     try:
         packed: bytes = cloudpickle.dumps(policy)
@@ -46,11 +45,7 @@ def pack_policy(policy: object) -> bytes:
 
 
 def pack_network(network: Callable[[int, int], object]) -> bytes:
-    """The factory of a network as bytes.
-
-    Raises:
-        FactoryNotPicklable: it holds something that does not pickle (ASYNC001).
-    """
+    """Pickle the factory of a network. Raises `FactoryNotPicklable` as `pack_factory` does."""
     try:
         packed: bytes = cloudpickle.dumps(network)
         return packed
@@ -59,11 +54,7 @@ def pack_network(network: Callable[[int, int], object]) -> bytes:
 
 
 def pack_functions(functions: Mapping[str, Callable[[float], float] | None]) -> bytes:
-    """Functions by name as bytes.
-
-    Raises:
-        FactoryNotPicklable: one holds something that does not pickle (ASYNC001).
-    """
+    """Pickle functions by name. Raises `FactoryNotPicklable` as `pack_factory` does."""
     try:
         packed: bytes = cloudpickle.dumps(dict(functions))
         return packed
@@ -72,7 +63,7 @@ def pack_functions(functions: Mapping[str, Callable[[float], float] | None]) -> 
 
 
 def factory_name(factory: object) -> str:
-    """What to call a factory: its qualified name, and where it stands if that name says nothing."""
+    """Name of a factory in messages: its qualified name, with file and line for a lambda."""
     inner = getattr(factory, "func", factory)  # functools.partial
     name = str(getattr(inner, "__qualname__", type(inner).__qualname__))
     code = getattr(inner, "__code__", None)
@@ -94,7 +85,7 @@ def _explain(factory: object, error: Exception, what: str = "environment factory
 
 
 def _find_culprit(root: object) -> tuple[list[str], object]:
-    """The innermost object reachable from `root` that does not pickle, and the steps that lead to it."""
+    """Find the innermost unpicklable object reachable from `root`; return the path to it, and the object."""
     path: list[str] = []
     seen = {id(root)}
     current = root
@@ -119,7 +110,7 @@ def _pickles(thing: object) -> bool:
 
 
 def _held_by(thing: object) -> Iterator[tuple[str, object]]:
-    """What pickling `thing` would pickle too, each with words for how it is held."""
+    """Yield the objects that pickling `thing` includes, each with a description of its place."""
     if isinstance(thing, types.MethodType):
         yield "bound object", thing.__self__
         thing = thing.__func__
@@ -148,7 +139,7 @@ def _held_by_function(function: types.FunctionType) -> Iterator[tuple[str, objec
         try:
             yield f"closure variable {name!r} ({where})", cell.cell_contents
         except ValueError:
-            continue  # a cell that is still empty
+            continue  # an empty cell
     for name in _global_names(code):
         if name in function.__globals__:
             yield f"global variable {name!r} ({where})", function.__globals__[name]

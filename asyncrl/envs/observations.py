@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncrl.interfaces import EnvSpec, Leaf
 
 SMALLEST_IMAGE = 8
-"""Arrays of bytes with a shorter side are not taken for images."""
+"""Smallest side of an image; arrays of bytes with a shorter side are not images."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Image:
     """Shape of a stack of images in one row of a network's input.
 
     Attributes:
-        frames: images in the stack.
-        height, width, channels: of one image.
+        frames: number of images in the stack.
+        height, width, channels: shape of one image.
         channels_first: whether an image is `[channels, height, width]`, else `[height, width, channels]`.
     """
 
@@ -32,19 +32,19 @@ class Image:
 
     @property
     def values(self) -> int:
-        """Numbers in a stack."""
+        """Number of values of a stack."""
         return self.frames * self.height * self.width * self.channels
 
 
 def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
-    """The image that an observation is, or None.
+    """Return the image shape of the observations, or None if they are not images.
 
     An image is an array of bytes `[H, W]`, `[H, W, C]` or `[C, H, W]` (C is the shorter of first and last axis), of at
     least 8 x 8.
 
     Args:
-        spec: what a policy sees, stacked frames included.
-        bytes_only: whether arrays of other numbers are no images.
+        spec: the policy's view of the environment, stacked frames included.
+        bytes_only: whether the dtype must be uint8.
     """
     shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
     if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
@@ -62,21 +62,21 @@ def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
 
 
 FORBIDDEN = np.float32(-1e8)
-"""Logit of a choice that an action mask forbids: its probability is exactly 0 in float32, and no sum overflows."""
+"""Logit of an action forbidden by a mask: its probability is exactly 0 in float32, and no sum overflows."""
 MASK_KEY = "action_mask"
-"""Key of a Dict observation whose array says which actions are allowed."""
+"""Key of the action mask in a Dict observation."""
 
 
 def unpacker(spec: EnvSpec) -> Unpacker | None:
-    """Turns rows of bytes into what a network sees; None where observations are arrays, or rows of float32."""
+    """Return the conversion from rows of bytes to a network's input; None if observations are not rows of bytes."""
     return Unpacker(spec) if spec.leaves and spec.observation_dtype == "uint8" else None
 
 
 class Unpacker:
-    """Rows of bytes, with images and float32 values side by side, as float32.
+    """Conversion of rows of bytes, which contain images and float32 values, to float32.
 
     Args:
-        spec: what a policy sees.
+        spec: the policy's view of the environment.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -97,7 +97,7 @@ class Unpacker:
 
 
 def mask_of(spec: EnvSpec) -> slice | None:
-    """Where the action mask stands in one row: values of a row of float32, bytes of one of bytes; None without."""
+    """Slice of the action mask in a row, in values of a float32 row or bytes of a byte row; None without a mask."""
     start = 0
     for leaf in spec.leaves:
         size = leaf.row_bytes if spec.observation_dtype == "uint8" else leaf.values
@@ -108,24 +108,24 @@ def mask_of(spec: EnvSpec) -> slice | None:
 
 
 def mask_reader(spec: EnvSpec) -> MaskReader | None:
-    """Reads the action masks out of observations; None where there are none."""
+    """Return a reader of the action masks in observations; None without masks."""
     at = mask_of(spec)
     return None if at is None else MaskReader(spec, at)
 
 
 class MaskReader:
-    """Action masks of observations.
+    """Reader of the action masks in observations.
 
     Args:
-        spec: what a policy sees.
-        at: where the mask stands in a row.
+        spec: the policy's view of the environment.
+        at: slice of the mask in a row.
     """
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
         self._at, self._bytes = at, spec.observation_dtype == "uint8"
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
-        """`[R, A]`, whether each action is allowed; all are where none is said to be (a terminal observation)."""
+        """`[R, A]`, whether each action is allowed; all are if the mask allows none (a terminal observation)."""
         newest = obs[:, -1] if obs.ndim == 3 else obs
         values = newest[:, self._at]
         if self._bytes:
@@ -136,26 +136,28 @@ class MaskReader:
 
 
 def allowed_choice(mask: NDArray[np.bool_], share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """For each row an allowed action, at `share` `[R]` (0 to 1) of those that its `mask` `[R, A]` allows."""
+    """Return for each row the allowed action at the fraction `share` `[R]` (0 to 1) of those in its `mask` `[R, A]`."""
     rank = np.minimum(share * mask.sum(axis=1), mask.sum(axis=1) - 1).astype(np.int64)
     chosen: NDArray[np.int64] = (mask.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
     return chosen
 
 
 def pack(obs: Any, spec: EnvSpec) -> NDArray[Any]:
-    """One structured observation as a row `[n]` of the spec's dtype; a fresh array.
+    """Convert one structured observation to a row `[n]` of the spec's dtype; a fresh array.
 
     Raises:
-        ValueError: a leaf has another shape, a choice is out of range, or a value beside an image is not finite.
+        ValueError: a leaf is missing or has another shape, a choice is out of range, or a value in a row of bytes is
+            not finite.
     """
     return _row_of([_array_of(obs, leaf) for leaf in spec.leaves], spec)
 
 
 def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
-    """What a user gives to `predict`, as a row `[n]` or rows `[B, n]` (`[..., n]` where it is rows already).
+    """Convert the observations given to `predict` to a row `[n]` or rows `[B, n]`.
 
     Args:
-        obs: one observation of the space, a batch whose leaves have a first axis B, or rows.
+        obs: one observation of the space, a batch whose leaves have a first axis B, or rows `[..., n]`, which are
+            returned as they are.
         spec: the environment.
 
     Raises:
@@ -191,7 +193,7 @@ def _row_of(arrays: list[NDArray[Any]], spec: EnvSpec) -> NDArray[Any]:
 
 
 def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """A leaf as bytes of an image or float32 values, flat."""
+    """Flatten a leaf to the bytes of an image or to float32 values."""
     if array.shape != leaf.shape:
         where = ".".join(leaf.path) or "the observation"
         raise ValueError(f"{where} must have shape {leaf.shape}, got {array.shape}")

@@ -1,7 +1,7 @@
 """Structured observations as rows: Dict, Tuple, Discrete and MultiDiscrete spaces become one array per step.
 
-Choices become one-hot and all is float32, as by `gymnasium.spaces.flatten`; where an image is among the leaves the row
-is of bytes, so that a replay of images does not grow fourfold.
+Choices become one-hot and the row is float32, as in `gymnasium.spaces.flatten`. If a leaf is an image the row is of
+bytes, because float32 would make a replay of images four times as large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRUCTURED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete)
 
 
 def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Leaf, ...] | None:
-    """The leaves of a space in the order of its keys; None where one is no array (text, a graph, a sequence)."""
+    """Return the leaves of a space in the order of its keys; None if one is not an array (text, graph, sequence)."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         found: list[Leaf] = []
@@ -45,9 +45,10 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
 
 
 def packed(env: Any) -> Any:
-    """`env` within `PackedObservations` where its observations are structured, else itself.
+    """Wrap `env` in `PackedObservations` if its observations are structured; else return it.
 
-    Vectors of environments and spaces with other leaves are left as they are; `checks.spec_of` refuses them.
+    Vectors of environments and spaces with other leaves are returned unchanged; `checks.spec_of` refuses those whose
+    observations are not one array.
     """
     if isinstance(env, VectorEnv) or not isinstance(env.observation_space, STRUCTURED):
         return env
@@ -56,11 +57,11 @@ def packed(env: Any) -> Any:
 
 
 class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """An environment whose observations are rows.
+    """Wrapper that converts structured observations to rows.
 
     Args:
-        env: with structured observations.
-        leaves: of its observation space.
+        env: an environment with structured observations.
+        leaves: leaves of its observation space.
 
     Attributes:
         packed_leaves: `leaves`, for `checks.spec_of`.
@@ -77,7 +78,7 @@ class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._row = EnvSpec("", (size,), dtype, DiscreteAction(1), leaves=leaves)
 
     def observation(self, observation: Any) -> Any:
-        """The row `[n]`. Raises `ObservationOffSpace` (ASYNC012)."""
+        """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012)."""
         try:
             return pack(observation, self._row)
         except ValueError as error:
@@ -89,10 +90,10 @@ class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts `info["action_mask"]` into the observation, a Dict of `observation` and `action_mask`.
+    """Wrapper that adds `info["action_mask"]` to the observation, which becomes a Dict `observation`, `action_mask`.
 
-    `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask in the info all actions are
-    allowed.
+    Usage: `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask in the info all actions
+    are allowed.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

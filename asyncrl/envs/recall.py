@@ -1,13 +1,13 @@
-"""Recall, a small environment that needs memory, `asyncrl/Recall-v0`: a cue is shown once and asked for later.
+"""Recall, a small environment that requires memory, `asyncrl/Recall-v0`: a cue is shown once and queried later.
 
-The first observation of an episode shows a cue, one of `cues`, with a light that says so. The `delay - 1` observations
-after it show distractors: cues drawn at random, without the light. The one after them, `delay` steps behind the cue,
-asks, by another light, and shows nothing; the action taken there gets reward 1 if it is the cue and -1 if not, and the
-episode ends. All other actions do nothing and get 0. The best policy reaches 1; one that sees only the present
-observation reaches 2 / cues - 1 (0 for two cues), as does one that remembers fewer than `delay` steps.
+The first observation of an episode shows a cue, one of `cues`, and the cue light. The next `delay - 1` observations
+show distractors: random cues, without a light. The observation `delay` steps after the cue has the question light and
+shows no cue; the action taken there gets reward 1 if it is the cue, else -1, and the episode ends. All other actions
+have no effect and reward 0. The best return is 1. A policy without memory, or with one of fewer than `delay` steps,
+reaches 2 / cues - 1 (0 for two cues).
 
-After bsuite's `memory_len` (Osband et al. 2020) and the T-maze of Bakker 2002, "Reinforcement learning with long
-short-term memory", with distractors.
+It is based on bsuite's `memory_len` (Osband et al. 2020) and the T-maze of Bakker 2002, "Reinforcement learning with
+long short-term memory", with distractors.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Recall; see the module.
 
-    Observations are float32 `[2 + cues]`: the light of the cue, the light of the question, and the symbol that is
-    shown, one-hot (zeros where none is). Actions: which cue it was.
+    Observations are float32 `[2 + cues]`: the cue light, the question light, and the cue shown, one-hot (zeros for
+    none). The action is the index of the recalled cue.
 
     Args:
         delay: steps from the cue to the question, at least 1.
-        cues: how many there are, at least 2.
+        cues: number of cues, at least 2.
 
     Raises:
-        ValueError: an argument is below its least value.
+        ValueError: an argument is below its minimum.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (as gymnasium's)
@@ -53,7 +53,7 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._shown(self._cue, light=0), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Show a distractor, or ask; the step behind the question ends the episode."""
+        """Show a distractor or the question; the step after the question ends the episode."""
         self._row += 1
         if self._row > self._delay:
             return self._shown(), 1.0 if int(action) == self._cue else -1.0, True, False, {}
@@ -71,6 +71,6 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 def register() -> None:
-    """Register `asyncrl/Recall-v0` with gymnasium; again changes nothing."""
+    """Register `asyncrl/Recall-v0` with gymnasium; idempotent."""
     if "asyncrl/Recall-v0" not in gymnasium.registry:
         gymnasium.register("asyncrl/Recall-v0", "asyncrl.envs.recall:Recall", reward_threshold=0.95)

@@ -1,4 +1,4 @@
-"""An environment's id looked up in gymnasium's registry, and what to say where it is not there (ASYNC006)."""
+"""Look-up of an environment's id in gymnasium's registry, and the error for an unknown one (ASYNC006)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _EXTRAS = (
 
 
 def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., Any]:
-    """The registered spec of an id, or the class or function of `module:Name`; imports the module in front of it.
+    """Return the registered spec of an id, or the class or function `module:Name`; imports the module if given.
 
     Args:
         name: `CartPole-v1`, `module:Mine-v0` or `module:Mine`.
-        main_only: the id is registered by the main script itself, which is not this process.
+        main_only: the id is registered only by the main script, in another process.
 
     Raises:
         UnknownEnvironment: ASYNC006.
@@ -84,7 +84,7 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
 
 
 def extra_for(text: str) -> str | None:
-    """The extra of this package that installs what `text` names, None where no extra does."""
+    """Return the extra of this package that installs the package named in `text`; None if no extra does."""
     env_id = text.rpartition(":")[2]
     return next((extra for extra, pattern in _EXTRAS if pattern.search(text) or pattern.search(env_id)), None)
 

@@ -1,4 +1,4 @@
-"""Environments made to be used outside of a run: with a render mode, refused where they do not have it; and stacked."""
+"""Environments for use outside of a run: built with a render mode, and with stacked frames."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
     """Build one environment that renders in `mode`, such as `"human"` or `"rgb_array"`.
 
-    A factory is called with `render_mode=mode` where it takes that argument. Another one is called as it is; where its
-    environment was made by `gymnasium.make`, gymnasium's record of that is made again with the mode.
+    A factory is called with `render_mode=mode` if it has that parameter. Otherwise, if its environment was made by
+    `gymnasium.make`, the environment's spec is made again with the mode.
 
     Raises:
-        ConfigurationError: it has no such mode, or its factory does not let it be chosen.
+        ConfigurationError: it has no such mode, or its factory has no way to choose it, or it is a vector.
         AsyncRLError: it cannot be built; see `EnvSource.build`.
     """
     from gymnasium.vector import VectorEnv
@@ -46,9 +46,9 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def with_frame_stack(env: Any, frames: int) -> Any:
-    """`env` whose observations are stacks of the last `frames`, as policies with a frame stack see them.
+    """Wrap `env` so that its observations are stacks of the last `frames`, the input of policies with a frame stack.
 
-    A vector of environments is returned as it is.
+    A vector of environments is returned unchanged.
     """
     from gymnasium.vector import VectorEnv
     from gymnasium.wrappers import FrameStackObservation
@@ -59,7 +59,7 @@ def with_frame_stack(env: Any, frames: int) -> Any:
 
 
 def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, Any]:
-    """The same environment with the render mode, by gymnasium's record of how it was made."""
+    """Make the same environment with the render mode, from the spec that gymnasium recorded."""
     import gymnasium
 
     try:
@@ -67,7 +67,7 @@ def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, An
         if spec is None:
             raise ValueError("it was not made by gymnasium.make")
         again = gymnasium.make(spec, render_mode=mode)
-    except Exception as error:  # of a wrapper that keeps no record, too
+    except Exception as error:  # also that of a wrapper without a spec
         raise _no_choice(source, mode, error_text(error)) from error
     if again.render_mode != mode:
         close_env(again)

@@ -1,7 +1,7 @@
-"""The only door to gymnasium: what may be called an environment, how it is made, what it looks like.
+"""Sources of environments: id, gymnasium spec or factory, built in the process that steps the environment.
 
-`EnvSource` is made in the main process, which never builds an environment (and never imports gymnasium unless
-the user did); it travels as bytes, and is built in the processes forked for it.
+`EnvSource` is created in the main process, which never builds an environment (and never imports gymnasium unless the
+user did). It is sent as bytes and built in processes forked for it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 
 EnvKind = Literal["id", "changed", "spec", "factory"]
-"""How an environment was named; see `EnvSource`."""
+"""Kind of source of an environment; see `EnvSource`."""
 
 
 @dataclass(frozen=True)
 class EnvSource:
-    """An environment as the user named it, ready to travel.
+    """Picklable description of an environment, from which it is built.
 
     Attributes:
         name: the id, or the factory's qualified name.
         kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (a gymnasium EnvSpec) or
             `"factory"`.
         payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
-            unpickled in the process that builds it only.
-        main_only: the id is registered here, by the main script itself, where no actor can see it.
+            unpickled only in the process that builds it.
+        main_only: the id is registered only by the main script, in this process, so actors cannot make it.
     """
 
     name: str
@@ -63,14 +63,15 @@ class EnvSource:
 
     @classmethod
     def from_user(cls, env: str | GymnasiumSpec | Callable[[], Any] | EnvSource) -> EnvSource:
-        """Take what a user gives to `Trainer`; nothing is built.
+        """Make a source from the `env` argument of `Trainer`; builds nothing.
 
-        An id that this process has registered already is sent as its spec, so that a package which registers
-        environments when it is imported need be imported in the user's script only.
+        An id registered in this process by another package than gymnasium is sent as its spec, so a package that
+        registers environments at import needs to be imported in the user's script only.
 
         Raises:
-            TypeError: it is none of these, or an environment that was built already.
-            FactoryNotPicklable: the factory cannot be sent (ASYNC001).
+            TypeError: `env` is none of these, or an environment that is already built.
+            ValueError: the id is empty.
+            FactoryNotPicklable: the factory does not pickle (ASYNC001).
         """
         if isinstance(env, EnvSource):
             return env
@@ -91,11 +92,11 @@ class EnvSource:
         return cls(factory_name(env), "factory", pack_factory(env))
 
     def changed(self, kwargs: Mapping[str, Any], wrappers: Sequence[Wrapper]) -> EnvSource:
-        """The same environment with keyword arguments for its constructor, and within wrappers, innermost first.
+        """Return a source with keyword arguments for the constructor, and with wrappers, innermost first.
 
         Raises:
             TypeError: a wrapper is neither a name nor callable.
-            FactoryNotPicklable: a wrapper cannot be sent (ASYNC001).
+            FactoryNotPicklable: a wrapper does not pickle (ASYNC001).
         """
         if not kwargs and not wrappers:
             return self
@@ -123,7 +124,7 @@ class EnvSource:
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> EnvSource:
-        """The environment `name` whose cloudpickled spec or factory is in `path`; nothing is unpickled here.
+        """Return the source `name` whose cloudpickled spec or factory is in the file `path`; unpickles nothing.
 
         Raises:
             ConfigurationError: the file cannot be read (ASYNC017).
@@ -144,17 +145,18 @@ class EnvSource:
 
         Structured observations become rows (`asyncrl.envs.packing`).
 
-        Gymnasium's passive checker and order enforcement are left out: `describe` has checked once what they
-        would look at on every step, and an actor always resets first. The time limit stays.
+        Gymnasium's passive checker and order enforcement are disabled: `describe` has made their checks once, and an
+        actor always resets first. The time limit remains.
 
         Args:
-            render_mode: what to make it with, where it can be made with one (see `asyncrl.envs.rendering`).
-            training: whether it is an actor's; Atari games differ (see `asyncrl.envs.atari`), and so may a factory's
-                environments, which has an argument of that name.
+            render_mode: render mode, ignored if the constructor has no such parameter (see `asyncrl.envs.rendering`).
+            training: whether it is for an actor; this changes Atari games (see `asyncrl.envs.atari`), and is passed to
+                a factory with a parameter of that name.
 
         Raises:
-            UnknownEnvironment: no such id, or a package it needs is not installed (ASYNC006).
-            EnvironmentNotBuilt: unpacking or calling the constructor failed (ASYNC004).
+            UnknownEnvironment: the id is unknown, or a package it needs is not installed (ASYNC006).
+            EnvironmentNotBuilt: unpickling or the constructor failed, or a factory's result is no environment
+                (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
         """
         import gymnasium
@@ -178,10 +180,11 @@ class EnvSource:
         return packed(env)  # type: ignore[no-any-return]
 
     def build_streams(self, num_envs: int) -> list[gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]:
-        """`num_envs` environments, or one vector of `num_envs`.
+        """Build `num_envs` environments, or one vector of `num_envs`, for an actor.
 
         Raises:
-            ValueError: the factory returns a vector of another size; and as `build`.
+            ValueError: the factory returns a vector of another size.
+            AsyncRLError: see `build`.
         """
         first = self.build(training=True)
         count = getattr(first, "num_envs", None)
@@ -194,7 +197,7 @@ class EnvSource:
         return first  # type: ignore[return-value]
 
     def _maker(self, training: bool = False) -> Callable[..., Any]:
-        """Makes the environment; keyword arguments go to its constructor."""
+        """Return a function that makes the environment; its keyword arguments are those of the constructor."""
         if self.kind == "changed":
             env_id, kwargs, wrappers = unpack_changes(self.payload)
             inner = EnvSource(self.name, "id", env_id.encode(), self.main_only)._maker(training)
@@ -238,14 +241,14 @@ class EnvSource:
 
 
 def describe(source: EnvSource, say: Callable[[EnvSpec], None] = lambda spec: None) -> EnvSpec:
-    """Build one environment, look at its spaces, reset and step it once, and say what it looks like.
+    """Build one environment, check its spaces, reset and step it once, and return its `EnvSpec`.
 
-    Runs in a process of its own (`asyncrl.actors.pool.probe`), because constructors may start threads, open
-    windows or die. `say` is told before the environment is closed, which may hang.
+    Runs in a separate process (`asyncrl.actors.pool.probe`), because constructors may start threads, open windows or
+    crash. `say` is called with the spec before the environment is closed, because `close` may hang.
 
     Raises:
-        EnvironmentFailed: it does not build, or breaks gymnasium's contract (ASYNC004, 012, 013, 018).
-        UserError: unknown (ASYNC006), or of a space that no ring can hold (ASYNC005).
+        EnvironmentFailed: it does not build, raises, or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 018).
+        UserError: it is unknown (ASYNC006), or has a space that no ring can store (ASYNC005).
     """
     env: Any = source.build()
     try:
@@ -258,7 +261,7 @@ def describe(source: EnvSource, say: Callable[[EnvSpec], None] = lambda spec: No
 
 
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
-    """What `maker` makes, with the render mode where it takes one."""
+    """Call `maker`, with the render mode if it has that parameter."""
     if render_mode is not None and _takes_render_mode(maker):
         kwargs = {**kwargs, "render_mode": render_mode}
     return maker(**kwargs)
@@ -270,7 +273,7 @@ def _takes_render_mode(factory: Callable[..., Any]) -> bool:
 
 
 def _arguments(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Arguments of a factory by name; none where it has no signature."""
+    """Parameters of a factory by name; empty if it has no signature."""
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -286,12 +289,12 @@ def _entry_module(spec: GymnasiumSpec) -> str:
 
 @dataclass(frozen=True)
 class ChangedFactory:
-    """A factory, or a spec, with changes that only a pickle can keep."""
+    """Factory of a source with changes that have no text form."""
 
     source: EnvSource
     kwargs: Mapping[str, Any]
     wrappers: tuple[Wrapper, ...]
 
     def __call__(self, render_mode: str | None = None, training: bool = False) -> Any:
-        """Build it."""
+        """Build the environment."""
         return wrapped(_made(self.source._maker(training), render_mode, self.kwargs), self.wrappers)

@@ -1,4 +1,4 @@
-"""Random episodes in one environment, for `asyncrl check`: its speed, its episodes, and what is odd about it."""
+"""Random episodes in one environment, for `asyncrl check`: its speed, its episodes, and its problems."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from asyncrl.interfaces import EnvSpec
 
 _SEED = 0
 _COMPARED_STEPS = 20
-"""Steps over which two resets with one seed are compared."""
+"""Number of steps over which two resets with the same seed are compared."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What an environment did under random actions.
+    """Result of random actions in an environment.
 
     Attributes:
         spec: its spaces and limits.
-        build_seconds, reset_seconds: of one construction, and of the first reset.
-        steps_per_second: of one environment (of all of a vector) in one process.
-        steps: that were taken.
-        episodes: that ended.
-        length_mean, return_mean: of these, None where none ended.
-        reward_low, reward_high: least and largest reward of a step.
-        autoreset: what a vector environment declares, "" for a single one, which the actor resets.
-        problems: sentences about what is odd, though it can be trained on.
+        build_seconds, reset_seconds: duration of the constructor and of a reset, in seconds.
+        steps_per_second: steps per second of one environment (of all of a vector) in one process.
+        steps: number of steps taken.
+        episodes: number of episodes that ended.
+        length_mean, return_mean: their means, None if no episode ended.
+        reward_low, reward_high: smallest and largest reward of a step.
+        autoreset: autoreset mode of a vector environment; "" for a single one, which the actor resets.
+        problems: sentences about problems that do not prevent training.
     """
 
     spec: EnvSpec
@@ -50,10 +50,10 @@ class Trial:
 
 
 def try_out(source: EnvSource, seconds: float) -> Trial:
-    """Build the environment, check it as a run does, and step it with random actions for so long.
+    """Build the environment, check it as a run does, and step it with random actions for `seconds`.
 
     Raises:
-        AsyncRLError: whatever a run would refuse.
+        AsyncRLError: a run would refuse the environment.
     """
     started = time.perf_counter()
     env: Any = source.build()
@@ -87,7 +87,7 @@ def try_out(source: EnvSource, seconds: float) -> Trial:
 
 
 class _Walk:
-    """Random steps, and what is seen on the way."""
+    """Random steps, with their statistics and problems."""
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
         self.env, self.count = env, spec.vector_envs or 1
@@ -99,7 +99,7 @@ class _Walk:
         self._limit = spec.max_episode_steps
 
     def go(self, seconds: float) -> None:
-        """Step for so long; the clock runs during `step` alone."""
+        """Step for `seconds`; `self.seconds` sums the time of `step` only."""
         lengths, totals = np.zeros(self.count), np.zeros(self.count)
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
@@ -129,7 +129,7 @@ class _Walk:
             self._odd["an observation lies outside of observation_space"] = None
 
     def problems(self) -> list[str]:
-        """Sentences about what is odd."""
+        """Return sentences about the problems."""
         found = list(self._odd)
         if self.high <= self.low:
             found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
@@ -143,7 +143,7 @@ class _Walk:
 
 
 def _of_seeds(env: Any) -> list[str]:
-    """Whether the same seed gives the same episode."""
+    """Return a sentence if the same seed does not give the same episode, else an empty list."""
     runs = []
     for _ in range(2):
         obs, _ = env.reset(seed=_SEED)
