@@ -1,4 +1,4 @@
-"""The algorithms by name, each imported at its first use. That does not import torch; making an updater does."""
+"""Algorithms by name, each imported at its first use. The import does not load torch; making an updater does."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def preset_options(algorithm: str, env: str) -> dict[str, Any]:
-    """Options of the run (`num_actors`, ...) tuned for `algorithm` in `env`; empty where there are none."""
+    """Options of the run (`num_actors`, ...) tuned for `algorithm` in `env`; empty without a preset."""
     return ALGORITHMS[algorithm].preset_options(env) if algorithm in ALGORITHMS else {}

@@ -1,11 +1,11 @@
-"""A2C, the synchronous advantage actor-critic: IMPALA where no policy is ever old.
+"""A2C, the synchronous advantage actor-critic: IMPALA without policy lag.
 
     Mnih et al. 2016        Asynchronous methods for deep reinforcement learning
     Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
 
-Actors wait until the learner has learned from what they did, so every action is the newest policy's, V-trace is
-generalized advantage estimation (`returns.py`), and nothing is corrected. With another `discipline` it is the
-uncorrected asynchronous actor-critic that IMPALA is compared with.
+Actors wait until the learner has trained on their segments, so every action comes from the newest policy, V-trace
+equals generalized advantage estimation (`returns.py`), and no correction is needed. With another `discipline` it is the
+uncorrected asynchronous actor-critic, the baseline for IMPALA.
 """
 
 from __future__ import annotations

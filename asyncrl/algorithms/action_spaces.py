@@ -1,4 +1,4 @@
-"""Which algorithms take which action spaces, and the refusal of those that they do not take (ASYNC005)."""
+"""Check of an environment's action space against those that an algorithm supports (ASYNC005)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = {DiscreteAction: "discrete", MultiDiscreteAction: "MultiDiscrete", BoxA
 
 
 def unbounded(action: ActionSpec) -> int | None:
-    """Index of the first value of a Box action that has no finite bounds in float32; None where there is none."""
+    """Index of the first value of a Box action without finite float32 bounds; None if all are bounded."""
     if not isinstance(action, BoxAction):
         return None
     largest = float(np.finfo(np.float32).max)
@@ -21,7 +21,7 @@ def unbounded(action: ActionSpec) -> int | None:
 
 
 def supported_algorithms(spec: EnvSpec) -> str:
-    """Names of the algorithms that take the actions of `spec`, or "none of this version"."""
+    """Names of the algorithms that support the actions of `spec`, or "none of this version"."""
     endless = unbounded(spec.action) is not None
     names = [
         name
@@ -32,15 +32,15 @@ def supported_algorithms(spec: EnvSpec) -> str:
 
 
 def check_action_space(record: Restricted, spec: EnvSpec, option: str | None = None) -> None:
-    """Refuse an action space that `record.action_kinds` and `record.needs_bounds` leave out.
+    """Refuse an action space that `record.action_kinds` and `record.needs_bounds` do not allow.
 
     Args:
         record: an algorithm.
         spec: the environment.
-        option: an option that is set and needs finite bounds, if there is one.
+        option: name of a set option that needs finite bounds, if there is one.
 
     Raises:
-        SpacesDoNotFit: ASYNC005, with the algorithms that do take these actions.
+        SpacesDoNotFit: ASYNC005; lists the algorithms that support these actions.
     """
     action, name = spec.action, record.name
     if not isinstance(action, record.action_kinds):

@@ -1,9 +1,9 @@
-"""The networks of an on-policy learner: policy and value on one flat parameter vector, with one optimiser.
+"""Policy and value network of an on-policy learner on one flat parameter vector, with one optimiser.
 
-What acts (the policy's weights, the Gaussian's log standard deviations) stands at the front of the vector in the
-order of `ActorLayout`, so that publishing is one copy, and Adam, the norm and the clipping are one operation each.
-Policy and value share no layer here: a shared trunk has to be weighed between both losses, and what it saves is small
-where a network acts in a few microseconds. For images and cells it is large: see `shared_trunk.py`.
+The acting weights (the policy's weights and the Gaussian's log standard deviations) are the first part of the vector,
+in the order of `ActorLayout`. So publishing is one copy, and Adam, gradient norm and clipping are one operation each.
+Policy and value share no layers here: a shared trunk requires a balance between both losses, and saves little where a
+forward pass takes a few microseconds. It saves much for images and recurrent cells: see `shared_trunk.py`.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _POLICY_HEAD_GAIN, _VALUE_HEAD_GAIN = 0.01, 1.0
 
 
 class ActorCritic:
-    """Policy and value network, their Adam, and the statistics that normalise observations.
+    """Policy and value network, their optimiser Adam, and the observation statistics.
 
-    Used from one thread, the learner's, under `torch.no_grad()`. A gradient step is `forward` and `backward` of a pass,
-    then `apply`.
+    Learner thread only, under `torch.no_grad()`. A gradient step consists of `forward` and `backward` of a pass, then
+    `apply`.
 
-    Statistics of the observations are published with the weights, because an actor normalises what it sees. So that
-    the learner sees an observation as the actor saw it, `observe` only notes; what is noted counts from
-    `move_statistics` on, which is called at the end of an iteration, before its weights are published.
+    Observation statistics are published with the weights, because actors normalise their observations too. Learner and
+    actor must normalise an observation alike, so `observe` only collects; `move_statistics` applies what was collected,
+    at the end of an iteration, before its weights are published.
 
     Args:
-        layout: the policy's network and the order of what is published.
+        layout: network of the policy, and order of the published values.
         value_hidden: widths of the value network's hidden layers, or None for the policy's.
         device: `"cpu"` or `"cuda"`.
-        seed: of the initial weights (orthogonal), the same on every device.
+        seed: seed of the initial weights (orthogonal), the same on every device.
         max_grad_norm: maximum norm of the gradient of both networks together, or None.
-        adam_eps: term that Adam adds to its denominator.
-        initial_log_std: the Gaussian's log standard deviations at the start.
-        spec: what the policy sees, for observations of bytes, structured ones and action masks; None without.
+        adam_eps: epsilon in Adam's denominator.
+        initial_log_std: initial log standard deviations of the Gaussian.
+        spec: the environment as the policy sees it, for bytes, structured observations and action masks, or None.
 
     Attributes:
         layout, device: as given.
-        mask: reads the action masks out of observations; None where there are none.
-        keeps_bytes: whether a rollout keeps bytes, a quarter of the memory, and scales them when a pass reads them.
-        weight_count: how many float32 values `write_weights` fills.
+        mask: function that extracts the action masks from observations; None without action masks.
+        keeps_bytes: whether a rollout stores bytes (a quarter of the memory) and passes scale them when they read.
+        weight_count: number of float32 values that `write_weights` fills.
         parameters: flat `[P]`: policy, log standard deviations, value.
         gradient: `[P]`, filled by `backward`.
-        vector: both of these.
+        vector: `parameters` and `gradient`.
         log_std: view `[d]` into `parameters`; d is 0 where the policy is not a Gaussian.
     """
 
@@ -94,7 +94,7 @@ class ActorCritic:
         self._acting_count = sum(self._sizes[:2])
         self._to_host = HostCopy(self.parameters[: self._acting_count])
         self._seen, self._noted = RunningMoments(layout.inputs), RunningMoments(layout.inputs)
-        # What groups hear counts when what was noted does.
+        # Statistics received from other learners of a group are applied together with the collected ones.
         told = self._noted if layout.normalized else None
         self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
         self.vector.moments = (self._adam.moments,)
@@ -104,7 +104,7 @@ class ActorCritic:
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
     ) -> tuple[Architecture, Architecture]:
-        """Shapes of policy and value network."""
+        """Architectures of policy and value network."""
         hidden = layout.hidden if value_hidden is None else value_hidden
         shared = None, layout.activation, layout.network
         policy = Architecture(layout.sizes, *shared, seed)
@@ -112,7 +112,7 @@ class ActorCritic:
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Scalar tensor, norm of the last applied gradient before it was clipped; None before."""
+        """Norm of the last applied gradient before clipping, a scalar tensor; None before the first step."""
         return self._adam.grad_norm
 
     def make_pass(self, rows: int, gradient: bool) -> NetworksPass:
@@ -123,22 +123,22 @@ class ActorCritic:
     def distribution(self, out: Tensor, action: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, `[B]` each, of `action` under the policy's outputs `[B, outputs]`.
 
-        A squashed policy's actions are latents, and so is the density: ratios of probabilities are the same.
+        For a squashed policy, actions are latents and the density is that of the latents: probability ratios are equal.
         """
         if self.layout.gaussian:
             return diagonal_gaussian(out, action, log_std)
         return categorical(out, action, self.layout.choices)
 
     def apply(self, learning_rate: float) -> None:
-        """One step of Adam with the gradient that `backward` has filled, clipped on the way."""
+        """Make one step of Adam with the clipped gradient of `backward`."""
         self._adam.step(learning_rate)
 
     def normalized(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write observations as the networks take them: float32, normalised (or bytes scaled to 0..1).
+        """Write observations as network inputs: normalised float32, or bytes scaled to 0..1 unless bytes are kept.
 
         Args:
             obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.
-            out: `[R, inputs]`, of bytes where they are kept.
+            out: `[R, inputs]`, uint8 with `keeps_bytes`, else float32.
         """
         if self._unpack is not None:
             self._unpack(obs, out)
@@ -157,11 +157,11 @@ class ActorCritic:
 
     @property
     def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and 1 / deviation `[inputs]` that observations are normalised by now, as copies."""
+        """Present mean and 1 / standard deviation of the observations, `[inputs]` each, as copies."""
         return self._mean.copy(), self._scale.copy()
 
     def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
-        """Note the observations `[..., *obs_shape]` of all but RESET rows `[...]`; nothing unless normalised."""
+        """Collect the observations `[..., *obs_shape]` of all but RESET rows; no effect without normalisation."""
         if self.layout.normalized:
             rows = obs[(flags & RESET) == 0]
             if self._unpack is not None:
@@ -171,7 +171,7 @@ class ActorCritic:
             self._noted.add(rows.reshape(-1, self.layout.inputs))
 
     def move_statistics(self) -> None:
-        """Let what `observe` has noted count from here on."""
+        """Add the observations collected by `observe` to the statistics."""
         if self._noted.count:
             self._seen.absorb(self._noted)
             self._set_statistics()
@@ -181,14 +181,14 @@ class ActorCritic:
         self._scale[:] = 1.0 / np.sqrt(self._seen.variance + 1e-8)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy what acts into `out` `[weight_count]`, in the order of `ActorLayout`."""
+        """Copy acting weights and observation statistics into `out` `[weight_count]`, in the order of `ActorLayout`."""
         self._to_host(out[: self._acting_count])
         if self.layout.normalized:
             out[self.layout.obs_mean] = self._mean
             out[self.layout.obs_scale] = self._scale
 
     def begin_with(self, weights: Tensor, env_steps: int) -> None:
-        """Take over what `write_weights` wrote, `[weight_count]`; its statistics are those of `env_steps` steps."""
+        """Restore what `write_weights` wrote, `[weight_count]`, with its statistics as those of `env_steps` steps."""
         self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
         if self.layout.normalized:
             mean, scale = (weights[at].numpy() for at in (self.layout.obs_mean, self.layout.obs_scale))
@@ -196,7 +196,7 @@ class ActorCritic:
             self._set_statistics()
 
     def state_dict(self) -> dict[str, Any]:
-        """Networks by parameter name, Adam's moments and the statistics, as copies on the host."""
+        """Networks by parameter name, state of Adam and observation statistics, as copies on the host."""
         return {
             "policy": self._policy.named(),
             "log_std": self.log_std.cpu().clone(),
@@ -206,10 +206,10 @@ class ActorCritic:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, to the same numbers on the same device.
+        """Restore what `state_dict` returned; training continues with the same numbers on the same device.
 
         Raises:
-            ValueError: a part is missing or has another shape; nothing has been written then.
+            ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         require_like(state, self.state_dict(), "state")
         self._policy.load(state["policy"])
@@ -223,7 +223,7 @@ class ActorCritic:
 
 
 class NetworksPass(Protocol):
-    """A pass of policy and value network over R rows; see `ActorCriticPass`."""
+    """Pass of policy and value network over R rows; see `ActorCriticPass`."""
 
     x: Tensor
 
@@ -241,16 +241,16 @@ class NetworksPass(Protocol):
 
 
 class ActorCriticPass:
-    """Both networks over the same R rows.
+    """Pass of two separate networks over the same R rows.
 
     Args:
-        policy, value: whose weights are used, as they stand at each call.
+        policy, value: the networks; each call uses their present weights.
         rows: R.
         inputs: values of one observation.
-        gradient: the flat gradient's parts of policy, log standard deviations and value; None without backward pass.
+        gradient: parts of the flat gradient for policy, log standard deviations and value; None without backward pass.
 
     Attributes:
-        x: `[R, inputs]`, written by whoever uses the pass.
+        x: `[R, inputs]`, written by the caller.
     """
 
     def __init__(
@@ -270,13 +270,13 @@ class ActorCriticPass:
         return self._policy.forward(), self.values()
 
     def values(self) -> Tensor:
-        """The values `[R]` alone, the same as those of `forward`."""
+        """The values `[R]` alone, equal to those of `forward`."""
         return self._value.forward().squeeze(1)
 
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        if grad_value is not self._grad_value:  # a kernel fills the same tensor every time
+        if grad_value is not self._grad_value:  # a kernel returns the same tensor every time
             self._grad_value, self._grad_value_column = grad_value, grad_value.unsqueeze(1)
         self._value.backward(self._grad_value_column)
         if self._log_std_gradient is not None and grad_log_std.numel():

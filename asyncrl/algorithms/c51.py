@@ -1,4 +1,4 @@
-"""Categorical distributional Q-learning: the return's distribution on fixed atoms.
+"""Categorical distributional Q-learning (C51): return distributions on fixed atoms.
 
 Bellemare et al. 2017   A distributional perspective on reinforcement learning
 Hessel et al. 2018      Rainbow (the divergence as priority)
@@ -29,14 +29,14 @@ _TINY = float(np.finfo(np.float32).tiny)
 def c51_loss(
     logits: Tensor, next_logits: Tensor, next_action: Tensor, batch: StagedBatch, support: Tensor
 ) -> QLoss:
-    """Weighted divergence of the predicted distribution p from the projected target m (Bellemare et al. 2017, alg. 1).
+    """Weighted KL divergence of the predicted distribution p from the target m (Bellemare et al. 2017, alg. 1).
 
-    The paper's cross entropy -sum_i m_i log p_i less the entropy of m: it has the same gradient, and is 0 where the
-    prediction is right, so it is also the priority (Hessel et al. 2018) and a loss to watch.
+    This is the paper's cross entropy -sum_i m_i log p_i minus the entropy of m. The gradient is the same, and it is 0
+    for a correct prediction, so it also serves as the priority (Hessel et al. 2018) and as a reported loss.
 
     Args:
-        logits: of the return's probabilities `[B, A, N]` for each action in S.
-        next_logits: the target network's `[B, A, N]` in S'.
+        logits: logits of the return's probabilities in S, `[B, A, N]`.
+        next_logits: logits of the target network in S', `[B, A, N]`.
         next_action: action `[B, 1]` int64 with the largest mean in S'.
         batch: `discount` is gamma^n, or 0 after a termination; `weight` is divided by B.
         support: atoms z `[N]`.
@@ -49,11 +49,12 @@ def c51_loss(
 
 
 def project(next_p: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """Distribution of `reward + discount * Z'` brought back to the atoms (Bellemare et al. 2017, eq. 7).
+    """Projection of the distribution of `reward + discount * Z'` onto the atoms (Bellemare et al. 2017, eq. 7).
 
-    An atom that lands between two neighbours is shared by them in proportion to its nearness; one that lands beyond an
-    end of the support goes to that end. The lower neighbour is at most the last but one, so that an atom exactly on an
-    atom gives all of its mass to it; with floor and ceiling, as algorithm 1 is written, both shares would be 0.
+    The mass of a shifted atom is divided between its two neighbours by linear interpolation; beyond an end of the
+    support it goes to that end. The lower neighbour has at most index N - 2 and the upper one is the next, so a shifted
+    atom that coincides with an atom keeps all of its mass. With floor and ceiling, as in algorithm 1, both shares would
+    be 0.
 
     Args:
         next_p: probabilities `[B, N]` of the next state's atoms.
@@ -62,22 +63,21 @@ def project(next_p: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -
         support: z `[N]`, N at least 2, evenly spaced and ascending.
 
     Returns:
-        m `[B, N]`; NaN where reward or discount is NaN. On a GPU the order of the sums is not fixed, and so neither is
-        their rounding.
+        m `[B, N]`; NaN where reward or discount is NaN. On a GPU the order of the sums, and so their rounding, varies.
     """
     assert next_p.dim() == 2 and support.shape == (next_p.shape[1],)
     assert reward.shape == discount.shape == (next_p.shape[0], 1)
     last = support.shape[0] - 1
     b = (reward + discount * support - support[0]) * (last / (support[-1] - support[0]))
     b = b.clamp(0, last)
-    lower = b.long().clamp(0, last - 1)  # after the conversion: a NaN must not become an index
+    lower = b.long().clamp(0, last - 1)  # clamped after the conversion, so that a NaN gives a valid index
     upper_share = (b - lower) * next_p
     m = next_p.new_zeros(next_p.shape).scatter_add(1, lower, next_p - upper_share)
     return m.scatter_add(1, lower + 1, upper_share)
 
 
 def expected_value(logits: Tensor, support: Tensor) -> Tensor:
-    """Mean return `[...]` of the distribution that `logits` `[..., N]` give to the atoms `support` `[N]`."""
+    """Mean return `[...]` of the distribution with `logits` `[..., N]` on the atoms `support` `[N]`."""
     assert support.shape == logits.shape[-1:]
     return logits.softmax(dim=-1) @ support
 
@@ -122,11 +122,11 @@ class C51(QLearning):
         return self.num_atoms
 
     def support(self) -> NDArray[np.float32]:
-        """The atoms `[num_atoms]`, z_i = v_min + i (v_max - v_min) / (num_atoms - 1); a fresh array."""
+        """The atoms `[num_atoms]`, z_i = v_min + i (v_max - v_min) / (num_atoms - 1); a new array."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         import torch
 
         from asyncrl.algorithms.c51_kernel import c51_kernel

@@ -1,4 +1,4 @@
-"""Gradient of `c51.c51_loss` in one pass over the host's memory, for the CPU; arrays as in `dqn_kernel`."""
+"""Kernel for the gradient of `c51.c51_loss` on the CPU; arrays as in `dqn_kernel`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from asyncrl.algorithms.qrdqn_kernel import of_action
 from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-# exp(x) = 2^k exp(r), |r| <= ln(2) / 2, with the polynomial of Cephes' `expf`: no branch and no call, so that a loop
-# over it becomes vector instructions.
+# exp(x) = 2^k exp(r), |r| <= ln(2) / 2, with the polynomial of Cephes' `expf`: without branches and calls, so that the
+# compiler vectorises a loop over it.
 _LOG2_E, _LN_2_HIGH, _LN_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C0, _C1, _C2, _C3, _C4, _C5 = (
     np.float32(c)
@@ -47,7 +47,7 @@ def softmax(logits, p):  # type: ignore[no-untyped-def]
 def c51_kernel(  # type: ignore[no-untyped-def]
     support, scratch, dueling, out, next_out, action, columns, limits, grad, priorities
 ):
-    """`c51_loss`; priorities are the divergences. `limits` are not read: the support bounds the targets.
+    """Gradient of `c51_loss`; priorities are the divergences. `limits` is unused: the support bounds the targets.
 
     `support` is `[N]`, `scratch` `[3, N]`.
     """
@@ -73,7 +73,7 @@ def c51_kernel(  # type: ignore[no-untyped-def]
         for n in range(atoms):
             b = (columns[0, i, 0] + columns[1, i, 0] * support[n] - support[0]) * per_unit
             b = _ZERO if b < _ZERO else (np.float32(last) if b > np.float32(last) else b)
-            lower = min(max(int(b), 0), last - 1)  # of a NaN, too
+            lower = min(max(int(b), 0), last - 1)  # a valid index for a NaN, too
             upper_share = (b - np.float32(lower)) * p[n]
             m[lower] += p[n] - upper_share
             m[lower + 1] += upper_share

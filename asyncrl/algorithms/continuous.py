@@ -1,4 +1,4 @@
-"""Record shared by all algorithms with an actor and critics on replay; the loss of a critic.
+"""Base record of all actor-critic algorithms on replay, and the squared error of critics.
 
 The networks and optimisers are in `continuous_update.py`, which imports torch; this module does not.
 """
@@ -24,21 +24,21 @@ class CriticLoss(NamedTuple):
     """Result of the critics' loss."""
 
     loss: Tensor
-    """Scalar that is minimised."""
+    """Scalar to minimise."""
 
     td: Tensor
-    """Temporal-difference errors `[C, B, 1]`; the mean of their absolute values over the critics is the priority."""
+    """Temporal-difference errors `[C, B, 1]`; the mean absolute value over the critics is the priority."""
 
 
 class ActorLoss(NamedTuple):
     """Result of the actor's loss."""
 
     loss: Tensor
-    """Scalar that is minimised."""
+    """Scalar to minimise."""
 
 
 def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
-    """Sum over critics and batch of `weight * (q - y)^2 / 2`.
+    """Sum of `weight * (q - y)^2 / 2` over critics and batch.
 
     Args:
         q: Q(s, a) `[C, B, 1]`.
@@ -52,7 +52,7 @@ def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousControl(OffPolicy):
-    """Options that mean the same to every algorithm with an actor and critics on replay.
+    """Options common to all actor-critic algorithms on replay.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -69,13 +69,13 @@ class ContinuousControl(OffPolicy):
     hidden_sizes: tuple[int, ...] = (256, 256)
 
     actor_learning_rate: float | FunctionOfProgress | None = None
-    """Learning rate of the actor, above 0, scheduled alike, or a function of its own; none takes `learning_rate`."""
+    """Learning rate of the actor, above 0, with the same schedule, or a function; none takes `learning_rate`."""
 
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's."""
 
     policy_delay: int = 1
-    """Updates of the critics for each of the actor, at least 1."""
+    """Updates of the critics per update of the actor, at least 1."""
 
     random_steps: int | None = None
     """Environment steps over all actors with uniformly random actions; none takes `learning_starts`."""
@@ -88,7 +88,7 @@ class ContinuousControl(OffPolicy):
         require_at_least("random_steps", self.random_steps, 0)
 
     def actor_learning_rate_at(self, updates: int, progress: float) -> float:
-        """The actor's learning rate at the update that `updates` others came before, at this progress of the run."""
+        """Learning rate of the actor at the update after `updates` others, at this progress of the run."""
         own, rate = self.actor_learning_rate, self.learning_rate_at(updates, progress)
         if own is None:
             return rate
@@ -97,14 +97,14 @@ class ContinuousControl(OffPolicy):
         return rate * own / self.learning_rate
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse anything but a box whose every bound is finite. Raises `SpacesDoNotFit` (ASYNC005).
+        """Refuse action spaces other than boxes with finite bounds. Raises `SpacesDoNotFit` (ASYNC005).
 
-        Bounds need not be symmetric: actions are learned in units of half the range around the middle of the box.
+        Bounds need not be symmetric: actions are learned relative to the middle of the box, in units of half its range.
         """
         check_action_space(self, spec)
 
     def layout(self, spec: EnvSpec) -> BoxLayout:
-        """The actor's shape and weight order, shared by policy and learner. Raises `SpacesDoNotFit`."""
+        """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, BoxAction)
         from asyncrl.acting.box import BoxLayout

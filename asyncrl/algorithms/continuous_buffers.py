@@ -1,4 +1,4 @@
-"""Inputs and results of an update of an actor and critics, and the shape of these."""
+"""Inputs and results of an update of actor and critics, and the description of their networks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Shape(NamedTuple):
 
     Attributes:
         num_critics: C.
-        critic_outputs: outputs of a critic.
-        has_targets: whether target critics follow the critics.
-        has_target_policy: whether a target policy follows the policy, too.
-        networks: factories of the policy and of a critic in place of the record's, or None.
+        critic_outputs: number of outputs of a critic.
+        has_targets: whether there are target critics.
+        has_target_policy: whether there is a target policy.
+        networks: factories of the policy and of a critic that replace the record's, or None.
     """
 
     num_critics: int
@@ -32,12 +32,12 @@ class Shape(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What an update has computed beside the gradient.
+    """Results of an update other than the gradient.
 
     Attributes:
         critic: loss and errors of the critics.
         q: values of the batch's actions, for the metrics.
-        actor_loss: scalar, None where the actor was not updated.
+        actor_loss: scalar; None if the actor was not updated.
     """
 
     critic: CriticLoss
@@ -46,10 +46,10 @@ class Learned(NamedTuple):
 
 
 class Split:
-    """Rows of a network's output in parts, as views; made once for an output that is the same buffer at every call.
+    """Views of consecutive parts of a network's output, cached while the output is the same tensor.
 
     Args:
-        size: rows of a part.
+        size: number of rows of a part.
         dim: axis of the rows.
     """
 
@@ -69,13 +69,13 @@ class Buffers:
     """Inputs of an update for one batch size; an algorithm adds its passes.
 
     Args:
-        batch: on the device.
-        layout: of the actor.
+        batch: batch on the device.
+        layout: layout of the actor.
 
     Attributes:
         size: B.
         batch: as given.
-        obs, next_obs: `[B, inputs]`, views of it.
+        obs, next_obs: `[B, inputs]`, views of the batch.
         x: `[3 B, inputs + d]`, inputs of the critics: (obs, action), (obs, own action), (next_obs, own action).
         own_action, next_action: `[B, d]`, views of the last columns of `x`.
     """
@@ -93,7 +93,7 @@ class Buffers:
         ]
 
     def stage(self, batch: Batch) -> None:
-        """Copy the batch in; nothing of it is kept."""
+        """Copy the batch; no reference to it is kept."""
         self.batch.stage(batch)
         for into, source in self._copies:
             into.copy_(source)

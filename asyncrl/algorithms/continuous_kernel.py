@@ -1,10 +1,10 @@
-"""Fused kernels of the losses of DDPG, TD3 and SAC and of a squashed Gaussian's draw, on the CPU.
+"""Fused CPU kernels for the losses of DDPG, TD3 and SAC and for sampling a squashed Gaussian.
 
 The formulas are `td3.critic_loss`, `sac.critic_loss`, `deterministic.actor_loss`, `sac.actor_loss` and
-`maximum_entropy_update.squashed_draw`; a test holds the kernels to these. An object here is called as
-`output_gradients` or `vector_jacobian_product` with that function. NaN propagates.
+`maximum_entropy_update.squashed_draw`; a test checks that the kernels agree with them. Each class here replaces
+`output_gradients` or `vector_jacobian_product` of such a function. NaN propagates.
 
-B items, d values of an action, C critics.
+In shapes, B is the batch size, d the number of values of an action, C the number of critics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOW, _HIGH = np.float32(LOG_STD_MIN), np.float32(LOG_STD_MAX)
 
 
 class HostViews:
-    """Arrays over the memory of tensors, made once for tensors that are the same objects at every call."""
+    """Array views of tensors, cached while the tensors are the same objects as in the last call."""
 
     def __init__(self) -> None:
         self._of: tuple[Tensor | None, ...] = ()
@@ -49,7 +49,7 @@ class CriticKernel:
     """`output_gradients` of `td3.critic_loss` (`ddpg.critic_loss` with one critic) and of `sac.critic_loss`.
 
     Args:
-        batch: whose rewards, discounts and weights are used, as they stand at each call.
+        batch: the batch; each call uses its present rewards, discounts and weights.
         critics: C.
     """
 
@@ -63,7 +63,7 @@ class CriticKernel:
     def __call__(
         self, outputs: tuple[Tensor], next_q: Tensor, *rest: Any
     ) -> tuple[CriticLoss, tuple[Tensor]]:
-        """Loss and gradient at `q`, in the same buffers at every call; `rest` is what the formula takes."""
+        """Loss and gradient at `q`, in the same buffers at every call; `rest` are the formula's other arguments."""
         *entropy, _ = rest
         log_prob, alpha = (entropy[0], float(entropy[1])) if entropy else (None, 0.0)
         critic_kernel(*(*self._read(outputs[0], next_q, log_prob), *self._arrays, alpha))
@@ -116,7 +116,7 @@ class DrawKernel:
     def __call__(
         self, out: Tensor, noise: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor]]:
-        """Action and log-density, in the same buffers at every call, and the way back, likewise."""
+        """Action and log-density, and their vector-Jacobian product, all with the same buffers at every call."""
         self._out, e = self._read(out, noise)
         draw_kernel(self._out, e, *self._drawn)
         return self._result, self._pull_back
@@ -132,12 +132,12 @@ class DrawKernel:
     " float32[:, :, ::1], float32[:, :, ::1], float32[::1], float32)",
 )
 def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, loss, alpha):  # type: ignore[no-untyped-def]
-    """Fill the errors and the gradient at `q`, `[C, B, 1]` each, and the loss `[1]`.
+    """Fill errors and gradient at `q`, `[C, B, 1]` each, and the loss `[1]`.
 
     Args:
         q: `[C, B, 1]`.
-        next_q: `[C, B, 1]`, of the target critics.
-        next_log_prob: `[B, 1]`; read only where `alpha` is not 0.
+        next_q: `[C, B, 1]`, values of the target critics.
+        next_log_prob: `[B, 1]`; read only if `alpha` is not 0.
         reward: `[B, 1]`.
         discount: `[B, 1]`.
         weight: `[B, 1]`.
@@ -168,7 +168,7 @@ def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, 
     "void(float32[:, :, :], float32[:, ::1], float32[:, :, ::1], float32[:, ::1], float32[::1], float32)",
 )
 def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: ignore[no-untyped-def]
-    """Fill the gradients at `q` `[C, B, 1]`, -1 / B at the smallest, and `log_prob` `[B, 1]`, and the loss `[1]`."""
+    """Fill gradients at `q` `[C, B, 1]` (-1 / B at the smallest) and `log_prob` `[B, 1]`, and the loss `[1]`."""
     critics, size = q.shape[0], q.shape[1]
     slope, total = _ONE / np.float32(size), 0.0
     for b in range(size):
@@ -190,11 +190,11 @@ def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: igno
 def draw_kernel(out, noise, action, deviation, log_prob):  # type: ignore[no-untyped-def]
     """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]`.
 
-    With z = e^(-2 |u|): tanh |u| = (1 - z) / (1 + z), and log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + z)). The
-    logarithms are taken of products, each of at most 2^32, because a logarithm costs as much as everything else here.
+    With z = e^(-2 |u|): tanh |u| = (1 - z) / (1 + z), and log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + z)). One
+    logarithm is taken per product of 32 factors, at most 2^32: a logarithm costs as much as everything else here.
 
     Args:
-        out: `[B, 2 d]`, means, then logarithms of standard deviations.
+        out: `[B, 2 d]`, means, then log standard deviations.
         noise: `[B, d]`.
         action: filled.
         deviation: filled.
@@ -228,7 +228,7 @@ def draw_gradient_kernel(out, action, deviation, grad_action, grad_log_prob, gra
     """Fill the gradient `[B, 2 d]` at `out`, given those at the actions `[B, d]` and log-densities `[B, 1]`.
 
     d a / d u = 1 - a^2        d log p / d u = 2 a        d u / d log std = std * noise
-    d log p / d log std = -1 beside what comes through u; nothing passes a logarithm outside of its limits.
+    d log p / d log std = -1 plus the part through u. The gradient at a log std outside its limits is zero.
     """
     size = grad_action.shape[1]
     for b in range(grad_action.shape[0]):

@@ -1,9 +1,9 @@
-"""Update shared by all algorithms with an actor and critics: networks, targets, optimisers, metrics and state.
+"""Base update of all actor-critic algorithms on replay: networks, targets, optimisers, metrics and state.
 
-Actor, temperature and critics lie one after the other in one flat vector, so that Adam is one call where nothing asks
-for two. All gradients of an update are taken from the same weights, those before it; the papers' code updates the
-critics first and shows the actor the new ones. The difference is one step of Adam, and one pass of the critics then
-does for both.
+Actor, temperature and critics are consecutive parts of one flat vector, so that one call of Adam suffices unless the
+options differ between parts. All gradients of an update are computed with the weights before the update, whereas the
+papers' code updates the critics first and uses the new critics for the actor. The difference is one step of Adam, and
+it allows one pass of the critics for both.
 """
 
 from __future__ import annotations
@@ -33,45 +33,47 @@ from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 
 _ALIGNED = 16
-"""Float32 values in a cache line; critics begin at a multiple."""
+"""Float32 values in a cache line; the critics' part begins at a multiple of it."""
 
 BuffersT = TypeVar("BuffersT", bound=Buffers)
 
 
 class ContinuousUpdate(ABC, Generic[BuffersT]):
-    """Networks of one learner of continuous actions. Implements `ReplayUpdater`.
+    """Actor, critics and optimisers of a learner of continuous actions. Implements `ReplayUpdater`.
 
-    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
-    `device` without reading a value back, and the only wait is for the new priorities: means over critics of
-    |TD error|. Importance weights count for the critics; the actor learns from what was drawn.
+    Learner thread only. The arrays of a batch are copied first. Everything after that runs on `device` without reading
+    a value back; the only wait is for the new priorities, the means over critics of |TD error|. Importance weights
+    apply to the critics' loss only.
 
     Args:
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of the initial weights, which are the same on every device, and of the noise, which is not.
-        shape: of the networks.
+        seed: seed of the initial weights, which are the same on every device, and of the noise, which is not.
+        shape: description of the networks.
 
     Attributes:
-        config, spec, device: as given.
+        config, device: as given.
+        spec: the environment with stacked observations.
         layout: shape of the acting network.
-        weight_count: how many float32 values `write_weights` fills.
-        precision: context for wide products.
+        weight_count: number of float32 values that `write_weights` fills.
+        precision: context that sets the precision of matrix products.
         policy, critics: the networks, on one flat vector.
         policy_gradient, critics_gradient: their flat gradients.
-        target_policy: follows `policy`; None without.
-        target_critics: follow `critics`; these themselves without targets.
+        target_policy: target network of `policy`, or None.
+        target_critics: target networks of `critics`; `critics` itself without targets.
         log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
-        movable: `[d]`, 1, or 0 for values of an empty range. They are staged as 0; own actions are multiplied by it.
-        bounds: of action values, or None where an entropy bonus has none.
+        movable: `[d]`, 0 for action values of an empty range, which are staged as 0, else 1. The policy's own actions
+            are multiplied by it.
+        bounds: bounds of action values; None with an entropy bonus, which is unbounded.
         vector: parameters and gradient of policy, temperature and critics.
-        statistics: of observations, or None where they are not normalised.
-        generator: of the noise; a CUDA graph that holds an update must have it registered.
+        statistics: observation statistics; None without normalisation.
+        generator: random generator of the noise; must be registered with a CUDA graph that captures an update.
     """
 
     _gradient_mode: type[torch.no_grad] | type[torch.inference_mode] = torch.no_grad
-    """Context of an update. Tensors of inference mode cannot enter autograd, but where kernels take the place of
-    autograd, an update of 64x64 over 128 items is a tenth faster in it."""
+    """Context of an update. Autograd cannot use tensors of inference mode, but with kernels in place of autograd an
+    update of 64x64 networks on 128 items is a tenth faster in it."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             self.target_policy = self.policy.on(self._target[self._parts["policy"]])
 
     def _make_optimizers(self) -> dict[str, FlatAdam]:
-        """One for everything, or, where rates, delays or maximum gradient norms differ, one for each part."""
+        """Make one optimiser for all parts, or one each if learning rates differ or with policy delay or clipping."""
         config = self.config
         same_rate = config.actor_learning_rate in (None, config.learning_rate)
         together = same_rate and config.policy_delay == 1 and config.max_grad_norm is None
@@ -149,16 +151,16 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
 
     @abstractmethod
     def _make_buffers(self, batch: StagedBatch) -> BuffersT:
-        """Buffers and passes of an update of B transitions; `batch` is empty yet."""
+        """Make the buffers and passes of an update on B transitions; `batch` is not filled yet."""
 
     @abstractmethod
     def _learn(self, buffers: BuffersT, acting: bool) -> Learned:
-        """Fill the gradient; the actor's only where `acting`. The same operations for every batch."""
+        """Fill the gradient, the actor's only if `acting`. The operations are the same for every batch."""
 
     def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step of the critics, and at every `policy_delay`-th of the actor.
+        """Make one gradient step of the critics and, at every `policy_delay`-th update, of the actor.
 
-        Nothing of `batch` is kept. Whether a loss is finite is not checked here; it shows in the priorities and in
+        No reference to `batch` is kept. A nonfinite loss is not detected here, but shows in the priorities and in
         `metrics`.
         """
         buffers = self._buffers
@@ -196,7 +198,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
                 adam.step(config.actor_learning_rate_at(updates, progress))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Fill `noise` with standard normal values."""
+        """Fill `noise` with standard normal values and return it."""
         return noise.normal_(generator=self.generator)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
@@ -209,9 +211,9 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
     def metrics(self) -> Mapping[str, float]:
         """Losses, learning rate, action values and gradient norm (before clipping) of the last update.
 
-        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, over all critics. The actor's
-        loss is that of its last update, and its gradient counts in the norm only where it moved. Waits for the device.
-        Before the first update there is only the learning rate.
+        `train/q_mean` is the mean action value and `train/q_max` the largest absolute one, over all critics. The
+        actor's loss is that of its last update; the norm includes its gradient only if the last update moved it. Waits
+        for the device. Before the first update, only the learning rate.
         """
         values = {
             "train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
@@ -232,7 +234,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         }
 
     def _networks(self) -> dict[str, Network]:
-        """What is saved, by name."""
+        """Networks to save, by name."""
         networks = {"policy": self.policy, "critics": self.critics}
         if self.target_policy is not None:
             networks["target_policy"] = self.target_policy
@@ -242,7 +244,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Networks by name, temperature, optimisers, the noise's generator and the counter, as copies on the host."""
+        """Networks by name, temperature, optimisers, bounds, statistics, noise generator and counter, on the host."""
         bounds: dict[str, Any] = {}
         if self.bounds is not None:
             bounds["value_bounds"] = torch.from_numpy(self.bounds.values.copy())
@@ -260,12 +262,12 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, to the same numbers on the same kind of device.
+        """Restore what `state_dict` returned; training continues with the same numbers on the same kind of device.
 
-        On another kind of device the noise goes on from this learner's own seed: generators of CPU and GPU differ.
+        On another kind of device the noise continues from this learner's own seed: generators of CPU and GPU differ.
 
         Raises:
-            ValueError: a part is missing or has another shape; nothing has been written then.
+            ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         own = self.state_dict()
         require_like(state, {**own, "generator": None}, "state")

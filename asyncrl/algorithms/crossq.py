@@ -3,10 +3,9 @@
     Bhatt et al. 2024   CrossQ: batch normalization in deep reinforcement learning for greater sample efficiency and
                         simplicity
 
-The losses are SAC's. Q(s, a) and Q(s', a') come from one pass of the critics, so that both are normalised by the
-statistics of both; the loss's gradient is taken at the first alone. The actor's batch normalisation is folded into the
-layers that
-follow it when weights are published, so actors are plain perceptrons.
+The losses are SAC's. One pass of the critics computes Q(s, a) and Q(s', a'), so that both are normalised by joint batch
+statistics; the loss's gradient is taken with respect to Q(s, a) only. When weights are published, the actor's batch
+normalisation is folded into the layers that follow it, so actors run plain perceptrons.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossQ(MaximumEntropy):
-    """Hyper-parameters of CrossQ. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of CrossQ.
 
     `tau` has no effect: there are no target networks.
 
@@ -42,14 +41,14 @@ class CrossQ(MaximumEntropy):
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's. The paper has 2048."""
 
     norm_momentum: float = 0.99
-    """Momentum of batch normalisation's running statistics: the fraction kept at every update, from 0 to 1."""
+    """Momentum of batch normalisation's running statistics: fraction kept at every update, from 0 to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_fraction("norm_momentum", self.norm_momentum)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.crossq_update import CrossQUpdate
 
         return CrossQUpdate(

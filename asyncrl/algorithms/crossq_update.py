@@ -1,4 +1,4 @@
-"""Update of CrossQ, its networks and the folding of their batch normalisation."""
+"""Update of CrossQ, its networks, and the folding of batch normalisation into linear layers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EPS = 1e-3
 
 
 def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum: float) -> nn.Sequential:
-    """A perceptron with batch normalisation before every linear layer, with which it can be folded.
+    """Perceptron with batch normalisation before every linear layer, into which it can be folded.
 
     Args:
         inputs: values of a row.
         outputs: values of the head.
         hidden: widths of the hidden layers.
-        momentum: share of the running statistics that a forward pass in training keeps.
+        momentum: fraction of the running statistics kept by a forward pass in training mode.
     """
     norm = partial(nn.BatchNorm1d, eps=EPS, momentum=1.0 - momentum)
     layers: list[nn.Module] = [norm(inputs)]
@@ -42,7 +42,7 @@ def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum:
 
 @torch.no_grad()
 def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
-    """Parameters of the plain perceptron that equals a `normalised_mlp` in evaluation, named as `FlatMLP.named`."""
+    """Parameters of the plain perceptron equal to a `normalised_mlp` in evaluation mode, named as `FlatMLP.named`."""
     norms = [layer for layer in network if isinstance(layer, nn.BatchNorm1d)]
     linears = [layer for layer in network if isinstance(layer, nn.Linear)]
     parameters = {}
@@ -58,15 +58,15 @@ def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
 class CrossQUpdate(MaximumEntropyUpdate):
     """Actor, critics and temperature of CrossQ. See `MaximumEntropyUpdate`.
 
-    Modules in training and copies of them in evaluation share one flat vector. A user's `network` takes the place of
-    actor and critics, and is published as it is.
+    Modules in training mode and copies of them in evaluation mode share one flat vector. A user's `network` replaces
+    actor and critics, and is published unchanged.
 
     Args:
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of weights and noise.
-        momentum: share of the running statistics that an update keeps.
+        seed: seed of weights and noise.
+        momentum: fraction of the running statistics kept by an update.
         options: see `MaximumEntropyUpdate`.
     """
 
@@ -128,7 +128,7 @@ class CrossQUpdate(MaximumEntropyUpdate):
         return Learned(critic, q, actor.loss)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy the actor into `out` `[weight_count]`, with its batch normalisation folded into its layers."""
+        """Copy the actor into `out` `[weight_count]`, with batch normalisation folded into its layers."""
         (network,) = self.policy.modules
         if self.layout.network is not None:
             super().write_weights(out)
@@ -145,10 +145,11 @@ class CrossQBuffers(MaximumEntropyBuffers):
 
     Attributes:
         pairs: `[2 B, inputs + d]`: (obs, action), (next_obs, own action).
-        joint: pass of the critics in training over `pairs`, with a gradient for the first half.
-        own_critics: pass of the critics in evaluation over the policy's own actions in obs, with a gradient at these.
-        policy: pass of the policy in training over obs, with a gradient.
-        next_policy: pass of the policy in evaluation over next_obs.
+        joint: pass of the critics in training mode over `pairs`, with a gradient for the first half.
+        own_critics: pass of the critics in evaluation mode over the policy's own actions in obs, with a gradient at
+            these actions.
+        policy: pass of the policy in training mode over obs, with a gradient.
+        next_policy: pass of the policy in evaluation mode over next_obs.
     """
 
     def __init__(self, batch: StagedBatch, update: CrossQUpdate) -> None:

@@ -2,7 +2,7 @@
 
     Lillicrap et al. 2016   Continuous control with deep reinforcement learning
 
-The paper's batch normalisation and weight decay are left out, as in the field's other implementations.
+The paper's batch normalisation and weight decay are omitted, as in other implementations.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DDPG(DeterministicActor):
     name: ClassVar[str] = "ddpg"
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 
         return DeterministicUpdate(self, spec, device, seed, critic_loss=critic_loss)

@@ -1,4 +1,4 @@
-"""Record shared by DDPG and TD3: a deterministic actor, explored with noise; and its loss."""
+"""Base record of DDPG and TD3, whose deterministic actor explores with noise, and the loss of the actor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def actor_loss(q: Tensor) -> ActorLoss:
     """Deterministic policy gradient: -mean Q(s, mu(s)) (Lillicrap et al. 2016, eq. 6).
 
     Args:
-        q: Q(s, mu(s)) of the first critic `[1, B, 1]`.
+        q: Q(s, mu(s)) of the first critic, `[1, B, 1]`.
     """
     assert q.dim() == 3 and q.shape[0] == 1
     return ActorLoss(-q.mean())
@@ -29,7 +29,7 @@ def actor_loss(q: Tensor) -> ActorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class DeterministicActor(ContinuousControl):
-    """Options of exploration by noise. Noise is in units of half the action range, so that 1 reaches from the middle.
+    """Options of exploration by noise. Noise is in units of half the action range: 1 is from the middle to a bound.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -38,7 +38,7 @@ class DeterministicActor(ContinuousControl):
     _gaussian: ClassVar[bool] = False
 
     policy_delay: int = 1
-    """Updates of the critics for each of the actor and of all targets, at least 1."""
+    """Updates of the critics per update of the actor and of all targets, at least 1."""
 
     bound_targets: bool = True
     """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
@@ -50,7 +50,7 @@ class DeterministicActor(ContinuousControl):
     """Standard deviation of the exploration noise, in units of half the action range, at least 0."""
 
     exploration_scale_last: float | None = None
-    """`exploration_scale` of the last stream, above 0, geometric in between; none: the same for all streams."""
+    """`exploration_scale` of the last stream, above 0, with geometric interpolation; none: equal for all streams."""
 
     exploration_theta: float = 0.15
     """Decay of the Ornstein-Uhlenbeck noise per step (theta dt), above 0 and at most 1."""
@@ -68,7 +68,7 @@ class DeterministicActor(ContinuousControl):
             require_positive("exploration_scale", self.exploration_scale)
 
     def make_policy(self, spec: EnvSpec) -> DeterministicPolicy:
-        """A policy with noise and zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        """Make a policy with noise and zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         scales = self.exploration_scale, self.exploration_scale_last
         ou = self.exploration_noise == "ou"
         noise = OrnsteinUhlenbeckNoise(*scales, self.exploration_theta) if ou else GaussianNoise(*scales)

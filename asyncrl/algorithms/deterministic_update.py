@@ -22,17 +22,18 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
-    """Actor and critics of DDPG or TD3, and the targets of both. See `ContinuousUpdate`.
+    """Actor and critics of DDPG or TD3, and their targets. See `ContinuousUpdate`.
 
     Args:
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of weights and noise.
-        critic_loss: of `(q, next_q, batch)`: DDPG's or TD3's.
-        smoothing: the target's action `[B, d]`, of the target policy's action and standard normal noise; None: none.
+        seed: seed of weights and noise.
+        critic_loss: function of `(q, next_q, batch)`, DDPG's or TD3's.
+        smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`;
+            None disables smoothing.
         num_critics: C.
-        kernels: whether kernels compute the losses; None: on the CPU.
+        kernels: whether kernels compute the losses; None uses them on the CPU.
     """
 
     config: DeterministicActor
@@ -84,13 +85,13 @@ class DeterministicBuffers(Buffers):
     """Passes of the update. See `Buffers`.
 
     Attributes:
-        noise: `[B, d]`, standard normal, of the last smoothing.
+        noise: `[B, d]`, standard normal noise of the last smoothing.
         grad_policy: `[B, d]`, gradient at the policy's outputs.
-        policy, target_policy: at obs, with a gradient, and at next_obs.
-        critics, target_critics: at the batch's actions, with a gradient, and at the target policy's.
-        first_critic: at the policy's own actions, with a gradient at these. The actor follows it alone, as in the code
-            of Fujimoto et al. 2018.
-        critic_gradients, actor_gradients: `output_gradients` of the losses.
+        policy, target_policy: passes over obs, with a gradient, and over next_obs.
+        critics, target_critics: passes over the batch's actions, with a gradient, and over the target policy's.
+        first_critic: pass over the policy's own actions, with a gradient at the actions. The actor's loss uses only
+            this critic, as in the code of Fujimoto et al. 2018.
+        critic_gradients, actor_gradients: `output_gradients` of the losses, or kernels.
     """
 
     def __init__(self, batch: StagedBatch, update: DeterministicUpdate) -> None:

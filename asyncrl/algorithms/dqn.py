@@ -1,4 +1,4 @@
-"""Deep Q-learning with its usual extensions, each of which can be switched off.
+"""Deep Q-learning with its usual extensions, each of which can be disabled.
 
 Mnih et al. 2015        Human-level control through deep reinforcement learning
 van Hasselt et al. 2016 Deep reinforcement learning with double Q-learning
@@ -31,18 +31,18 @@ def dqn_loss(
     huber_delta: float | None,
     bound_targets: bool,
 ) -> QLoss:
-    """Weighted Huber loss of the temporal-difference errors; they are the priorities (Schaul et al. 2016).
+    """Weighted Huber loss of the temporal-difference errors, which are also the priorities (Schaul et al. 2016).
 
-    Y = R + gamma^n Q(S', a'; theta-), where a' is the online network's best action for double Q-learning (van Hasselt
-    et al. 2016, eq. 4), else the target network's. Clipping the slope at `huber_delta` 1 is the error clipping of Mnih
-    et al. 2015. The sum is over the batch: `batch.weight` is divided by B.
+    The target is Y = R + gamma^n Q(S', a'; theta-). a' is the best action of the online network for double Q-learning
+    (van Hasselt et al. 2016, eq. 4), else that of the target network. `huber_delta` 1 corresponds to the error clipping
+    of Mnih et al. 2015. The loss is a sum over the batch, because `batch.weight` is divided by B.
 
     Args:
         q: Q(S, .; theta) `[B, A]`.
         next_q: Q(S', .; theta-) `[B, A]`.
         next_action: a' `[B, 1]` int64.
         batch: `discount` is gamma^n, or 0 after a termination.
-        huber_delta: error from which the loss is linear; None is the squared loss.
+        huber_delta: error above which the loss is linear; None is the squared loss.
         bound_targets: clip Q(S', a') to `batch.low` and `batch.high`.
     """
     assert q.dim() == 2 and next_q.shape == q.shape and next_action.shape == batch.action.shape
@@ -74,7 +74,7 @@ class DQN(QLearning):
         require_positive("huber_delta", self.huber_delta)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.dqn_kernel import dqn_kernel
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
 

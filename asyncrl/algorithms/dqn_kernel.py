@@ -1,14 +1,15 @@
-"""Gradient of `dqn.dqn_loss` in one pass over the host's memory, for the CPU; and what the kernels of the family share.
+"""Kernel for the gradient of `dqn.dqn_loss` on the CPU, and the array arguments shared by the kernels of the family.
 
-After its options each takes the arrays that `q_learning_update` gives it, and fills the last two. NaN propagates.
+After its own options, each kernel takes the following arrays from `q_learning_update` and fills the last two. NaN
+propagates.
 
-    out         [B, outputs] online network for obs; [2 B, outputs] where its outputs for next_obs choose the action
+    out         [B, outputs] online network for obs; [2 B, outputs] if its outputs for next_obs select the action
     next_out    [B, outputs] target network for next_obs
     action      [B, 1] int64
     columns     [3, B, 1] reward, discount, weight
     limits      [2] of bootstrapped values, read with `bound_targets`
     grad        [B, outputs] gradient of the loss at `out`
-    priorities  [B, 1] as the loss gives them
+    priorities  [B, 1] as returned by the loss
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ ARRAYS = (
     "float32[:, ::1], float32[:, ::1], int64[:, ::1], "
     "float32[:, :, ::1], float32[::1], float32[:, ::1], float32[:, ::1]"
 )
-"""Types of the arrays, for a kernel's signature."""
+"""Types of these arrays in a kernel's signature."""
 
 
 @kernel(f"void(boolean, float64, boolean, {ARRAYS})")
 def dqn_kernel(  # type: ignore[no-untyped-def]
     dueling, huber_delta, bound_targets, out, next_out, action, columns, limits, grad, priorities
 ):
-    """`dqn_loss` with an infinite `huber_delta` for the squared loss; priorities are the errors."""
+    """Gradient of `dqn_loss`; an infinite `huber_delta` is the squared loss. Priorities are the errors."""
     size, outputs = next_out.shape
     first = 1 if dueling else 0
     delta, share = np.float32(huber_delta), np.float32(1.0) / np.float32(outputs - first)

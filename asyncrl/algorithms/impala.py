@@ -1,10 +1,10 @@
-"""IMPALA, the actor-critic whose V-trace corrects for policies older than the one that learns.
+"""IMPALA, the actor-critic that corrects for policy lag by V-trace.
 
     Espeholt et al. 2018    IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures
 
-Where PPO takes many cautious steps on a batch and keeps near the policy that drew it, IMPALA takes few bold ones and
-expects the batch to be old: every gradient step computes the value targets anew, under the policy as it stands. So a
-segment may come late, be passed over several times, or be kept and mixed in again (`past_segments`).
+PPO makes many small steps on a batch and stays near the policy that acted. IMPALA makes few large steps and corrects
+for stale batches: every gradient step recomputes the value targets under the present policy. So a segment may arrive
+late, be trained on in several passes, or be kept and mixed into later batches (`past_segments`).
 
 Importing this module does not import torch; making an updater does.
 """
@@ -36,8 +36,8 @@ class ImpalaLoss(NamedTuple):
     """Result of `impala_loss`.
 
     Attributes:
-        loss: scalar that is minimised.
-        policy_loss, value_loss: scalars, its terms before `vf_coef`.
+        loss: scalar to minimise.
+        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
         entropy: `[B]`.
     """
 
@@ -57,16 +57,16 @@ def impala_loss(
     vf_coef: float,
     ent_coef: float,
 ) -> ImpalaLoss:
-    """Loss of B rows whose gradient is that of section 4.2 of Espeholt et al. 2018, with the opposite sign.
+    """Loss of B rows; its gradient is the negative of that in section 4.2 of Espeholt et al. 2018.
 
         L = sum of w (-A log pi + c_1 / 2 (V - v)^2 - c_2 H)
 
     Args:
-        distribution: log-probability of the actions and entropy, `[B]` each, under the policy that learns.
+        distribution: log-probability of the actions and entropy, `[B]` each, under the learned policy.
         value: `[B]`.
-        advantage: A `[B]`, with its importance weight.
+        advantage: A `[B]`, multiplied by its importance weight.
         target: v `[B]`.
-        weight: w `[B]`, 1 / B where a mean is meant.
+        weight: w `[B]`, 1 / B for a mean.
         vf_coef: c_1.
         ent_coef: c_2.
     """
@@ -85,9 +85,9 @@ def impala_loss(
 class IMPALA(OnPolicy):
     """Hyper-parameters of IMPALA.
 
-    A gradient step is one forward pass over whole streams, V-trace on the host with the values and log-probabilities of
-    that pass, and one backward pass: targets are never older than the weights that learn from them, in however many
-    passes. On a GPU a step waits for the device.
+    A gradient step consists of a forward pass over whole streams, V-trace on the host with the values and
+    log-probabilities of that pass, and a backward pass. So targets are always computed with the weights being updated,
+    for any number of passes. On a GPU a step waits for the device.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -102,13 +102,13 @@ class IMPALA(OnPolicy):
     """Lambda of the value targets and advantages, from 0 (one step) to 1 (the rest of the segment)."""
 
     correction: Literal["vtrace", "none"] = "vtrace"
-    """Correction of actions that an older policy chose: V-trace, or none."""
+    """Correction for actions of older policies: V-trace, or none."""
 
     rho_bar: float = 1.0
-    """Truncation of V-trace's rho: which policy's values are learned; above 0."""
+    """Truncation of V-trace's rho, which determines the policy whose values are learned; above 0."""
 
     c_bar: float = 1.0
-    """Truncation of V-trace's c: how far back an error is propagated; above 0."""
+    """Truncation of V-trace's c, which limits how far back an error is propagated; above 0."""
 
     pg_rho_bar: float = 1.0
     """Truncation of the policy gradient's importance weight, above 0."""
@@ -147,17 +147,17 @@ class IMPALA(OnPolicy):
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
-        """The factor that the learner puts on a row."""
+        """Staleness correction that the learner applies as a factor on a row."""
         return self.staleness_correction
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 
         return OnPolicyUpdate(self, spec, device, seed)
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the streams into minibatches: rows of G whole streams, then the observations behind their ends."""
+        """Divide the streams into minibatches: rows of G whole streams, then the observations after their ends."""
         from asyncrl.algorithms.minibatch import parts_of_streams
 
         streams = rollout.shape[0]
@@ -167,10 +167,10 @@ class IMPALA(OnPolicy):
         return parts_of_streams(rollout, np.array_split(order, min(self.minibatches, streams)))
 
     def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs:
-        """Gradients of `impala_loss`, whose targets are of the weights as they stand.
+        """Gradients of `impala_loss`, with targets computed from the present weights.
 
-        By a kernel on the CPU, by autograd elsewhere. The kernel is PPO's: where the old policy is the present one and
-        nothing is clipped, its gradient is the policy gradient.
+        Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd. The kernel is
+        PPO's: if the old policy is the present one and nothing is clipped, its gradient is the policy gradient.
         """
         if batch.has_kernel:
             log_prob, _ = batch.distribution(batch.out, batch.log_std)
@@ -197,9 +197,9 @@ class IMPALA(OnPolicy):
 
     @np.errstate(over="ignore", invalid="ignore")
     def _trace(self, rollout: Rollout, batch: Minibatch, log_prob: Tensor, value: Tensor) -> None:
-        """Set the batch's columns: those of `PPO`, whose old policy is the present one, and the log-ratio to the old.
+        """Set the batch's columns: PPO's with the present policy as the old one, then log pi - log mu.
 
-        They are zero behind the streams.
+        All but the first two are zero in the rows after the streams.
         """
         import torch
 

@@ -1,7 +1,7 @@
-"""Record shared by SAC and its descendants: a squashed Gaussian actor whose entropy is part of the objective.
+"""Base record of SAC and its descendants: a squashed Gaussian actor whose entropy is part of the objective.
 
-With an `n_step` above 1 the entropy of the steps in between is left out of the return; that of the last one is in its
-value.
+With `n_step` above 1 the return omits the entropy of the intermediate steps; the bootstrapped value includes that of
+the last one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
-    """Gradient at log(alpha) of J = -log(alpha) mean(log pi(a|s) + target entropy), which is linear in it.
+    """Gradient of J = -log(alpha) mean(log pi(a|s) + target entropy) with respect to log(alpha).
 
-    Haarnoja et al. 2018b, eq. 18, with log(alpha) in alpha's place, as in its authors' code: both gradients vanish at
-    the same entropy, and alpha stays positive.
+    This is eq. 18 of Haarnoja et al. 2018b with log(alpha) in place of alpha, as in the authors' code: both gradients
+    vanish at the same entropy, and alpha stays positive.
 
     Args:
         log_prob: log pi(a|s) `[B, 1]` of the actor's actions.
-        target_entropy: the entropy that alpha is adapted to.
+        target_entropy: entropy to which alpha is adapted.
     """
     assert log_prob.dim() == 2 and log_prob.shape[1] == 1
     return -(log_prob.mean() + target_entropy)
@@ -36,7 +36,7 @@ def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumEntropy(ContinuousControl):
-    """Options of an actor that is rewarded for its entropy, with an automatic temperature.
+    """Options of maximum-entropy algorithms, with automatic tuning of the temperature.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -52,7 +52,7 @@ class MaximumEntropy(ContinuousControl):
     """Entropy coefficient (alpha), above 0; none tunes it automatically towards `target_entropy`."""
 
     ent_coef_initial: float = 1.0
-    """Initial entropy coefficient where it is tuned automatically, above 0."""
+    """Initial entropy coefficient if it is tuned automatically, above 0."""
 
     target_entropy: float | None = None
     """Target entropy of actions in -1..1; none takes minus the number of action dimensions."""
@@ -66,7 +66,7 @@ class MaximumEntropy(ContinuousControl):
             raise ValueError(f"target_entropy must be finite or none, got {self.target_entropy}")
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
-        """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         from asyncrl.acting.box import SquashedGaussianPolicy
 
         return SquashedGaussianPolicy(self.seen(spec), self.layout(spec), self.uniform_steps)

@@ -1,4 +1,4 @@
-"""Update of SAC and of algorithms that differ from it by their losses and critics."""
+"""Update of SAC and of algorithms that differ from it in losses and critics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SquashedDraw(NamedTuple):
 
     Attributes:
         action: tanh(u) `[R, d]`.
-        log_prob: log-density of `action` `[R, 1]`, over all of its values.
+        log_prob: log-density of `action` `[R, 1]`, jointly over its d values.
     """
 
     action: Tensor
@@ -41,7 +41,7 @@ def squashed_draw(out: Tensor, noise: Tensor) -> SquashedDraw:
     log pi(a|s) = log N(u; mean, std) - log(1 - tanh(u)^2)
 
     Args:
-        out: `[R, 2 d]`, d means and d logarithms of standard deviations.
+        out: `[R, 2 d]`, d means, then d log standard deviations.
         noise: `[R, d]`, standard normal.
     """
     assert out.dim() == 2 and out.shape == (noise.shape[0], 2 * noise.shape[1])
@@ -59,11 +59,11 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of weights and noise.
-        critic_loss: of `(q, next_q, next_log_prob, alpha, batch)`.
-        actor_loss: of `(q, log_prob, alpha)`.
-        kernels: whether kernels compute the losses, which must then be SAC's.
-        options: see `Shape`.
+        seed: seed of weights and noise.
+        critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
+        actor_loss: function of `(q, log_prob, alpha)`.
+        kernels: whether kernels compute the losses; allowed for SAC's losses only.
+        options: fields of `Shape`.
     """
 
     config: MaximumEntropy
@@ -116,7 +116,7 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         return Learned(critic, q, actor.loss)
 
     def metrics(self) -> Mapping[str, float]:
-        """As `ContinuousUpdate.metrics`, and the temperature that the last update used."""
+        """`ContinuousUpdate.metrics` and the temperature used by the last update."""
         values = dict(super().metrics())
         return values if self._learned is None else values | {"train/ent_coef": float(self.alpha)}
 
@@ -125,16 +125,16 @@ class MaximumEntropyBuffers(Buffers):
     """Passes of the update. See `Buffers`.
 
     Attributes:
-        noise: `[2 B, d]`, standard normal, of the last draws: `own_noise` for obs, `next_noise` for next_obs.
-        acting: pass of the policy over obs, with a gradient, and next_obs; and of the critics over the batch's actions,
-            with a gradient, and the policy's own in obs, with a gradient at these. One pass of 2 B rows is faster than
-            two, where networks are small: a tenth of an update.
-        learning: the same of an update that leaves the actor alone: over next_obs, and over the batch's actions.
-        split_out, split_q: the outputs of `acting` or `learning`, in parts of B rows.
-        grad_q: `[C, 2 B, outputs]`, gradient at the outputs of the critics of `acting`; empty before the first update.
-        target_critics: over the policy's actions in next_obs.
-        draw_own, draw_next: `vector_jacobian_product` of `squashed_draw`.
-        critic_gradients, actor_gradients: `output_gradients` of the losses.
+        noise: `[2 B, d]`, standard normal noise of the last draws: `own_noise` for obs, `next_noise` for next_obs.
+        acting: passes of an update that includes the actor. Policy: over obs, with a gradient, and next_obs. Critics:
+            over the batch's actions, with a gradient, and the policy's own in obs, with a gradient at these actions.
+            For small networks one pass of 2 B rows instead of two saves a tenth of an update.
+        learning: passes of an update without the actor: over next_obs, and over the batch's actions.
+        split_out, split_q: split the outputs of `acting` or `learning` into parts of B rows.
+        grad_q: `[C, 2 B, outputs]`, gradient at the critics' outputs in `acting`; empty before the first update.
+        target_critics: pass over the policy's actions in next_obs.
+        draw_own, draw_next: `vector_jacobian_product` of `squashed_draw`, or kernels.
+        critic_gradients, actor_gradients: `output_gradients` of the losses, or kernels.
     """
 
     def __init__(self, batch: StagedBatch, update: MaximumEntropyUpdate) -> None:

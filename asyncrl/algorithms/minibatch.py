@@ -1,4 +1,4 @@
-"""The part of a rollout that one gradient step trains on: its rows, and the networks' outputs for them."""
+"""Minibatch of a rollout: the rows of one gradient step and the networks' outputs for them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Part(NamedTuple):
     """Rows of one gradient step.
 
     Attributes:
-        rows: `[R]` int64 into a rollout's rows.
-        trained: which of these R are trained on.
-        samples: how many those are.
+        rows: `[R]` int64, indices of rows of a rollout.
+        trained: those of the R rows that are trained on.
+        samples: number of trained rows.
     """
 
     rows: NDArray[np.int64]
@@ -30,14 +30,14 @@ class Part(NamedTuple):
 
 
 def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.int64]:
-    """Rows of whole `streams` `[G]` of a rollout of `shape`: their T rows each, then the observations behind them."""
+    """Rows of whole `streams` `[G]` of a rollout of `shape`: T rows each, then the observations after their ends."""
     count, length = shape
     own = (streams[:, None] * length + np.arange(length)).reshape(-1)
     return np.concatenate((own, count * length + streams))
 
 
 def parts_of_streams(rollout: Rollout, groups: Iterable[NDArray[np.int64]]) -> list[Part]:
-    """Gradient steps of whole streams, one for each of the groups."""
+    """Gradient steps over whole streams, one per group."""
     trained = rollout.trained
     found = []
     for streams in groups:
@@ -50,13 +50,13 @@ class Minibatch:
     """Buffers of a gradient step over R rows of a rollout.
 
     Attributes:
-        part: the rows of the last `forward`.
-        choices: how many logits each choice of an action has; empty for a Gaussian.
-        action: `[R, ...]` of these rows.
-        columns: `[C, R]` float32, numbers of each row that the loss takes; gathered from the rollout's columns, or set
-            by an algorithm that has none there.
-        out, value, log_std: outputs of the networks at the last `forward` and what `apply` has not changed of them:
-            `[R, outputs]`, `[R]` and `[d]`.
+        part: rows of the last `forward`.
+        choices: number of logits of each choice of an action; empty for a Gaussian.
+        action: `[R, ...]`, actions of these rows.
+        columns: `[C, R]` float32, per-row arguments of the loss; gathered from the rollout's columns, or set by an
+            algorithm whose rollout has none.
+        out, value, log_std: outputs of the networks at the last `forward`, `[R, outputs]`, `[R]` and `[d]`; `log_std`
+            is a copy, which `apply` does not change.
     """
 
     part: Part
@@ -74,7 +74,7 @@ class Minibatch:
             self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
-        """Copy in the rows of `part` (`rows` are they on the device) and run both networks over them."""
+        """Copy the rows of `part` (on the device: `rows`) and run both networks over them."""
         self.part = part
         if rollout.x.dtype == torch.uint8:
             fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
@@ -82,7 +82,7 @@ class Minibatch:
             torch.index_select(rollout.x, 0, rows, out=self._pass.x)
         torch.index_select(rollout.action, 0, rows, out=self.action)
         if rollout.names:
-            own = rows.clamp(max=rollout.flags.size)  # behind the streams all columns are zero, as in row N
+            own = rows.clamp(max=rollout.flags.size)  # all columns are zero after the streams, as in row N
             torch.index_select(rollout.columns, 1, own, out=self.columns)
         self.out, self.value = self._pass.forward()
         forbid(self.out, rollout.mask, rows)
@@ -96,18 +96,18 @@ class Minibatch:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether `kernel_gradients` can be used: on the CPU."""
+        """Whether `kernel_gradients` can be used."""
         return self._kernel is not None
 
     def kernel_gradients(self, loss: tuple[float, float, float, float]) -> tuple[float, Outputs]:
-        """The divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
+        """Divergence and gradients of `LossKernel` at the outputs of the last `forward`."""
         assert self._kernel is not None
         return self._kernel(self.outputs, self.columns, self.part.samples, loss)
 
     def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the actions, `[R]` each, under these outputs of the policy."""
+        """Log-probability and entropy of the actions, `[R]` each, for these policy outputs."""
         return self._nets.distribution(out, self.action, log_std)
 
     def backward(self, gradients: Outputs) -> None:
-        """Fill the networks' gradient from the loss's gradients at `outputs`."""
+        """Fill the networks' gradient from the gradients of the loss at `outputs`."""
         self._pass.backward(*gradients)

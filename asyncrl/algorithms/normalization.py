@@ -1,4 +1,4 @@
-"""Running statistics that observations and rewards are scaled by, kept by a learner.
+"""Running statistics for the normalisation of observations and rewards.
 
 Chan, Golub, LeVeque 1979   Updating formulae and a pairwise algorithm for computing sample variances
 Engstrom et al. 2020        Implementation matters in deep policy gradients (reward scaling, section 2)
@@ -17,16 +17,16 @@ from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 REWARD_CLIP = 10.0
-"""Scaled rewards are cut to +- this."""
+"""Bound on the absolute value of scaled rewards."""
 
 
 class RunningMoments:
-    """Mean and variance of everything seen so far, per component, in float64. Implements `Shareable`.
+    """Running mean and variance per component, in float64. Implements `Shareable`.
 
     Attributes:
-        count: how many rows were seen.
+        count: number of rows added.
         mean: `[N]`.
-        square: `[N]`, sum of the squared distances from the mean.
+        square: `[N]`, sum of the squared deviations from the mean.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,7 +36,7 @@ class RunningMoments:
         self._untold: RunningMoments | None = None
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Take in `rows` `[R, N]`; none is allowed."""
+        """Add `rows` `[R, N]`; R may be 0."""
         if rows.shape[0]:
             values = rows.astype(np.float64)
             mean = values.mean(axis=0)
@@ -47,11 +47,11 @@ class RunningMoments:
 
     @property
     def size(self) -> int:
-        """Values that tell of the moments."""
+        """See `Shareable`."""
         return 1 + 2 * self.mean.size
 
     def tell(self) -> NDArray[np.float64]:
-        """See `Shareable`: count, mean and square of what was added since the last call."""
+        """See `Shareable`: count, mean and square of the rows added since the last call."""
         untold, self._untold = self._untold, RunningMoments(self.mean.size)
         if untold is None:
             return np.zeros(self.size)
@@ -71,18 +71,18 @@ class RunningMoments:
         return np.concatenate(([both.count], both.mean, both.square))
 
     def begin_with(self, mean: NDArray[np.float32], scale: NDArray[np.float32], count: int) -> None:
-        """Go on as if `count` rows of this mean and this 1 / deviation had been seen."""
+        """Set the moments to those of `count` rows with this mean and this 1 / standard deviation."""
         self.count, self.mean = max(count, 1), mean.astype(np.float64)
         self.square = (1.0 / scale.astype(np.float64) ** 2 - 1e-8) * self.count
 
     def absorb(self, other: RunningMoments) -> None:
-        """Take in all that `other` has seen, and leave `other` empty."""
+        """Merge `other` into these moments and empty it."""
         if other.count:
             self._merge(other.count, other.mean, other.square)
             other.count, other.mean, other.square = 0, np.zeros_like(self.mean), np.zeros_like(self.mean)
 
     def _merge(self, count: int, mean: NDArray[np.float64], square: NDArray[np.float64]) -> None:
-        """The pairwise update of Chan et al. (equations 2.1)."""
+        """Pairwise update of Chan et al. (equations 2.1)."""
         total = self.count + count
         delta = mean - self.mean
         self.mean = self.mean + delta * (count / total)
@@ -91,7 +91,7 @@ class RunningMoments:
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """`[N]`, of the population; ones before anything was seen."""
+        """Population variance `[N]`; ones before the first row."""
         return self.square / self.count if self.count else np.ones_like(self.square)
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,22 +99,23 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean.copy(), "square": self.square.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over (copy) what `state_dict` returned."""
+        """Restore a copy of what `state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.square = np.array(state["mean"], np.float64), np.array(state["square"], np.float64)
 
 
 class ObservationStatistics:
-    """Mean and deviation of the observations that a learner on replay samples. Implements `Shareable`.
+    """Mean and standard deviation of the observations sampled from replay. Implements `Shareable`.
 
-    They are published with the weights, because an actor normalises what it sees. All of the first `EVERY_BATCH`
-    batches count, then one of `INTERVAL`: they hardly move any more, and moments of wide observations are costly.
+    They are published with the weights, because actors normalise their observations too. The first `EVERY_BATCH`
+    batches are all added, later ones at every `INTERVAL`-th: by then the statistics hardly change, and moments of wide
+    observations are costly.
 
     Args:
-        layout: of the acting network; says where the statistics stand in the published block.
+        layout: layout of the acting network; locates the statistics in the published block.
 
     Attributes:
-        mean, scale: float32 `[inputs]`, mean and 1 / deviation; 0 and 1 at first.
+        mean, scale: float32 `[inputs]`, mean and 1 / standard deviation; initially 0 and 1.
     """
 
     EVERY_BATCH, INTERVAL = 256, 16
@@ -125,7 +126,7 @@ class ObservationStatistics:
         self.mean, self.scale = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)
 
     def observe(self, rows: NDArray[Any]) -> None:
-        """Take in the observations `[B, inputs]` of a batch."""
+        """Add the observations `[B, inputs]` of a batch."""
         self._batches += 1
         if self._batches <= self.EVERY_BATCH or self._batches % self.INTERVAL == 0:
             self._moments.add(rows)
@@ -151,7 +152,7 @@ class ObservationStatistics:
         return self._moments.tell()
 
     def hear(self, told: NDArray[np.float64]) -> None:
-        """See `RunningMoments`; it counts at once."""
+        """See `RunningMoments`; updates `mean` and `scale` immediately."""
         if told[0] > 0:
             self._moments.hear(told)
             self._set()
@@ -161,22 +162,22 @@ class ObservationStatistics:
         return self._moments.merged(first, second)
 
     def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
-        """Take over what `write` wrote, as the statistics of `count` observations."""
+        """Restore what `write` wrote, as the statistics of `count` observations."""
         mean, scale = weights[self._layout.obs_mean], weights[self._layout.obs_scale]
         self._moments.begin_with(mean, scale, count)
         self._batches = 1
         self._set()
 
     def write(self, out: NDArray[np.float32]) -> None:
-        """Copy the statistics to their place in the published block `out` `[weight_count]`."""
+        """Copy the statistics into the published block `out` `[weight_count]`."""
         out[self._layout.obs_mean], out[self._layout.obs_scale] = self.mean, self.scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything."""
+        """Moments and number of batches, as copies."""
         return {"moments": self._moments.state_dict(), "batches": self._batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over (copy) what `state_dict` returned."""
+        """Restore a copy of what `state_dict` returned."""
         self._moments.load_state_dict(state["moments"])
         self._batches = int(state["batches"])
         if self._batches:
@@ -184,18 +185,18 @@ class ObservationStatistics:
 
 
 class RewardScale:
-    """Divides rewards by the running standard deviation of the discounted return of each stream.
+    """Scaling of rewards by the running standard deviation of the discounted returns.
 
-    The return of a stream is R_t = r_t + gamma R_{t-1}, from zero at the start of an episode; the divisor is the
-    deviation of all R_t seen so far over all streams, so that a value is of the order of one whatever the
-    environment's units are. The mean is left alone, which would change what is optimal. A stream goes on from
-    segment to segment of its ring.
+    The return of a stream is R_t = r_t + gamma R_{t-1}, starting from zero in each episode. The divisor is the
+    standard deviation of all R_t seen so far over all streams, so that values are of the order of one in any units of
+    the environment. The mean is not subtracted, because that would change the optimal policy. A stream continues from
+    one segment of its ring to the next.
 
     Args:
         gamma: discount per step.
 
     Attributes:
-        moments: of the returns.
+        moments: moments of the returns.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -205,12 +206,12 @@ class RewardScale:
 
     @property
     def divisor(self) -> float:
-        """What rewards are divided by now."""
+        """Present divisor of the rewards."""
         return float(np.sqrt(self.moments.variance[0] + 1e-8))
 
     def observe(self, segments: Sequence[Segment]) -> None:
-        """Take in the rewards of those of `segments` that are fresh, all of one shape, in this order."""
-        # Two segments of one ring follow one another in time, so they do not stand side by side.
+        """Add the rewards of the fresh ones among `segments`, all of one shape, in this order."""
+        # Segments of one ring follow one another in time, so each is processed in a round of its own.
         rounds: list[list[Segment]] = []
         for segment in (s for s in segments if s.fresh):
             free = (r for r in rounds if all(other.ring != segment.ring for other in r))
@@ -238,16 +239,16 @@ class RewardScale:
         self._returns.update(zip((s.ring for s in segments), np.split(total, len(segments)), strict=True))
 
     def scaled(self, reward: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`reward` by the present divisor, cut to +- `REWARD_CLIP`; a fresh float32 array."""
+        """`reward` divided by the present divisor and clipped to +- `REWARD_CLIP`; a new float32 array."""
         result: NDArray[np.float32] = reward * np.float32(1.0 / self.divisor)
         return np.clip(result, -REWARD_CLIP, REWARD_CLIP, out=result)
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments and every stream's return, as copies."""
+        """Moments and the return of every stream, as copies."""
         returns = {str(ring): total.copy() for ring, total in self._returns.items()}
         return {"moments": self.moments.state_dict(), "returns": returns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over (copy) what `state_dict` returned."""
+        """Restore a copy of what `state_dict` returned."""
         self.moments.load_state_dict(state["moments"])
         self._returns = {int(ring): np.array(total, np.float64) for ring, total in state["returns"].items()}

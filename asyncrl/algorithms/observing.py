@@ -1,4 +1,4 @@
-"""Options of every algorithm that say what its networks see, and which networks they are."""
+"""Options of all algorithms that define the networks and their inputs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LONGEST_STACK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Observing(WithPresets):
-    """Options about observations and networks, the same for every algorithm.
+    """Options of observations and networks, common to all algorithms.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     frame_stack: int = 1
-    """Observations that a policy sees together, from 1 to 64; the first of an episode is repeated at its start."""
+    """Number of last observations that a policy sees, from 1 to 64; at its start, an episode repeats its first one."""
 
     network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
         default="auto", metadata={"type": NetworkName}
     )
     """Network: auto (a convolutional one for images, else a perceptron), mlp, small, nature or impala."""
-    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes every
-    # network of the algorithm, a `torch.nn.Module` over flat rows; an argument `observation_shape` is filled in.
+    # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
+    # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
 
     def __post_init__(self) -> None:
         if self.network is None:
@@ -48,25 +48,25 @@ class Observing(WithPresets):
 
     @property
     def own_network(self) -> NetworkFactory | None:
-        """The user's own factory of networks, None where `network` is a name."""
+        """Network factory given by the user; None if `network` is a name."""
         return self.network if callable(self.network) else None
 
     def seen(self, spec: EnvSpec) -> EnvSpec:
-        """What the policy sees of an environment: its observations in stacks of `frame_stack`."""
+        """Specification of an environment with observations in stacks of `frame_stack`, as the policy sees it."""
         return spec if spec.frame_stack > 1 else spec.stacked(self.frame_stack)
 
     def network_for(
         self, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
     ) -> NetworkFactory | None:
-        """Makes the networks for what is seen of `spec`; None is a perceptron.
+        """Network factory for the stacked observations of `spec`; None stands for a perceptron.
 
         Args:
             spec: the environment.
-            value_outputs: outputs of the value stream of a dueling network, 0 without.
-            noisy_sigma: initial standard deviation of noisy layers, 0 without; a perceptron has its own.
+            value_outputs: outputs of the value stream of a dueling network, else 0.
+            noisy_sigma: initial standard deviation of noisy layers, 0 without them; perceptrons handle noise elsewhere.
 
         Raises:
-            SpacesDoNotFit: the network that was asked for takes no such observations (ASYNC005).
+            SpacesDoNotFit: the requested network does not support these observations (ASYNC005).
         """
         seen, network = self.seen(spec), self.network
         if callable(network):

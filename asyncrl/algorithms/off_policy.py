@@ -1,4 +1,4 @@
-"""Common options of the algorithms that learn from replay, with their ranges."""
+"""Options common to the algorithms that learn from replay, with their ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.protocols import UpdateLoopName
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicy(Observing):
-    """Options that mean the same to every algorithm on replay; a record of one extends this one.
+    """Options common to all algorithms that learn from replay; their records extend this one.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -31,7 +31,7 @@ class OffPolicy(Observing):
     update_loop: ClassVar[UpdateLoopName] = "replay"
     action_kinds: ClassVar[tuple[type, ...]]
     needs_bounds: ClassVar[bool]
-    entropy_in_values: ClassVar[bool] = False  # whether action values hold an entropy bonus beside rewards
+    entropy_in_values: ClassVar[bool] = False  # whether action values include an entropy bonus
 
     learning_rate: float | FunctionOfProgress = 1e-3
     """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
@@ -76,10 +76,10 @@ class OffPolicy(Observing):
     """Environment steps over all actors before the first update, at least 1."""
 
     samples_per_insert: float | None = 16.0
-    """Average number of times that a step is trained on; none lets actors and learner run freely."""
+    """Mean number of times that a step is trained on; none lets actors and learner run freely."""
 
     samples_per_insert_error: float | None = None
-    """Allowed deviation from `samples_per_insert` when relaxed, in samples; none chooses it."""
+    """Allowed deviation from `samples_per_insert` when relaxed, in samples; none chooses it automatically."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
     """relaxed: actors and learner run freely within the balance; lockstep: reproducible to the bit."""
@@ -94,7 +94,7 @@ class OffPolicy(Observing):
     """Maximum staleness of a sample, in updates; none sets no bound."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
-    """Weight of a sample in the loss, by its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
+    """Factor on a sample's loss for its staleness s: 1, (1 + s)^-rate or exp(-rate s)."""
 
     staleness_rate: float = 0.5
     """Rate of the staleness correction, at least 0."""
@@ -115,7 +115,7 @@ class OffPolicy(Observing):
     """Maximum gradient norm, above 0; none disables clipping."""
 
     matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
-    """Precision: float32; factors of TF32 (GPU) or bfloat16 (CPU with AMX); or bfloat16 autocast of convolutions."""
+    """Precision: float32; inputs in TF32 (GPU) or bfloat16 (CPU with AMX); or bfloat16 autocast of convolutions."""
 
     replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
     """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does where it fits."""
@@ -150,15 +150,15 @@ class OffPolicy(Observing):
 
     @property
     def sample_rows(self) -> int:
-        """Rows of a stream behind the first of a sample which must be published before it can be drawn."""
+        """Rows that must be published after a sample's first row before the sample can be drawn."""
         return self.n_step
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """None: a row needs nothing beside observation, action, reward and flags."""
+        """No fields: a row needs only observation, action, reward and flags."""
         return ()
 
     def learning_rate_at(self, updates: int, progress: float) -> float:
-        """Learning rate of the update that `updates` others came before, at this progress of the run."""
+        """Learning rate of the update after `updates` others, at this progress of the run."""
         if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
             return value_at(self.learning_rate, progress)
         return ramp(self.learning_rate, self.learning_rate_final, self.learning_rate_updates, updates)

@@ -1,7 +1,7 @@
-"""The record that all on-policy algorithms share: options, their ranges, and how the policy acts.
+"""Base record of all on-policy algorithms: options, their ranges, and the policy.
 
-An algorithm's record extends it and says, in four methods, what `on_policy_update.py` does with the segments. Nothing
-here imports torch.
+An algorithm's record extends it and defines, in four methods, the parts of `on_policy_update.py` specific to the
+algorithm. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.rollout import Rollout
 
 _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
-"""Staleness that a segment has at least, once training goes on."""
+"""Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy(Recurrent):
-    """Options that mean the same to every algorithm on segments; a record of one extends this one.
+    """Options common to all algorithms that learn from segments; their records extend this one.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -47,7 +47,7 @@ class OnPolicy(Recurrent):
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction, MultiDiscreteAction, BoxAction)
     needs_bounds: ClassVar[bool] = False
     rollout_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of the rollout that `prepare` fills."""
+    """Names of the rollout's columns, which `prepare` fills."""
 
     learning_rate: float | FunctionOfProgress = 1e-3
     """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
@@ -151,7 +151,7 @@ class OnPolicy(Recurrent):
 
     @property
     def kept_segments(self) -> tuple[int, int]:
-        """How many segments are kept after their first use, and how many of them are mixed into every batch."""
+        """Capacity of the replay of past segments, and number of them mixed into every batch."""
         return 0, 0
 
     @property
@@ -161,33 +161,33 @@ class OnPolicy(Recurrent):
 
     @property
     def samples_per_insert(self) -> float | None:
-        """How often a fresh step is trained on: once per pass."""
+        """Number of times that a new step is trained on: once per epoch."""
         return float(self.epochs)
 
     def learning_rate_at(self, progress: float) -> float:
-        """Learning rate of an iteration that begins at this progress of the run."""
+        """Learning rate of an iteration that begins at this fraction of the run's steps."""
         if callable(self.learning_rate) or self.learning_rate_schedule == "constant":
             return value_at(self.learning_rate, progress)
         return linear(self.learning_rate, 0.0, progress)
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse actions that the algorithm cannot learn. Raises `SpacesDoNotFit` (ASYNC005)."""
+        """Refuse unsupported action spaces. Raises `SpacesDoNotFit` (ASYNC005)."""
         check_action_space(self, spec, option="squashed" if self.squashed else None)
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """The log-probability of the action, and what it was squashed from where it was."""
+        """Log-probability of the action and, for squashed actions, the latent before tanh."""
         from asyncrl.acting.stochastic import extra_fields_of
 
         return extra_fields_of(self.layout(spec))
 
     def make_policy(self, spec: EnvSpec) -> StochasticPolicy:
-        """A policy that draws its actions, with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         from asyncrl.acting.stochastic import StochasticPolicy
 
         return StochasticPolicy(self.seen(spec), self.layout(spec))
 
     def layout(self, spec: EnvSpec) -> ActorLayout:
-        """The policy's shape and weight order, shared by policy and core. Raises `SpacesDoNotFit`."""
+        """Shape and weight order of the policy, shared by actors and updater. Raises `SpacesDoNotFit`."""
         self.check(spec)
         from asyncrl.acting.stochastic import ActorLayout
 
@@ -202,17 +202,17 @@ class OnPolicy(Recurrent):
             cell=self.cell,
         )
 
-    # --- what an algorithm says; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` -----
+    # --- defined by an algorithm; called by `on_policy_update.py` on the learner's thread, under `torch.no_grad()` ----
 
     def prepare(self, rollout: Rollout) -> None:
-        """Fill the columns that all passes over the rollout need; nothing by default."""
+        """Fill the rollout's columns before the first pass; does nothing by default."""
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the rows of one pass among gradient steps, in an order drawn from `seed`."""
+        """Divide the rows of one pass into gradient steps, in an order drawn from `seed`."""
         raise NotImplementedError
 
     def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
-        """Gradients of the loss at `batch.outputs`; None ends the iteration here."""
+        """Gradients of the loss with respect to `batch.outputs`; None ends the iteration."""
         raise NotImplementedError
 
     def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:

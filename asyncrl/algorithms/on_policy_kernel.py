@@ -1,11 +1,12 @@
-"""Gradient of the losses of PPO and IMPALA at the networks' outputs, in one pass over the items, on the CPU.
+"""Kernels for the gradients of the PPO and IMPALA losses at the networks' outputs, on the CPU.
 
-The losses are `ppo.ppo_loss` and `impala.impala_loss`, where they stand with their sources;
-`tests/algorithms/test_kernel_contract.py` holds this to them. Why twice: `benchmarks/ppo_step.py`.
+The losses are defined, with references, in `ppo.ppo_loss` and `impala.impala_loss`;
+`tests/algorithms/test_kernel_contract.py` checks that the kernels agree with them. `benchmarks/ppo_step.py` measures
+why there are kernels as well.
 
-B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: the old policy's log-probability,
-importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are carried in float64. NaN
-propagates.
+A batch has B items. The first six rows of `columns` `[C, B]` are those of `PPO.rollout_columns`: log-probability under
+the old policy, importance weight, advantage, target, old value, and weight, which is zero for padding. Sums are
+accumulated in float64. NaN propagates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from asyncrl.shm.kernel import inlined, kernel
 
 Outputs = tuple[Tensor, Tensor, Tensor]
-"""The networks' outputs: the policy's, the values, the log standard deviations; or the loss's gradients there."""
+"""Outputs of the networks (policy outputs, values, log standard deviations), or gradients of the loss at them."""
 
 _OLD_LOG_PROB, _IMPORTANCE, _ADVANTAGE, _TARGET, _OLD_VALUE, _WEIGHT = range(6)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -27,7 +28,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 @inlined
 def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
-    """Derivative of item b's loss for its log-probability: zero where the clipped term is the smaller one."""
+    """Derivative of item b's loss with respect to its log-probability: zero where the clipped term is smaller."""
     ratio = math.exp(log_ratio)
     advantage = np.float64(columns[_ADVANTAGE, b])
     surrogate = ratio * advantage
@@ -37,9 +38,9 @@ def _by_log_prob(log_ratio, columns, b, loss):  # type: ignore[no-untyped-def]
 
 @inlined
 def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
-    """Derivative of item b's loss for its value: zero where the clipped value's error is the larger one.
+    """Derivative of item b's loss with respect to its value: zero where the clipped value's error is larger.
 
-    All in float64: where nothing is clipped the two errors must be equal to the last digit.
+    Computed in float64, because the two errors must be exactly equal where nothing is clipped.
     """
     error = np.float64(value) - np.float64(columns[_TARGET, b])
     old = np.float64(columns[_OLD_VALUE, b])
@@ -55,9 +56,9 @@ def _by_value(value, columns, b, loss):  # type: ignore[no-untyped-def]
 def categorical_kernel(  # type: ignore[no-untyped-def]
     out, action, choices, value, columns, count, loss, grad_out, grad_value, work
 ):
-    """Fill gradients at logits `[B, sum(choices)]` and values `[B]`; return k3 over the first `count` items.
+    """Fill the gradients at logits `[B, sum(choices)]` and values `[B]`; return the k3 of the first `count` items.
 
-    `action` is `[B, k]`; `work` `[k, 2]` holds the logarithm of each choice's normaliser and its entropy.
+    `action` is `[B, k]`; `work` `[k, 2]` holds the log-normaliser and the entropy of each choice.
     """
     divergence = 0.0
     for b in range(out.shape[0]):
@@ -101,9 +102,9 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
 def gaussian_kernel(  # type: ignore[no-untyped-def]
     out, action, log_std, value, columns, count, loss, grad_out, grad_value, grad_log_std, work
 ):
-    """Fill gradients at means `[B, d]`, values `[B]` and log standard deviations `[d]`; see `categorical_kernel`.
+    """Fill the gradients at means `[B, d]`, values `[B]` and log standard deviations `[d]`; see `categorical_kernel`.
 
-    `action` is `[B, d]`; `work` `[2, d]` holds one over each standard deviation and the sums for `grad_log_std`.
+    `action` is `[B, d]`; `work` `[2, d]` holds the inverse standard deviations and the sums for `grad_log_std`.
     """
     size = out.shape[1]
     volume = size * _HALF_LOG_TWO_PI
@@ -133,12 +134,12 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
 
 
 class LossKernel:
-    """The kernel of a policy's distribution, and what it fills. The tensors it returns are the same at every call.
+    """Kernel for a policy's distribution, with its output buffers. Returns the same tensors at every call.
 
     Args:
-        action: `[B, ...]`, int64 choices or float32; the buffer that is read at every call.
-        choices: how many logits each choice has; empty for a Gaussian.
-        outputs: logits, or the Gaussian's d means.
+        action: `[B, ...]`, int64 choices or float32; this buffer is read at every call.
+        choices: number of logits of each choice; empty for a Gaussian.
+        outputs: number of logits, or d for a Gaussian.
     """
 
     def __init__(self, action: Tensor, choices: tuple[int, ...], outputs: int) -> None:
@@ -151,12 +152,12 @@ class LossKernel:
     def __call__(
         self, outputs: Outputs, columns: Tensor, count: int, loss: tuple[float, float, float, float]
     ) -> tuple[float, Outputs]:
-        """Divergence from the old policy (k3, over the first `count` items), and gradients at the outputs.
+        """Divergence from the old policy (k3 of the first `count` items), and gradients at the outputs.
 
         Args:
             outputs: `[B, outputs]`, values `[B]`, log standard deviations `[d]`.
-            columns: `[C, B]`, see the module's text.
-            count: items that are not padding.
+            columns: `[C, B]`, see the module docstring.
+            count: number of items that are not padding.
             loss: `(clip_range, value_clip_range, vf_coef, ent_coef)`; an infinite range does not clip.
         """
         out, value, log_std = outputs[0].numpy(), outputs[1].numpy(), outputs[2].numpy()

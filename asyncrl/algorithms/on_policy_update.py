@@ -1,7 +1,7 @@
-"""The learner's half of every on-policy algorithm: an iteration over segments, cut into passes and gradient steps.
+"""Updater of all on-policy algorithms: an iteration over segments, divided into passes and gradient steps.
 
-The algorithm's record says what is special about it: what is computed before the first pass (`prepare`), how a pass is
-divided into gradient steps (`divide`), and the loss's gradient at the networks' outputs (`gradients`).
+The algorithm's record defines the computation before the first pass (`prepare`), the division of a pass into gradient
+steps (`divide`), and the gradient of the loss at the networks' outputs (`gradients`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import asyncrl.algorithms.returns  # noqa: F401  (so that its kernel is made ready before a run)
+import asyncrl.algorithms.returns  # noqa: F401  (compiles or loads its kernel before a run)
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
@@ -28,26 +28,26 @@ from asyncrl.interfaces import EnvSpec, Segment
 _COUNTERS = ("seed", "iterations", "updates", "samples")
 _PROGRESS = ("epoch", "last_epoch", "position", "reusable")
 _FREE = ("rewards", "iteration")
-"""Parts of a state whose shape depends on how far training is."""
+"""Parts of a state whose shapes change during training."""
 
 
 class OnPolicyUpdate:
-    """Networks, optimiser and the course of an iteration. Implements `SegmentUpdater`.
+    """Networks, optimiser and progress of an iteration. Implements `SegmentUpdater`.
 
-    Used from one thread, the learner's. What makes up a gradient step depends on the seed, the number of the iteration
-    and of the pass only, so numbers do not depend on when `step` is called.
+    Learner thread only. The rows of a gradient step depend only on the seed, the number of the iteration and the number
+    of the pass, so results do not depend on when `step` is called.
 
     Args:
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of the initial weights and of the order within passes.
+        seed: seed of the initial weights and of the order within passes.
 
     Attributes:
         config: as given.
         nets: the networks.
-        vector: their parameters and gradient.
-        weight_count: how many float32 values `write_weights` fills.
+        vector: parameters and gradient of the networks.
+        weight_count: number of float32 values that `write_weights` fills.
     """
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
@@ -83,11 +83,11 @@ class OnPolicyUpdate:
 
     @torch.no_grad()
     def begin(self, segments: Sequence[Segment], progress: float) -> None:
-        """Copy the segments in and prepare the passes over them.
+        """Copy the segments and prepare the passes over them.
 
         Args:
-            segments: at least one, all of one shape; nothing of them is kept.
-            progress: share of the run's steps that is done, for schedules.
+            segments: at least one, all of one shape; no reference to them is kept.
+            progress: completed fraction of the run's steps, for schedules.
         """
         config, first = self.config, segments[0]
         rollout = self._rollout_of(len(segments) * first.num_envs, first.num_rows)
@@ -110,17 +110,17 @@ class OnPolicyUpdate:
         return self._rollout
 
     def _begin_pass(self, rollout: Rollout) -> None:
-        """Divide the rows anew, by a seed of this pass."""
+        """Divide the rows into gradient steps, with a seed of this pass."""
         parts = self.config.divide(rollout, (self._seed, self._iterations, self._epoch))
         self._parts = [(part, torch.from_numpy(part.rows).to(self.nets.device)) for part in parts]
         self._position = 0
 
     @torch.no_grad()
     def step(self) -> bool:
-        """One gradient step; returns whether the iteration has another one.
+        """Make one gradient step; return whether the iteration has another one.
 
         Raises:
-            RuntimeError: every step that `begin` has prepared was made.
+            RuntimeError: all steps of the iteration have been made, or `begin` was not called.
         """
         rollout = self._rollout
         if self._epoch >= self._last_epoch or rollout is None:
@@ -148,7 +148,7 @@ class OnPolicyUpdate:
         return self._batch
 
     def _take_step(self, samples: int, rollout: Rollout) -> None:
-        """Take the step whose gradient is filled, and go on to the next one, or to the next pass."""
+        """Apply the gradient and move on to the next step or pass."""
         self.nets.apply(self._learning_rate)
         self._updates += 1
         self._samples += samples
@@ -160,10 +160,10 @@ class OnPolicyUpdate:
 
     @torch.no_grad()
     def again(self) -> bool:
-        """Prepare another pass over the same rows, of which `reuse_epochs` are allowed; False if none is."""
+        """Prepare another pass over the same rows, at most `reuse_epochs` times; return whether one is allowed."""
         if self._rollout is None or self._epoch < self._last_epoch or not self._reusable:
             return False
-        self._rollout.renormalize()  # the statistics have moved when the last pass ended
+        self._rollout.renormalize()  # the statistics changed at the end of the last pass
         self._reusable -= 1
         self._last_epoch += 1
         self._begin_pass(self._rollout)
@@ -171,20 +171,20 @@ class OnPolicyUpdate:
 
     @property
     def samples(self) -> int:
-        """Samples trained on since the start: a step counts as often as it is used."""
+        """Samples trained on since the start; a row counts once per use."""
         return self._samples
 
     def batch(self) -> Mapping[str, NDArray[Any]]:
-        """The rows of the present iteration as arrays on the host; empty before the first one."""
+        """Rows of the present iteration as arrays on the host; empty before the first iteration."""
         return {} if self._rollout is None else self._rollout.arrays()
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy what acts into `out` `[weight_count]`."""
+        """Copy the acting weights into `out` `[weight_count]`."""
         self.nets.write_weights(out)
 
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
-        """Learning rate, and scalars of the last gradient step; waits for the device."""
+        """Learning rate and scalars of the last gradient step; waits for the device."""
         values = {"train/learning_rate": self._learning_rate}
         if self._rollout is not None and self._batch is not None:
             values |= self.config.metrics(self._rollout, self._batch)
@@ -192,7 +192,7 @@ class OnPolicyUpdate:
         return values if norm is None else {**values, "train/grad_norm": float(norm)}
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Networks, optimiser, statistics and counters, and, between two steps, what the rest of them needs."""
+        """Networks, optimiser, statistics, counters and, within an iteration, its rollout and progress."""
         iteration: dict[str, Any] = {}
         if self._rollout is not None and (self._epoch < self._last_epoch or self._reusable):
             progress = {name: getattr(self, f"_{name}") for name in _PROGRESS}
@@ -207,7 +207,7 @@ class OnPolicyUpdate:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, to the same numbers on the same device.
+        """Restore what `state_dict` returned; training continues with the same numbers on the same device.
 
         Raises:
             ValueError: a part is missing or has another shape.

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation over segments of asynchronous actors.
+"""Proximal policy optimisation on segments of asynchronous actors.
 
     Schulman et al. 2017    Proximal policy optimization algorithms
     Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
@@ -38,8 +38,8 @@ class PPOLoss(NamedTuple):
     """Result of `ppo_loss`.
 
     Attributes:
-        loss: scalar that is minimised.
-        policy_loss, value_loss: scalars, its terms before `vf_coef`.
+        loss: scalar to minimise.
+        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
         entropy: `[B]`.
         log_ratio: `[B]`, log pi - log pi_old.
     """
@@ -61,22 +61,22 @@ def ppo_loss(
     vf_coef: float = 0.5,
     ent_coef: float = 0.0,
 ) -> PPOLoss:
-    """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017, with V's own coefficient.
+    """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017.
 
         r = pi / pi_old
         L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 / 2 (V - target)^2 - c_2 H)
 
-    The first term is equation 7. With `rho`, what pi_old gives the action over what the behaviour policy gave it, it is
-    the decoupled objective of Hilton et al. 2021 (pi_old is then the proximal policy). With `value_clip_range` the
-    error is the larger one of V's and of V's clipped to the range around its old value, as in the code that belongs to
+    The first term is equation 7. With the importance weight rho = pi_old / mu, mu the behaviour policy, it is the
+    decoupled objective of Hilton et al. 2021 (pi_old is then the proximal policy). With `value_clip_range` the squared
+    error is the larger of those of V and of V clipped to this range around its old value, as in the code published with
     Schulman et al. 2017 (not in the paper).
 
     Args:
-        distribution: log-probability of the actions and entropy, `[B]` each, under the policy that learns.
+        distribution: log-probability of the actions and entropy, `[B]` each, under the learned policy.
         value: `[B]`.
-        columns: `[6, B]`, see `PPO.rollout_columns`; `weight` holds 1 / B where a mean is meant.
+        columns: `[6, B]`, see `PPO.rollout_columns`; `weight` is 1 / B for a mean.
         clip_range: epsilon.
-        value_clip_range: range of the value around the old one, or None.
+        value_clip_range: clip range of the value around the old one, or None.
         vf_coef: c_1.
         ent_coef: c_2.
     """
@@ -102,13 +102,14 @@ def ppo_loss(
 class PPO(OnPolicy):
     """Hyper-parameters of proximal policy optimisation.
 
-    Minibatches come from a permutation. Rows are divided evenly into as few minibatches as `minibatch_size` allows,
-    which are padded to one size with rows of weight zero. Those of a recurrent policy are of whole streams: as many
-    segments of one environment as `minibatch_size` has room for, at least one.
+    A random permutation of the rows is divided evenly into as few minibatches as `minibatch_size` allows, which are
+    padded to equal size with rows of weight zero. Minibatches of a recurrent policy consist of whole streams: as many
+    as fit into `minibatch_size` rows, at least one.
 
-    Staleness: with `importance`, ratios are clipped against the policy as it stands when the iteration begins (the
-    proximal policy of Hilton et al. 2021), and the policy's loss of a row is weighted by what it gives the action over
-    what the behaviour policy gave it, at most `rho_bar`. Otherwise ratios are taken of the behaviour policy itself.
+    Staleness: with `importance`, probability ratios are taken and clipped relative to the policy at the start of the
+    iteration (the proximal policy of Hilton et al. 2021), and the policy loss of a row is multiplied by the importance
+    weight of that policy over the behaviour policy, at most `rho_bar`. Otherwise ratios are relative to the behaviour
+    policy.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -124,7 +125,7 @@ class PPO(OnPolicy):
     max_staleness: int | None = 4
 
     gae_lambda: float = 0.95
-    """Lambda of the advantage estimator, from 0 (one step) to 1 (the rest of the segment)."""
+    """Lambda of generalized advantage estimation, from 0 (one step) to 1 (the rest of the segment)."""
 
     clip_range: float | FunctionOfProgress = 0.2
     """Epsilon: range around 1 to which the ratio of new to old probability is clipped, above 0; or a function."""
@@ -158,18 +159,18 @@ class PPO(OnPolicy):
 
     @property
     def row_correction(self) -> Literal["none", "power", "exponential"]:
-        """The correction that is a factor on a row, which the learner applies; the decoupled loss is none."""
+        """Staleness correction that the learner applies as a factor on a row; none with the decoupled loss."""
         return "none" if self.staleness_correction == "importance" else self.staleness_correction
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> SegmentUpdater:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 
         return OnPolicyUpdate(self, spec, device, seed)
 
     @np.errstate(over="ignore", invalid="ignore")
     def prepare(self, rollout: Rollout) -> None:
-        """Fill values, advantages, targets, and importance weights; what is not finite shows in the weights."""
+        """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights."""
         from asyncrl.algorithms.returns import gae, standardised
 
         decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
@@ -178,7 +179,7 @@ class PPO(OnPolicy):
         advantage, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
         if self.normalize_advantages:
             advantage = standardised(advantage, rollout.trained)
-        # Every row has the same share in its minibatch's mean, however the rows were divided.
+        # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
         rows = int(np.count_nonzero(rollout.trained))
         share = np.float32(self._minibatches(rollout, rows) / max(rows, 1))
         rollout.fill(
@@ -191,14 +192,14 @@ class PPO(OnPolicy):
         )
 
     def _minibatches(self, rollout: Rollout, rows: int) -> int:
-        """How many gradient steps a pass over so many trained rows has."""
+        """Number of gradient steps of a pass over `rows` trained rows."""
         if self.cell is None:
             return max(1, -(-rows // self.minibatch_size))
         streams, length = rollout.shape
         return -(-streams // max(1, self.minibatch_size // length))
 
     def divide(self, rollout: Rollout, seed: Sequence[int]) -> list[Part]:
-        """Divide the rows into minibatches, padded with row N; of a recurrent policy the streams."""
+        """Divide the rows into minibatches padded with row N; for a recurrent policy, divide the streams."""
         from asyncrl.algorithms.minibatch import Part, parts_of_streams
 
         trained, count = np.flatnonzero(rollout.trained), rollout.flags.size
@@ -213,16 +214,16 @@ class PPO(OnPolicy):
         return [Part(own, slice(part.size), part.size) for own, part in zip(rows, chosen, strict=True)]
 
     def gradients(self, rollout: Rollout, batch: Minibatch) -> Outputs | None:
-        """Gradients of `ppo_loss`; None where the policy has left the old one farther than `target_kl` allows.
+        """Gradients of `ppo_loss`; None if the divergence from the old policy exceeds 1.5 times `target_kl`.
 
-        By a kernel on the CPU, by autograd elsewhere.
+        Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
         """
         clips = self._clip_ranges(rollout.progress)
         kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch, *clips)
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
     def _clip_ranges(self, progress: float) -> tuple[float, float | None]:
-        """The ranges of the policy's ratio and of the value at this progress of the run."""
+        """Clip ranges of the probability ratio and of the value at this progress of the run."""
         held = self.value_clip_range
         return value_at(self.clip_range, progress), None if held is None else value_at(held, progress)
 
@@ -261,7 +262,7 @@ class PPO(OnPolicy):
         )
 
     def metrics(self, rollout: Rollout, batch: Minibatch) -> Mapping[str, float]:
-        """Losses, entropy, divergence and clipped share; `train/explained_variance` is that before the first pass."""
+        """Losses, entropy, divergence, clip fraction, and the explained variance before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
         clip, value_clip = self._clip_ranges(rollout.progress)
@@ -281,5 +282,5 @@ class PPO(OnPolicy):
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """Estimate of KL(pi_old, pi) from actions of pi_old: mean of `(r - 1) - log r` (Schulman 2020, k3)."""
+    """Estimate of KL(pi_old, pi) for actions of pi_old: mean of `(r - 1) - log r` (Schulman 2020, k3)."""
     return (log_ratio.expm1() - log_ratio).mean()

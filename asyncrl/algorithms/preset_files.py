@@ -1,4 +1,4 @@
-"""Presets: settings of an algorithm for an environment, read from `presets/<algorithm>.toml`."""
+"""Presets: tuned settings of an algorithm for an environment, read from `presets/<algorithm>.toml`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Preset:
     """Settings for one environment.
 
     Attributes:
-        algorithm: fields of the algorithm's record that differ from its defaults.
-        run: options of the run that go with them (`num_actors`, `envs_per_actor`, ...).
-        reached: the return that was reached with them, and what it took; "" where that was not measured.
+        algorithm: fields of the algorithm's record that differ from their defaults.
+        run: options of the run that belong to them (`num_actors`, `envs_per_actor`, ...).
+        reached: return reached with them and its cost; "" if not measured.
     """
 
     algorithm: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Preset:
 
 @functools.cache
 def load_presets(algorithm: str) -> Mapping[str, Preset]:
-    """Presets of an algorithm by the environment's id; none where it has no file."""
+    """Presets of an algorithm by environment id; empty if it has no file."""
     file = FOLDER / f"{algorithm}.toml"
     if not file.exists():
         return {}
@@ -43,12 +43,12 @@ def load_presets(algorithm: str) -> Mapping[str, Preset]:
 
 
 class WithPresets:
-    """A record that can be made with the settings of an environment's preset."""
+    """Base of records with presets."""
 
     name: ClassVar[str]
 
     def __new__(cls, *values: object, **options: object) -> Self:
-        """Refuse an option that does not exist, with our name for one of another library. Raises TypeError."""
+        """Raise TypeError for an unknown option; the message translates names of other libraries to ours."""
         known = cls.__dict__.get("__dataclass_fields__", {})
         for name in options:
             if known and name not in known:
@@ -57,12 +57,12 @@ class WithPresets:
 
     @classmethod
     def preset(cls, env_name: str, **overrides: Any) -> Self:
-        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
+        """Record with the preset of an environment's id (defaults without one) and `overrides` applied."""
         preset = load_presets(cls.name).get(env_name)
         return cls(**{**(preset.algorithm if preset else {}), **overrides})
 
     @classmethod
     def preset_options(cls, env_name: str) -> dict[str, Any]:
-        """Options of the run that go with the preset, a fresh dict."""
+        """Options of the run that belong to the preset, as a new dict."""
         preset = load_presets(cls.name).get(env_name)
         return dict(preset.run) if preset else {}

@@ -11,13 +11,13 @@ from asyncrl.networks.architecture import Pass
 
 
 class Buffers(Protocol):
-    """What an update works on.
+    """Buffers of an update.
 
     Attributes:
-        batch: on the device; has `size`, `stage` and `on_host`.
+        batch: batch on the device; has `size`, `stage` and `on_host`.
         online, target: passes of both networks over the batch.
         grad: gradient of the loss at the first of `loss_arguments`.
-        priorities: `[B, 1]`, as the loss gives them.
+        priorities: `[B, 1]`, as returned by the loss.
         arrays: on the CPU, a kernel's arguments after the outputs, see `dqn_kernel`.
     """
 
@@ -29,7 +29,7 @@ class Buffers(Protocol):
     arrays: tuple[Any, ...]
 
     def loss_arguments(self) -> tuple[Any, ...]:
-        """Outputs for obs, the target network's for next_obs, those that choose the next action, and the batch."""
+        """Outputs for obs, target outputs for next_obs, outputs that select the next action, and the batch."""
         ...
 
 
@@ -37,10 +37,10 @@ class TransitionBuffers:
     """Buffers for transitions. Implements `Buffers`.
 
     Args:
-        batch: on the device.
+        batch: batch on the device.
         online: pass over `[obs, next_obs]` (double Q-learning) or obs, with a gradient for obs.
         target: pass over next_obs.
-        outputs: of the networks.
+        outputs: number of outputs of the networks.
     """
 
     def __init__(self, batch: StagedBatch, online: Pass, target: Pass, outputs: int) -> None:

@@ -1,4 +1,4 @@
-"""Heads of action-value perceptrons: where their weights lie, and the mask of a dueling one."""
+"""Heads of action-value perceptrons: views of their weights, and the mask of a dueling head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.networks.noisy import NoisyMLP
 
 
 def heads_of(layout: QLayout, vector: Tensor) -> list[Tensor]:
-    """Views of the head's weights in a flat vector, and of their standard deviations in a noisy network's."""
+    """Views of the head's weights in a flat vector and, for a noisy network, of their standard deviations."""
     if not layout.noisy:
         return [FlatMLP(layout.sizes, vector).head]
     net = NoisyMLP(layout.sizes, vector)
@@ -19,7 +19,7 @@ def heads_of(layout: QLayout, vector: Tensor) -> list[Tensor]:
 
 
 def dueling_mask(layout: QLayout, stream: int) -> Tensor:
-    """Ones where a dueling head `[outputs, inputs]` has weights: value by one stream, advantages by the other."""
+    """Mask `[outputs, inputs]` of a dueling head: value from the first stream, advantages from the second."""
     mask = torch.ones(layout.sizes[-1], layout.sizes[-2])
     mask[: layout.atoms, stream:] = 0.0
     mask[layout.atoms :, :stream] = 0.0
@@ -27,7 +27,7 @@ def dueling_mask(layout: QLayout, stream: int) -> Tensor:
 
 
 def write_mean_head(layout: QLayout, flat: Tensor, acting: FlatMLP) -> None:
-    """Copy the network of `layout` in `flat` into `acting`, whose outputs are the means of the atoms of each action."""
+    """Copy the network `layout` in `flat` into `acting`, which outputs the mean of each action's atoms."""
     own, atoms = FlatMLP(layout.sizes, flat), layout.atoms
     count = acting.flat.numel() - acting.head.numel() - acting.head_bias.numel()
     acting.flat[:count].copy_(own.flat[:count])

@@ -1,4 +1,4 @@
-"""Record shared by the DQN family: options, policy, and the combination of a dueling head.
+"""Base record of the DQN family: options, policy, and functions shared by the losses.
 
     van Hasselt et al. 2016 Deep reinforcement learning with double Q-learning
     Wang et al. 2016        Dueling network architectures
@@ -7,8 +7,8 @@
     Fortunato et al. 2018   Noisy networks for exploration
     Hessel et al. 2018      Rainbow (dueling for each atom)
 
-Networks, target and optimiser are in `q_learning_update.py`, which imports torch. This module does not, so that a
-command line shows its help, and an actor unpickles its policy, at once.
+Networks, target and optimiser are in `q_learning_update.py`, which imports torch. This module does not, so that the
+command line shows its help and an actor unpickles its policy without delay.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class QLoss(NamedTuple):
     """Result of a loss of the DQN family."""
 
     loss: Tensor
-    """Scalar that is minimised."""
+    """Scalar to minimise."""
 
     priorities: Tensor
-    """`[B, 1]`; their absolute values are the new priorities."""
+    """`[B, 1]`; the absolute values are the new priorities."""
 
 
 def by_action(outputs: Tensor, atoms: int | None, dueling: bool) -> Tensor:
     """Split the outputs of the head by action.
 
     Args:
-        outputs: `[R, A N]`, or, of a dueling head, `[R, (1 + A) N]`: value V, then advantages A.
-        atoms: N; None where an output is an action value.
-        dueling: combine Q = V + A - mean(A) (Wang et al. 2016, eq. 9), each atom by itself (Hessel et al. 2018).
+        outputs: `[R, A N]`, or `[R, (1 + A) N]` for a dueling head: value V, then advantages A.
+        atoms: N; None if each output is an action value.
+        dueling: combine Q = V + A - mean(A) (Wang et al. 2016, eq. 9), separately for each atom (Hessel et al. 2018).
 
     Returns:
-        `[R, A, N]`, or `[R, A]` where `atoms` is None.
+        `[R, A, N]`, or `[R, A]` if `atoms` is None.
     """
     values = outputs if atoms is None else outputs.unflatten(1, (-1, atoms))
     if not dueling:
@@ -61,13 +61,13 @@ def by_action(outputs: Tensor, atoms: int | None, dueling: bool) -> Tensor:
 
 
 def of_action(atoms: Tensor, action: Tensor) -> Tensor:
-    """The atoms `[B, N]` of one `action` `[B, 1]` per row of `atoms` `[B, A, N]`."""
+    """Select the atoms `[B, N]` of one `action` `[B, 1]` per row from `atoms` `[B, A, N]`."""
     assert atoms.dim() == 3 and action.shape == (atoms.shape[0], 1)
     return atoms.gather(1, action.unsqueeze(2).expand(-1, -1, atoms.shape[2])).squeeze(1)
 
 
 def huber(error: Tensor, delta: float | None) -> Tensor:
-    """Huber's loss: e^2 / 2 up to `delta` and delta (|e| - delta / 2) beyond; e^2 / 2 where `delta` is None."""
+    """Huber loss: e^2 / 2 up to `delta` and delta (|e| - delta / 2) beyond; e^2 / 2 if `delta` is None."""
     if delta is None:
         return 0.5 * error.square()
     size = error.abs()
@@ -97,7 +97,7 @@ class QLearning(OffPolicy):
     """Dueling network: value and advantage streams, each `hidden_sizes[-1]` wide (Wang et al. 2016)."""
 
     noisy: bool = False
-    """Noisy layers (Fortunato et al. 2018) behind the first one or the convolutions, beside epsilon-greedy."""
+    """Noisy layers (Fortunato et al. 2018) after the first layer or the convolutions, besides epsilon-greedy."""
 
     noisy_sigma: float = 0.5
     """Initial standard deviation of noisy weights, times the square root of the layer's inputs; above 0."""
@@ -109,7 +109,7 @@ class QLearning(OffPolicy):
     """Updates between copies to a hard target network, at least 1."""
 
     cuda_graph: bool = False
-    """On a GPU, replay an update as one CUDA graph, which saves the launches of its kernels."""
+    """On a GPU, run an update as one CUDA graph, which saves kernel launches."""
 
     exploration_initial: float = 1.0
     """Initial epsilon: fraction of random actions, from 0 to 1."""
@@ -127,7 +127,7 @@ class QLearning(OffPolicy):
     """Maximum steps that a random action is repeated, at least 1; the number is drawn (Dabney et al. 2021)."""
 
     exploration: FunctionOfProgress | None = field(default=None, metadata={"option": False})
-    """Exploration rate as a function of the share of `exploration_steps` that is done, in place of the linear one."""
+    """Epsilon as a function of the completed fraction of `exploration_steps`, in place of the linear schedule."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +145,7 @@ class QLearning(OffPolicy):
                 raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")
 
     def check(self, spec: EnvSpec) -> None:
-        """Refuse anything but a discrete action space. Raises `SpacesDoNotFit` (ASYNC005)."""
+        """Refuse action spaces that are not discrete. Raises `SpacesDoNotFit` (ASYNC005)."""
         if isinstance(spec.action, DiscreteAction):
             return
         raise SpacesDoNotFit(
@@ -155,7 +155,7 @@ class QLearning(OffPolicy):
         )
 
     def make_policy(self, spec: EnvSpec) -> QPolicy:
-        """An epsilon-greedy policy with zero weights; imports no torch. Raises `SpacesDoNotFit`."""
+        """Make an epsilon-greedy policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         epsilon = EpsilonSchedule(
             self.exploration_initial,
             self.exploration_final,
@@ -169,7 +169,7 @@ class QLearning(OffPolicy):
         return QPolicy(self.seen(spec), self.acting_layout(spec), epsilon, self.support())
 
     def num_actions(self, spec: EnvSpec) -> int:
-        """How many actions there are. Raises `SpacesDoNotFit`."""
+        """Number of actions. Raises `SpacesDoNotFit`."""
         self.check(spec)
         assert isinstance(spec.action, DiscreteAction)
         return spec.action.n
@@ -186,13 +186,13 @@ class QLearning(OffPolicy):
         return QLayout(*shape, self.normalize_observations)
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
-        """Shape of the network whose weights are published: the learner's, or a smaller one that acts alike."""
+        """Shape of the published network: the learner's, or a smaller one with equal action values."""
         return self.layout(spec)
 
     def atoms(self) -> int | None:
-        """Outputs of the network for one action; None where that is one action value."""
+        """Number of outputs of the network per action; None if the only output is the action value."""
         return None
 
     def support(self) -> NDArray[np.float32] | None:
-        """Returns `[atoms]` whose probabilities the outputs are, as logits; None where outputs are returns."""
+        """Returns `[atoms]` whose logits the network outputs; None if the outputs are returns."""
         return None

@@ -1,7 +1,7 @@
 """Update of the DQN family: online and target network, noise, optimiser, metrics and state.
 
-An algorithm gives its loss and the mean return of an action; both are pure functions of the outputs by action (see
-`q_learning.by_action`). Autograd runs through them and no further, or a kernel takes their place on the CPU.
+An algorithm defines its loss and the mean return of an action; both are pure functions of the outputs by action (see
+`q_learning.by_action`). Autograd is used only for these functions, and on the CPU a kernel can replace it.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _NOISY = (NoisyMLP, NoisyModule)
 class QLearningUpdate:
     """Learner of action values. Implements `ReplayUpdater`.
 
-    Used from one thread, the learner's. The arrays of a batch are copied out of it first; everything after that runs on
-    `device` without reading a value back, and the only wait is for the new priorities.
+    Learner thread only. The arrays of a batch are copied first. Everything after that runs on `device` without reading
+    a value back; the only wait is for the new priorities.
 
     Args:
         config: hyper-parameters.
         spec: the environment.
         device: `"cpu"` or `"cuda"`.
-        seed: of the initial weights and of the noise in them, which are the same on every device.
-        loss: of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
-        values: action values `[R, A]` of outputs by action.
-        kernel: fills the loss's gradient and the priorities on the CPU (see `dqn_kernel`); None: autograd.
+        seed: seed of the initial weights and of the noise in them, which are the same on every device.
+        loss: function of `(outputs, next_outputs, next_action, batch)`, outputs by action `[B, A]` or `[B, A, N]`.
+        values: function from outputs by action to action values `[R, A]`.
+        kernel: fills the loss's gradient and the priorities on the CPU (see `dqn_kernel`); None uses autograd.
 
     Attributes:
         vector: parameters and gradient of the online network.
@@ -71,7 +71,7 @@ class QLearningUpdate:
         self.config, self.layout = config, config.layout(spec)
         self._spec, self._device = config.seen(spec), torch.device(device)
         self._loss, self._values = loss, values
-        masked = mask_of(self._spec) is not None  # kernels choose among all actions
+        masked = mask_of(self._spec) is not None  # kernels ignore action masks
         self._kernel = kernel if self._device.type == "cpu" and not masked else None
         self._precision = MatmulPrecision(config.matmul_precision, self._device)
         self._acting = config.acting_layout(spec)
@@ -118,9 +118,9 @@ class QLearningUpdate:
         return NoisyModule(architecture.modules, flat)
 
     def update(self, batch: Batch | SequenceBatch) -> UpdateResult:
-        """One gradient step; priorities are the loss's where `prioritized`, else None.
+        """Make one gradient step; the result holds the loss's priorities if `prioritized`, else None.
 
-        Nothing of `batch` is kept. Whether the loss is finite is not checked here; it shows in the priorities and in
+        No reference to `batch` is kept. A nonfinite loss is not detected here, but shows in the priorities and in
         `metrics`.
         """
         buffers = self._buffers
@@ -129,7 +129,7 @@ class QLearningUpdate:
             self._graphed = GraphedFunction(partial(self._compute, buffers), self._device)
         buffers.batch.stage(batch)
         self._progress = batch.progress
-        # Inference mode is faster, but autograd takes no tensor of it.
+        # Inference mode is faster, but its tensors cannot be used by autograd.
         with torch.no_grad() if self._kernel is None else torch.inference_mode():
             self.vector.begin_update()
             if self._noise is not None:
@@ -165,7 +165,7 @@ class QLearningUpdate:
         )
 
     def _compute(self, buffers: Buffers) -> None:
-        """Everything of an update that happens on the device alone; the same operations for every batch."""
+        """Run the part of an update that needs the device only; the operations are the same for every batch."""
         buffers.online.forward()
         buffers.target.forward()
         if self._kernel is not None:
@@ -184,7 +184,7 @@ class QLearningUpdate:
             self._target.flat.lerp_(self._online.flat, self.config.tau)
 
     def _loss_of(self, out: Tensor, next_out: Tensor, chooser: Tensor, batch: StagedBatch) -> QLoss:
-        """Loss of the online network's outputs for obs; `chooser` are the outputs that choose the next action."""
+        """Loss of the online network's outputs for obs; `chooser` are the outputs that select the next action."""
         values = self._values(self._by_action(chooser))
         if batch.next_mask is not None:
             values = values.masked_fill(~batch.next_mask, -torch.inf)
@@ -197,7 +197,7 @@ class QLearningUpdate:
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the online network into `out` `[weight_count]`, in the order of the acting layout.
 
-        Where actors need only the mean of the outputs of an action, that mean of the head's weights is written.
+        If actors need only the mean output of an action, the head's weights are averaged over the outputs.
         """
         if self._statistics is not None:
             self._statistics.write(out)
@@ -212,7 +212,7 @@ class QLearningUpdate:
 
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Action values `[R, A]` of `obs` `[R, inputs]` without noise in the weights; for tests and diagnosis."""
+        """Action values `[R, A]` of `obs` `[R, inputs]` without noise in the weights; for tests and diagnostics."""
         net = self._online.mean if isinstance(self._online, _NOISY) else self._online
         out = net.make_pass(torch.from_numpy(obs).to(self._device)).forward()
         values: NDArray[np.float32] = self._values(self._by_action(out)).cpu().numpy().copy()
@@ -222,9 +222,9 @@ class QLearningUpdate:
     def metrics(self) -> Mapping[str, float]:
         """Loss, learning rate, action values and gradient norm (before clipping) of the last update.
 
-        `train/q_mean` is the mean action value, `train/q_max` the largest absolute one, `train/value_low` and
-        `train/value_high` are what rewards and gamma allow. Where the network is noisy, `train/noise` is the mean size
-        of its standard deviations. Waits for the device. Before the first update there is only the learning rate.
+        `train/q_mean` is the mean action value and `train/q_max` the largest absolute one. `train/value_low` and
+        `train/value_high` are the bounds of `value_bounds`. With a noisy network, `train/noise` is the mean absolute
+        standard deviation of its weights. Waits for the device. Before the first update, only the learning rate.
         """
         values = {
             "train/learning_rate": self.config.learning_rate_at(max(self._updates - 1, 0), self._progress)
@@ -244,7 +244,7 @@ class QLearningUpdate:
         return values
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Both networks by name, Adam's moments, updates and the noise's state, as copies on the host."""
+        """Both networks by name, Adam's state, counters, bounds, statistics and noise state, as copies on the host."""
         state = {
             "online": self._online.named(),
             "target": self._target.named(),
@@ -258,12 +258,12 @@ class QLearningUpdate:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, to the same numbers on the same device.
+        """Restore what `state_dict` returned; training continues with the same numbers on the same device.
 
-        But for rounding where C51 runs on a GPU (see `c51.project`).
+        The exception is C51 on a GPU, where rounding differs (see `c51.project`).
 
         Raises:
-            ValueError: a part is missing or has another shape; nothing has been written then.
+            ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         require_like(state, self.state_dict(), "state")
         self._online.load(state["online"])

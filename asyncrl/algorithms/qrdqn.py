@@ -1,4 +1,4 @@
-"""Distributional Q-learning by quantile regression.
+"""Distributional Q-learning by quantile regression (QR-DQN).
 
 Dabney et al. 2018   Distributional reinforcement learning with quantile regression
 """
@@ -35,17 +35,17 @@ def quantile_loss(
     """Weighted quantile Huber loss (Dabney et al. 2018, algorithm 1, eq. 9 and 10).
 
     Sum over i of the mean over j of |tau_i - 1{u < 0}| L(u), u = T theta'_j - theta_i, where theta_i is the quantile at
-    tau_i = (2 i - 1) / (2 N) (lemma 2). L is Huber's loss, or |u| for plain quantile regression (eq. 8).
+    tau_i = (2 i - 1) / (2 N) (lemma 2). L is the Huber loss, or |u| for plain quantile regression (eq. 8).
 
-    The priority is the error of the mean, as in DQN: it has DQN's unit, and unlike the loss it does not stay high where
-    the return is random and the quantiles are right.
+    The priority is the error of the mean, as in DQN: it has the same unit, and unlike the loss it does not stay high
+    for random returns with correct quantiles.
 
     Args:
-        theta: quantiles `[B, A, N]` of the return of each action in S.
-        next_theta: the target network's `[B, A, N]` in S'.
+        theta: quantiles of the return of each action in S, `[B, A, N]`.
+        next_theta: quantiles of the target network in S', `[B, A, N]`.
         next_action: action `[B, 1]` int64 with the largest mean in S'.
         batch: `discount` is gamma^n, or 0 after a termination; `weight` is divided by B.
-        kappa: error from which L is linear; None or 0 is |u|.
+        kappa: error above which L is linear; None or 0 is |u|.
         bound_targets: clip theta' to `batch.low` and `batch.high`.
     """
     assert theta.dim() == 3 and next_theta.shape == theta.shape and next_action.shape == batch.action.shape
@@ -61,7 +61,7 @@ def quantile_loss(
 
 
 def midpoints(theta: Tensor) -> Tensor:
-    """tau_i = (2 i - 1) / (2 N) `[N]` for i = 1..N, the quantile levels of `theta` `[..., N]` (lemma 2)."""
+    """Quantile levels tau_i = (2 i - 1) / (2 N), i = 1..N, `[N]`, of `theta` `[..., N]` (lemma 2)."""
     count = theta.shape[-1]
     return (theta.new_ones(count).cumsum(0) - 0.5) / count
 
@@ -77,7 +77,7 @@ class QRDQN(QLearning):
     name: ClassVar[str] = "qrdqn"
 
     num_quantiles: int = 32
-    """Quantiles of each action's return distribution, at least 1; the loss costs its square."""
+    """Quantiles of each action's return distribution, at least 1; the cost of the loss is quadratic in it."""
 
     huber_delta: float | None = 1.0
     """Threshold of the quantile Huber loss (kappa), above 0; none is plain quantile regression."""
@@ -95,16 +95,16 @@ class QRDQN(QLearning):
         return self.num_quantiles
 
     def acting_layout(self, spec: EnvSpec) -> QLayout:
-        """A network of action values: the mean of quantiles is linear in the head's weights.
+        """Network of action values: the mean of the quantiles is linear in the head's weights.
 
-        Noise is drawn for every quantile, and a user's network has no such head; then all quantiles are published.
+        With noisy layers, whose noise is drawn per quantile, or a network module, all quantiles are published.
         """
         layout = self.layout(spec)
         own = self.noisy or layout.network is not None
         return layout if own else dataclasses.replace(layout, atoms=1)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> QLearningUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.q_learning_update import QLearningUpdate
         from asyncrl.algorithms.qrdqn_kernel import quantile_kernel
 

@@ -1,4 +1,4 @@
-"""Gradient of `qrdqn.quantile_loss` in one pass over the host's memory, for the CPU; arrays as in `dqn_kernel`."""
+"""Kernel for the gradient of `qrdqn.quantile_loss` on the CPU; arrays as in `dqn_kernel`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 @kernel("void(float32[::1], int64, int64, boolean, float32, float32[::1])", fastmath={"reassoc", "contract"})
 def of_action(out, row, atoms, dueling, share, into):  # type: ignore[no-untyped-def]
-    """Fill `into` `[N]` with the combined outputs of the action that stands at `row` of `out`."""
+    """Fill `into` `[N]` with the (dueling) outputs of the action at position `row` of `out`."""
     for n in range(atoms):
         into[n] = out[row * atoms + n]
     if not dueling:
@@ -28,7 +28,7 @@ def of_action(out, row, atoms, dueling, share, into):  # type: ignore[no-untyped
 def quantile_kernel(  # type: ignore[no-untyped-def]
     scratch, dueling, kappa, bound_targets, out, next_out, action, columns, limits, grad, priorities
 ):
-    """`quantile_loss` with a `kappa` of 0 for plain quantile regression; priorities are the errors of the mean.
+    """Gradient of `quantile_loss`; `kappa` 0 is plain quantile regression. Priorities are the errors of the mean.
 
     `scratch` is `[2, N]`.
     """
@@ -39,7 +39,7 @@ def quantile_kernel(  # type: ignore[no-untyped-def]
     for i in range(size):
         chooser = out[size + i] if out.shape[0] > size else next_out[i]
         best, most = first, _ZERO
-        for a in range(first, rows):  # the value stream is the same for all
+        for a in range(first, rows):  # the value stream is equal for all actions
             total = _ZERO
             for n in range(quantiles):
                 total += chooser[a * quantiles + n]
@@ -59,7 +59,7 @@ def quantile_kernel(  # type: ignore[no-untyped-def]
         grad[i, :] = _ZERO
         taken, scale = (first + action[i, 0]) * quantiles, -columns[2, i, 0] * inverse
         for n in range(quantiles):
-            both, above = _ZERO, _ZERO  # sums of L'(u) over all targets, and over those above theta
+            both, above = _ZERO, _ZERO  # sums of L'(u) over all targets, and over targets above theta
             if limit > _ZERO:
                 for j in range(quantiles):
                     u = target[j] - theta[n]

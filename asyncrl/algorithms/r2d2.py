@@ -3,9 +3,9 @@
 Kapturowski et al. 2019  Recurrent experience replay in distributed reinforcement learning
 Pohlen et al. 2018       Observe and look further: achieving consistent performance on Atari (value rescaling)
 
-A sequence starts with the recurrent state that the actor stored, goes through `burn_in` rows without gradient, which
-makes the state anew with the present weights, and is trained on in the rows after them. Online and target network each
-burn in with their own weights. Sequences go on across the ends of episodes, with the state reset (`sequences.py`).
+A sequence starts with the recurrent state that the actor stored. Its first `burn_in` rows are run without gradient to
+recompute the state with the present weights; the rows after them are trained on. Online and target network each burn in
+with their own weights. Sequences continue across the ends of episodes, with the state reset (`sequences.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.sequence_staging import StagedSequences
 
 EPSILON = 1e-3
-"""epsilon of the value rescaling."""
+"""Epsilon of the value rescaling."""
 
 
 def rescale(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def rescale(x: Tensor) -> Tensor:
 def rescale_inverse(x: Tensor) -> Tensor:
     """h^-1(x) = sign(x) (((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1).
 
-    Written with z = 4 epsilon (|x| + 1 + epsilon) and sqrt(1 + z) - 1 = z / (sqrt(1 + z) + 1): the difference of two
+    Computed with z = 4 epsilon (|x| + 1 + epsilon) and sqrt(1 + z) - 1 = z / (sqrt(1 + z) + 1): the difference of two
     numbers near 1 would leave three digits of a float32.
     """
     inner = x.abs() + (1.0 + EPSILON)
@@ -66,18 +66,18 @@ def r2d2_loss(
         delta_t = y_t - Q(s_t, a_t; theta)
         p = eta max_t |delta_t| + (1 - eta) mean_t |delta_t|
 
-    where a* = argmax_a Q(s_{t+n}, a; theta) for double Q-learning. Maximum and mean are of the rows that are trained.
+    where a* = argmax_a Q(s_{t+n}, a; theta) for double Q-learning. Maximum and mean are taken over the trained rows.
 
     Args:
         q: Q(s_t, .; theta) `[B T, A]`.
         next_q: Q(s_{t+n}, .; theta-) `[B T, A]`.
         next_action: a* `[B T, 1]` int64.
-        batch: `discount` is gamma^n, or 0 after a termination; `weight` is 0 where a row is not trained, and divided by
-            B T elsewhere.
-        huber_delta: error from which the loss is linear; None is the squared loss.
+        batch: `discount` is gamma^n, or 0 after a termination; `weight` is 0 in rows that are not trained on, and
+            divided by B T elsewhere.
+        huber_delta: error above which the loss is linear; None is the squared loss.
         bound_targets: clip h^-1(Q(s_{t+n}, a*)) to `batch.low` and `batch.high`.
-        value_rescaling: whether the network's outputs are h of the returns.
-        eta: share of the largest error.
+        value_rescaling: whether the network's outputs are rescaled returns h(R).
+        eta: weight of the largest error in the priority.
     """
     assert q.dim() == 2 and next_q.shape == q.shape and next_action.shape == batch.action.shape
     next_value = next_q.gather(1, next_action)
@@ -95,7 +95,7 @@ def r2d2_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class R2D2(QLearning, Recurrent):
-    """Hyper-parameters of R2D2: those of DQN, and of sequences.
+    """Hyper-parameters of R2D2: those of DQN and of sequences.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -105,13 +105,13 @@ class R2D2(QLearning, Recurrent):
     update_loop: ClassVar[UpdateLoopName] = "sequences"
 
     recurrent: Literal["gru", "lstm"] = "lstm"
-    """Recurrent cell between the hidden layers and the outputs: gru or lstm; its state begins with an episode."""
+    """Recurrent cell between hidden layers and outputs: gru or lstm; its state is reset at episode starts."""
 
     sequence_length: int = 40
     """Trained rows of a sequence, at least 1."""
 
     burn_in: int = 20
-    """Rows before them that only make the recurrent state anew, at least 0."""
+    """Rows before the trained ones, only used to recompute the recurrent state; at least 0."""
 
     sequence_period: int | None = None
     """Rows of a stream from the start of one sequence to the next, at least 1; none: half of `sequence_length`."""
@@ -120,7 +120,7 @@ class R2D2(QLearning, Recurrent):
     """Sequences per update, at least 1."""
 
     eta: float = 0.9
-    """Share of the largest error in the priority of a sequence, from 0 to 1; the rest is of the mean error."""
+    """Weight of the largest error in a sequence's priority, from 0 to 1; the mean error has the rest."""
 
     value_rescaling: bool = True
     """Learn returns on the scale h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018)."""
@@ -155,7 +155,7 @@ class R2D2(QLearning, Recurrent):
 
     @property
     def sequence_shape(self) -> SequenceShape:
-        """Rows of a sequence, and which begin one."""
+        """Shape of a sequence, and the period at which sequences begin."""
         period = self.sequence_period or max(1, self.sequence_length // 2)
         return SequenceShape(self.burn_in, self.sequence_length, period, self.n_step, self.gamma)
 
@@ -165,7 +165,7 @@ class R2D2(QLearning, Recurrent):
         return self.sequence_shape.ahead + self.sequence_shape.period
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """The recurrent state before the row's observation was seen."""
+        """Field of the recurrent state before the row's observation."""
         assert self.cell is not None
         return (self.cell.field,)
 
@@ -184,7 +184,7 @@ class R2D2(QLearning, Recurrent):
         )
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.r2d2_update import R2D2Update
 
         loss = partial(

@@ -1,4 +1,4 @@
-"""Update of R2D2: online and target network over the sequences of a batch, by autograd."""
+"""Update of R2D2: passes of online and target network over the sequences of a batch, by autograd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class R2D2Update(QLearningUpdate):
 
     Args:
         config, spec, device, seed, loss, values: see `QLearningUpdate`.
-        shape: of the sequences.
+        shape: shape of the sequences.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class R2D2Update(QLearningUpdate):
 
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Action values `[R, A]` of `obs` `[R, inputs]`, each the first of an episode; for tests and diagnosis."""
+        """Action values `[R, A]` of `obs` `[R, inputs]`, with zero recurrent state; for tests and diagnostics."""
         cell, rows = self.layout.cell, torch.from_numpy(obs).to(self._device)
         assert cell is not None
         out, _ = _module_of(self._online)(rows, rows.new_zeros(rows.shape[0], cell.state_size))
@@ -67,16 +67,16 @@ class R2D2Update(QLearningUpdate):
 
 
 class SequencePass:
-    """A network over the sequences of a staged batch: burn-in without gradient, then the rows after it.
+    """Pass of a network over the sequences of a staged batch: burn-in without gradient, then the rows after it.
 
     Args:
         module: the network.
-        batch: staged before every `forward`.
-        gradient: flat, filled by `backward`; None without a backward pass.
-        precision: of the products.
+        batch: the sequences; must be staged before every `forward`.
+        gradient: flat gradient, filled by `backward`; None without a backward pass.
+        precision: context that sets the precision of matrix products.
 
     Attributes:
-        output: `[B (T + n), outputs]`, a fresh tensor after every `forward`.
+        output: `[B (T + n), outputs]`, a new tensor after every `forward`.
     """
 
     output: Tensor
@@ -94,7 +94,7 @@ class SequencePass:
         self._graph = torch.empty(0)
 
     def forward(self) -> Tensor:
-        """The outputs, without a graph."""
+        """Run the network; return `output`, without a graph."""
         batch, module, state = self._batch, self._module, self._batch.state
         with torch.set_grad_enabled(bool(self._gradients)), self._precision:
             if batch.burn_in.shape[1]:
@@ -104,7 +104,7 @@ class SequencePass:
         return self.output
 
     def backward(self, grad_output: Tensor) -> None:
-        """Fill the gradient from the loss's gradient `[B T, outputs]` at the outputs of the trained rows."""
+        """Fill the gradient from the gradient of the loss `[B T, outputs]` at the outputs of the trained rows."""
         grad, size = torch.zeros_like(self._graph), self._batch.size
         own = grad_output.unflatten(0, (size, -1))
         grad.unflatten(0, (size, -1))[:, : own.shape[1]] = own
@@ -125,7 +125,7 @@ class SequenceBuffers:
         self.arrays: tuple[Any, ...] = ()
 
     def loss_arguments(self) -> tuple[Any, ...]:
-        """Outputs for the trained rows; the target's and the choosing ones where it is bootstrapped; the batch."""
+        """Outputs for the trained rows; target outputs and selecting outputs for the bootstrap rows; the batch."""
         batch, online = self.batch, self.online.output
         length = batch.action.shape[0] // batch.size
         out = online.unflatten(0, (batch.size, -1))[:, :length].flatten(0, 1)

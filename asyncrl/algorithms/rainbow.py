@@ -1,4 +1,4 @@
-"""Rainbow: C51 with every extension of the DQN family at once; the hyper-parameters.
+"""Rainbow: C51 with all extensions of the DQN family.
 
 Hessel et al. 2018   Rainbow: combining improvements in deep reinforcement learning
 """
@@ -13,7 +13,7 @@ from asyncrl.algorithms.c51 import C51
 
 @dataclass(frozen=True, kw_only=True)
 class Rainbow(C51):
-    """Hyper-parameters of Rainbow: those of C51 with other defaults, no random actions among them.
+    """Hyper-parameters of Rainbow: those of C51 with other defaults, such as no random actions.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.

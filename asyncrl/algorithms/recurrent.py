@@ -1,4 +1,4 @@
-"""Options of algorithms whose policies may be recurrent."""
+"""Options of recurrent policies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(Observing):
-    """Options about the memory of a policy.
+    """Options of a policy's recurrent cell.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     recurrent: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent cell between the hidden layers and the outputs: none, gru or lstm; its state begins with an episode."""
+    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
 
     recurrent_size: int = 64
     """Outputs of the recurrent cell, at least 1."""
@@ -32,7 +32,7 @@ class Recurrent(Observing):
 
     @property
     def cell(self) -> Cell | None:
-        """Kind and size of the cell; None where the policy has no memory."""
+        """Kind and size of the cell; None without one."""
         from asyncrl.acting.recurrent import Cell
 
         return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)

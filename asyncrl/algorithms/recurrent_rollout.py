@@ -1,9 +1,9 @@
-"""Rollouts of recurrent policies: gradient steps over whole streams, each from the state that its actor had stored.
+"""Rollouts of recurrent policies: gradient steps over whole streams, starting from the stored recurrent states.
 
-The state before a segment's first row is the one that the actor stamped there, in every epoch and for every gradient
-step: it is of the weights that acted, and no gradient goes into it (truncated backpropagation through time, as in
-sb3-contrib's RecurrentPPO and CleanRL). Within the segment it is reset where the actor reset it: behind a RESET row,
-which is where an episode, or a new life of the actor, begins.
+The state before a segment's first row is the state that the actor stored there, in every epoch and every gradient step.
+It was computed with the weights that acted, and no gradient flows into it (truncated backpropagation through time, as
+in sb3-contrib's RecurrentPPO and CleanRL). Within the segment it is reset where the actor reset it: after a RESET row,
+where an episode or a new life of the actor begins.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from asyncrl.networks.recurrent import cut_pieces
 
 
 class RecurrentRollout(Rollout):
-    """A rollout whose rows are evaluated stream by stream.
+    """Rollout whose streams are evaluated as sequences.
 
     Args:
-        nets, streams, length, columns: see `Rollout`, whose attributes it has.
+        nets, streams, length, columns: see `Rollout`, also for further attributes.
 
     Attributes:
-        state: `[S, state_size]` on the device, before the first row of each stream.
+        state: `[S, state_size]` on the device, state before the first row of each stream.
     """
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class RecurrentRollout(Rollout):
         self.state.copy_(torch.from_numpy(states))
 
     def place(self, work: RecurrentPass, rows: NDArray[np.int64]) -> None:
-        """Set states and pieces of a pass over `rows`, as `rows_of_streams` returns them."""
+        """Set the states and pieces of a pass over `rows`, which are a result of `rows_of_streams`."""
         length = self.shape[1]
         count = rows.size // (length + 1)
         streams = rows[count * length :] - self.flags.size
@@ -81,14 +81,14 @@ class RecurrentRollout(Rollout):
 
 
 class RecurrentMinibatch(Minibatch):
-    """A gradient step over whole streams. Arguments and attributes are those of `Minibatch`."""
+    """Minibatch of whole streams. Arguments and attributes are those of `Minibatch`."""
 
     def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
         super().__init__(nets, rollout, size)
-        self._kernel = None  # it counts the trained rows from the first on
+        self._kernel = None  # the kernel assumes that the trained rows come first
 
     def forward(self, rollout: Rollout, part: Any, rows: Tensor) -> None:
-        """See `Minibatch.forward`; `part` is of `rows_of_streams`."""
+        """See `Minibatch.forward`; the rows of `part` are a result of `rows_of_streams`."""
         assert isinstance(rollout, RecurrentRollout) and isinstance(self._pass, RecurrentPass)
         rollout.place(self._pass, part.rows)
         super().forward(rollout, part, rows)

@@ -1,8 +1,8 @@
-"""The table of algorithms; a file of its own so that an algorithm can name the others.
+"""Table of algorithms, in a module of its own so that algorithms can name each other.
 
-An algorithm is a file `<name>.py` with a record whose `name` is that, and a file `presets/<name>.toml`. It is found by
-the latter, so that adding one changes no other file. Its module is imported when its record is asked for: the command
-line lists the names without loading any, and without NumPy.
+An algorithm consists of a file `<name>.py`, which contains a record with that `name`, and a file `presets/<name>.toml`.
+Algorithms are found by their preset files, so adding one changes no other file. The module is imported when its record
+is requested: the command line lists the names without importing an algorithm or NumPy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ASKED_FOR = (
     *("name", "update_loop", "action_kinds", "needs_bounds", "preset", "preset_options"),
     *("check", "extra_fields", "make_policy", "make_updater"),
 )
-"""What a record must have."""
+"""Attributes that a record must have."""
 
 
 class Restricted(Protocol):
-    """The action spaces that an algorithm takes, as data."""
+    """Supported action spaces of an algorithm, as data."""
 
     name: ClassVar[str]
     action_kinds: ClassVar[tuple[type, ...]]
@@ -36,23 +36,23 @@ class Restricted(Protocol):
 
 
 class Record(Algorithm, Restricted, Protocol):
-    """What the record of an algorithm has beside what `Algorithm` asks of it."""
+    """Record of an algorithm: `Algorithm` plus the supported action spaces and presets."""
 
     def __init__(self, **options: Any) -> None: ...
 
     @classmethod
     def preset(cls, env_name: str, **overrides: Any) -> Self:
-        """The record tuned for an environment's id, or the defaults, with `overrides` on top."""
+        """Record with the preset of an environment's id (defaults without one) and `overrides` applied."""
         ...
 
     @classmethod
     def preset_options(cls, env_name: str) -> dict[str, Any]:
-        """Options of the run that go with the preset, a fresh dict."""
+        """Options of the run that belong to the preset, as a new dict."""
         ...
 
 
 class Algorithms(Mapping[str, type[Record]]):
-    """Records by name, in alphabetical order, the user's last; those of the package are imported at their first use."""
+    """Records by name: the package's in alphabetical order, imported at their first use, then the user's."""
 
     def __init__(self) -> None:
         self._own = sorted(file.stem for file in FOLDER.glob("*.toml"))
@@ -60,7 +60,7 @@ class Algorithms(Mapping[str, type[Record]]):
         self._records: dict[str, type[Record]] = {}
 
     def add(self, record: type[Record]) -> None:
-        """Add a user's record; one of the same name is replaced. Raises ValueError for a name of the package."""
+        """Add or replace a user's record. Raises ValueError for a name that the package uses."""
         if record.name in self._own:
             raise ValueError(
                 f"name must be one that no algorithm of asyncrl has, got {record.name!r} in {record.__name__}"
@@ -87,23 +87,23 @@ class Algorithms(Mapping[str, type[Record]]):
 
 
 def _record_called(name: str) -> type[Record]:
-    """The record called `name` in the module of that name."""
+    """Import the record `name` from the module of the same name."""
     module = importlib.import_module(f"asyncrl.algorithms.{name}")
     found = (value for value in vars(module).values() if isinstance(value, type))
     return next(value for value in found if value.__dict__.get("name") == name)
 
 
 ALGORITHMS = Algorithms()
-"""Every algorithm's record by the name that the command line knows it by."""
+"""Records of all algorithms by their names on the command line."""
 
 
 def register(record: type[T]) -> type[T]:
-    """Make an algorithm of your own known by its `name`; a decorator of its record.
+    """Register your own algorithm under its `name`; a decorator for its record.
 
-    `Trainer(env, name)`, the command line and saved policies then find it, wherever its module was imported.
+    `Trainer(env, name)`, the command line and saved policies find it in every process that has imported its module.
 
     Raises:
-        TypeError: it is no dataclass, or lacks what `asyncrl.protocols.Algorithm` asks for.
+        TypeError: the record is not a dataclass, or lacks an attribute of `asyncrl.protocols.Algorithm`.
         ValueError: an algorithm of asyncrl has that name.
     """
     missing = [name for name in _ASKED_FOR if not hasattr(record, name)]
@@ -117,10 +117,10 @@ def register(record: type[T]) -> type[T]:
 
 
 def imported_algorithm(text: str) -> str:
-    """Name of the algorithm written `module:Class`, which is imported and registered; other texts as they are.
+    """Import and register an algorithm written `module:Class`; return its name, and other texts unchanged.
 
     Raises:
-        ConfigurationError: there is no such module or class (ASYNC017).
+        ConfigurationError: the module or class does not exist (ASYNC017).
     """
     module, colon, name = text.partition(":")
     if not colon:
@@ -136,6 +136,6 @@ def imported_algorithm(text: str) -> str:
 
 
 def algorithm_name(text: str) -> str:
-    """The name of an algorithm that is written `PPO` or `QR-DQN`; `text` itself where it is none."""
+    """Name of the algorithm that `text` (such as `PPO` or `QR-DQN`) stands for; `text` itself if there is none."""
     plain = "".join(filter(str.isalnum, text.lower()))
     return plain if plain in ALGORITHMS else text

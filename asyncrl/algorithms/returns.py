@@ -1,11 +1,11 @@
-"""Value targets and advantages of the segments that actors write: V-trace, and generalized advantage estimation.
+"""Value targets and advantages of segments: V-trace and generalized advantage estimation.
 
     Schulman et al. 2016    High-dimensional continuous control using generalized advantage estimation
     Espeholt et al. 2018    IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures
 
-E streams of T rows each, stream-major. What a row's flags mean for the value of what follows is decided in one place,
-`vtrace_kernel`. NumPy and numba: tensor operations are slow at recursions over time, and rewards and flags are on the
-host anyway.
+Arrays hold E streams of T rows each, stream-major. `vtrace_kernel` is the only place that interprets a row's flags for
+bootstrapping. NumPy and numba are used because tensor operations are slow at recursions over time, and rewards and
+flags are on the host anyway.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ENDED = TERMINATED | TRUNCATED
 def vtrace_kernel(  # type: ignore[no-untyped-def]
     log_ratio, reward, value, last_value, flags, gamma, lam, rho_bar, c_bar, pg_rho_bar, vs, advantage
 ):
-    """Fill `vs` and `advantage`; the recursion is carried in float64.
+    """Fill `vs` and `advantage`; the recursion runs in float64.
 
-    Row t goes on in row t + 1 unless the episode ended in it, row t + 1 only resets (an actor died: its observation is
-    the true next one, but it was not acted on), or the segment ends.
+    Row t continues in row t + 1 unless the episode ends in row t, row t + 1 is a RESET row (an actor died: the row's
+    observation is the true next one, but no action followed it), or the segment ends.
     """
     length = reward.shape[1]
     for e in range(reward.shape[0]):
@@ -64,29 +64,31 @@ def vtrace(
     lam: float = 1.0,
     bars: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Value targets v_t and policy-gradient advantages, `[E, T]` float32, fresh arrays (Espeholt et al. 2018).
+    """Value targets v_t and policy-gradient advantages, new float32 arrays `[E, T]` (Espeholt et al. 2018).
 
         rho_t = min(rho_bar, pi/mu)    c_t = lambda min(c_bar, pi/mu)                       (section 4.1, remark 2)
         v_t   = V(o_t) + rho_t delta_t + gamma c_t (v_{t+1} - V(o_{t+1}))                   (eq. 1, remark 1)
         A_t   = min(pg_rho_bar, pi/mu) (r_t + gamma [V(o_{t+1}) + lambda (v_{t+1} - V(o_{t+1}))] - V(o_t))
 
-    with delta_t = r_t + gamma V(o_{t+1}) - V(o_t). For lambda = 1 the bracket is v_{t+1}, section 4.2 of the paper,
-    which does not say what it is for less; as it stands, A_t on policy is generalized advantage estimation for every
-    lambda (DeepMind's rlax does the same). V(o_{t+1}) is 0 where row t is TERMINATED, and v_{t+1} - V(o_{t+1}) is 0
-    where row t does not go on in the next: at an episode's end, an actor's death, the segment's last row. A truncated
-    row, one cut by a death and the segment's last row bootstrap from the value of the next observation. RESET rows are
-    zero in both arrays.
+    with delta_t = r_t + gamma V(o_{t+1}) - V(o_t). For lambda = 1 the bracket equals v_{t+1}, as in section 4.2 of the
+    paper, which does not define it for smaller lambda. With this bracket, A_t on policy equals generalized advantage
+    estimation for every lambda (DeepMind's rlax does the same).
+
+    V(o_{t+1}) is 0 where row t is TERMINATED. v_{t+1} - V(o_{t+1}) is 0 where row t does not continue in the next: at
+    the end of an episode, the death of an actor and the segment's last row. A truncated row, a row before a RESET row
+    and the segment's last row bootstrap from the value of the next observation. RESET rows are zero in both arrays.
 
     Args:
-        log_ratio: `[E, T]` float32, log pi - log mu of the action taken: the policy that learns over that which acted.
+        log_ratio: `[E, T]` float32, log pi - log mu of the action taken; pi is the learned policy, mu the behaviour
+            policy.
         reward: `[E, T]` float32.
-        value: `[E, T]` float32, V(o_t), of RESET rows too: the row before bootstraps from theirs.
+        value: `[E, T]` float32, V(o_t), including RESET rows, from which the row before bootstraps.
         last_value: `[E]` float32, V(o_T).
         flags: `[E, T]` uint8.
         gamma: discount per step.
-        lam: lambda; 0 is the one-step error, 1 the rest of the segment.
-        bars: truncations (rho_bar, c_bar, pg_rho_bar): the first decides which policy's value is learned (mu's for 0,
-            pi's for infinity), the second how fast, the third bounds the policy gradient's weight.
+        lam: lambda; 0 gives the one-step error, 1 uses the rest of the segment.
+        bars: truncations (rho_bar, c_bar, pg_rho_bar): the first determines the policy whose value is learned (mu for
+            0, pi for infinity), the second the speed of convergence, the third bounds the policy gradient's weight.
     """
     shape = reward.shape
     assert reward.ndim == 2 and log_ratio.shape == value.shape == shape == flags.shape
@@ -106,13 +108,13 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Advantages and value targets `[E, T]` float32, fresh arrays (Schulman et al. 2016, eq. 11, 12 and 16).
+    """Advantages and value targets, new float32 arrays `[E, T]` (Schulman et al. 2016, eq. 11, 12 and 16).
 
         delta_t = r_t + gamma V(o_{t+1}) - V(o_t)
         A_t     = delta_t + gamma lambda A_{t+1}
         target  = A_t + V(o_t)                              (the lambda-return)
 
-    This is V-trace of the policy that acted: pi/mu is 1. Arguments and the cuts of a trajectory are those of `vtrace`.
+    This is V-trace with pi/mu = 1. Arguments and the treatment of flags are those of `vtrace`.
     """
     on_policy = np.zeros(reward.shape, np.float32)
     target, advantage = vtrace(on_policy, reward, value, last_value, flags, gamma, lam)
@@ -120,7 +122,7 @@ def gae(
 
 
 def standardised(advantage: NDArray[np.float32], trained: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """`advantage` with mean 0 and deviation 1 over the rows `trained`; zero elsewhere."""
+    """`advantage` with mean 0 and standard deviation 1 over the rows `trained`; zero elsewhere."""
     result, own = np.zeros_like(advantage), advantage[trained]
     if own.size:
         result[trained] = (own - own.mean()) / (own.std() + np.float32(1e-8))
@@ -128,7 +130,7 @@ def standardised(advantage: NDArray[np.float32], trained: NDArray[np.bool_]) -> 
 
 
 def explained_variance(value: NDArray[np.float32], target: NDArray[np.float32]) -> float:
-    """Share of the targets' variance that the values explain; 0 where the targets have none."""
-    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which is told elsewhere
+    """Share of the targets' variance explained by the values; 0 if the targets have no variance."""
+    with np.errstate(over="ignore", invalid="ignore"):  # divergence of a run is reported elsewhere
         variance = float(target.var()) if target.size else 0.0
         return 1.0 - float((target - value).var()) / variance if variance > 0 else 0.0

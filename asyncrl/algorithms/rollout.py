@@ -1,8 +1,8 @@
-"""The steps of one on-policy iteration in flat arrays.
+"""Rows of one on-policy iteration in flat arrays.
 
-S = K E streams (K segments of E environments) of T rows each lie stream-major, N = S T rows in all. After them stand
-the S observations behind the segments' last rows, used to bootstrap; the first of those places, row N, serves as
-padding too: its columns are zero.
+The arrays hold S = K E streams (K segments of E environments) of T rows each, stream-major: N = S T rows. The S
+observations that follow the segments' last rows come after them and are used to bootstrap. The first of these, row N,
+also serves as padding: its columns are zero.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from asyncrl.networks.distributions import log_tanh_slope
 
 _ROWS = ("reward", "flags", "behaviour", "weight")
 CHUNK = 2048
-"""Rows that are evaluated at once."""
+"""Maximum rows of one evaluation pass."""
 
 
 class Evaluation(NamedTuple):
-    """What the networks give for a rollout now, as float32 arrays on the host that the next evaluation overwrites.
+    """Networks' values and log-probabilities of a rollout: float32 host arrays, overwritten by the next evaluation.
 
     Attributes:
         value: `[S, T]`.
-        last_value: `[S]`, of the observations behind the last rows.
-        log_prob: `[S, T]`, of the actions taken.
+        last_value: `[S]`, values of the observations after the last rows.
+        log_prob: `[S, T]`, log-probabilities of the actions taken.
     """
 
     value: NDArray[np.float32]
@@ -44,22 +44,22 @@ class Rollout:
     """Buffers for segments of one shape; filled once per iteration.
 
     Args:
-        nets: networks whose inputs these become.
+        nets: networks that read these buffers.
         streams: S.
         length: T.
-        columns: names of what an algorithm computes of every row before the first pass.
+        columns: names of the values that an algorithm computes for every row before the first pass.
 
     Attributes:
         x: `[N + S, inputs]` on the device, normalised observations; bytes stay bytes, see `fill_inputs`.
-        action: `[N + S, ...]` on the device, what the distribution takes: int64 choices, float32 actions, or the
-            latents of squashed ones. Zeros from row N on.
-        mask: `[N + S, outputs]` bool on the device, choices that are allowed; None where there are no action masks.
+        action: `[N + S, ...]` on the device, arguments of the distribution: int64 choices, float32 actions, or latents
+            of squashed actions. Zeros from row N on.
+        mask: `[N + S, outputs]` bool on the host, allowed choices; None without action masks.
         columns: `[C, N + 1]` float32 on the device; zeros at N.
-        reward, flags: `[S, T]`; rewards are scaled where that is wanted.
-        behaviour: `[S, T]` float32, log-probability of the action when it was drawn (of the latent where there is one).
+        reward, flags: `[S, T]`; rewards are scaled if the algorithm scales them.
+        behaviour: `[S, T]` float32, log-probability of the action (or latent) under the behaviour policy.
         weight: `[S, T]` float32, staleness correction; 0 in RESET rows.
-        trained: `[S, T]` bool, the rows that are trained on: all but RESET rows.
-        progress: share of the run's steps that was done when the iteration began, for schedules.
+        trained: `[S, T]` bool, rows that are trained on: all but RESET rows.
+        progress: completed fraction of the run's steps at the start of the iteration, for schedules.
     """
 
     def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
@@ -87,12 +87,12 @@ class Rollout:
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """See the class."""
+        """See the class docstring."""
         trained: NDArray[np.bool_] = (self.flags & RESET) == 0
         return trained
 
     def stage(self, segments: Sequence[Segment]) -> None:
-        """Copy the segments in; nothing of them is kept. Fills all but `columns`, uploads `x` and `action`."""
+        """Copy the segments, keep no reference; fill everything but `columns` and upload `x` and `action`."""
         streams, length = self.shape
         count, envs, squashed = streams * length, segments[0].num_envs, self._nets.layout.squashed
         x, action = self._x.numpy(), self._action.numpy()
@@ -112,7 +112,7 @@ class Rollout:
             self.behaviour[own] = segment.extras["log_prob"]
             self.reward[own], self.flags[own] = segment.reward, segment.flags
             self.weight[own] = segment.weight
-        if squashed:  # from the density of tanh(u), which was stamped, to that of the latent u
+        if squashed:  # from the stored density of tanh(u) to the density of the latent u
             self.behaviour += log_tanh_slope(self._action[:count]).sum(dim=1).numpy().reshape(self.shape)
         self._statistics = self._nets.statistics
         self.weight *= self.trained
@@ -121,7 +121,7 @@ class Rollout:
             self.action.copy_(self._action)
 
     def renormalize(self) -> None:
-        """Normalise `x` by the statistics as they stand now; what was clipped before stays at its edge."""
+        """Normalise `x` by the present statistics; values clipped earlier count as lying at their bound."""
         if not self._nets.layout.normalized:
             return
         now = self._nets.statistics
@@ -133,7 +133,7 @@ class Rollout:
         self._statistics = now
 
     def evaluate(self, log_prob: bool) -> Evaluation:
-        """Run the networks over all rows; log-probabilities are filled only if wanted. Waits for the device."""
+        """Run the networks over all rows; log-probabilities are computed if `log_prob`. Waits for the device."""
         for own in self._chunks():
             work, action = self._prepared(own), self.action[own]
             size = action.shape[0]
@@ -151,18 +151,18 @@ class Rollout:
         )
 
     def _chunks(self) -> Iterator[slice] | Iterator[NDArray[np.int64]]:
-        """Rows that are evaluated together."""
+        """Rows of each evaluation pass."""
         rows, size = self.x.shape[0], self._pass.x.shape[0]
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
     def _prepared(self, rows: slice | NDArray[np.int64]) -> NetworksPass:
-        """The pass with these rows as input; further rows may follow them."""
+        """Pass with these rows as input; its buffer may hold further rows after them."""
         assert isinstance(rows, slice)
         fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows])
         return self._pass
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
-        """Write the columns, each given as `[S, T]`, and upload them."""
+        """Write the columns, `[S, T]` each, and upload them."""
         host = self._columns.numpy()
         for name, values in columns.items():
             host[self.names.index(name), :-1] = values.reshape(-1)
@@ -170,7 +170,7 @@ class Rollout:
             self.columns.copy_(self._columns, non_blocking=True)
 
     def column(self, name: str) -> NDArray[np.float32]:
-        """One column as a host array `[S, T]`, not to be written."""
+        """One column as a view `[S, T]` on the host; must not be written."""
         values: NDArray[np.float32] = self._columns.numpy()[self.names.index(name), :-1]
         return values.reshape(self.shape)
 
@@ -187,7 +187,7 @@ class Rollout:
         return found | {name: self.column(name).reshape(-1).copy() for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
-        """What steps still read, as copies on the host."""
+        """Everything that the remaining gradient steps read, as copies on the host."""
         return {
             "streams": self.shape[0],
             "length": self.shape[1],
@@ -202,7 +202,7 @@ class Rollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over (copy) what `state_dict` of a rollout of the same shape returned."""
+        """Restore a copy of what `state_dict` of a rollout of the same shape returned."""
         for name in ("x", "action", "columns"):
             getattr(self, name).copy_(state[name])
         self._columns.copy_(state["columns"])
@@ -215,18 +215,18 @@ class Rollout:
 
 
 def fill_inputs(x: Tensor, rows: Tensor) -> None:
-    """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled to 0..1, where the input is."""
+    """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled to 0..1 on the input's device."""
     x.copy_(rows)
     if rows.dtype == torch.uint8:
         x.mul_(1 / 255)
 
 
 def inputs_of(rows: Tensor) -> Tensor:
-    """A rollout's `rows` as float32 inputs: bytes scaled to 0..1."""
+    """A rollout's `rows` as network inputs; bytes are scaled to 0..1 in float32."""
     return rows * (1 / 255) if rows.dtype == torch.uint8 else rows
 
 
 def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> None:
-    """Set the logits of choices that `mask` forbids so low that their probability and gradient are exactly 0."""
+    """Set the logits of choices forbidden by `mask` so low that their probability and gradient are exactly 0."""
     if mask is not None:
         out.masked_fill_(~mask[rows].to(out.device), float(FORBIDDEN))

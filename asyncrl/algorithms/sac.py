@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def critic_loss(
     q: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor, batch: StagedBatch
 ) -> CriticLoss:
-    """J(Q) of Haarnoja et al. 2018b, eq. 5, with the smallest of the target critics.
+    """Critic loss J(Q) of Haarnoja et al. 2018b, eq. 5, with the smallest value of the target critics.
 
     y = r + gamma (min_c Q'_c(s', a') - alpha log pi(a'|s')), a' ~ pi(.|s')
 
@@ -40,7 +40,7 @@ def critic_loss(
 
 
 def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
-    """J(pi) of Haarnoja et al. 2018b, eq. 9: mean of alpha log pi(a|s) - min_c Q_c(s, a), a ~ pi(.|s).
+    """Actor loss J(pi) of Haarnoja et al. 2018b, eq. 9: mean of alpha log pi(a|s) - min_c Q_c(s, a), a ~ pi(.|s).
 
     Args:
         q: Q_c(s, a) `[C, B, 1]`.
@@ -62,7 +62,7 @@ class SAC(MaximumEntropy):
     name: ClassVar[str] = "sac"
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 
         return MaximumEntropyUpdate(

@@ -1,4 +1,4 @@
-"""Check of a saved state, before anything of it is written."""
+"""Check of a saved state before any part of it is restored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def require_like(state: object, own: object, path: str) -> None:
-    """Raise ValueError unless `state` has the keys of the nested dicts `own` and arrays of the same shapes."""
+    """Raise ValueError unless `state` has the keys of the nested dicts `own` and arrays of equal shapes."""
     if isinstance(own, Mapping):
         if not isinstance(state, Mapping) or set(state) != set(own):
             got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

@@ -1,4 +1,4 @@
-"""A batch of sequences on the learner's device."""
+"""Batch of sequences on the learner's device."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from asyncrl.sequences import SequenceBatch, SequenceShape
 
 
 class StagedSequences:
-    """The arrays of a `SequenceBatch` as tensors for B sequences; rows stand sequence by sequence.
+    """Arrays of a `SequenceBatch` as tensors for B sequences; rows are ordered sequence by sequence.
 
     Args:
         size: B.
-        shape: of the sequences.
-        spec: the environment. Bytes of observations are scaled to 0..1.
-        device: where the tensors are.
+        shape: shape of the sequences.
+        spec: the environment. Observations in bytes are scaled to 0..1.
+        device: device of the tensors.
         reward_scale: factor on the rewards.
-        bounds: extended by every batch, for bootstrapped values to be clipped to.
-        statistics: normalise observations, and take in those of every batch; None where they are not normalised.
+        bounds: bounds of bootstrapped values, extended by every batch.
+        statistics: observation statistics, updated by every batch; None without normalisation.
 
     Attributes:
         size: B.
         state: `[B, state_size]`, the stored state.
         burn_in: `[B, burn_in, inputs]`, observations before the trained rows.
-        burn_in_begins: bool `[B, burn_in]` on the host, where an episode begins among them.
-        x: `[B (T + n), inputs]`, observations of the trained rows and of those that are bootstrapped of only.
-        pieces: of `x`.
-        bootstrap: `[B T]` int64, row of `x` whose value is bootstrapped.
+        burn_in_begins: bool `[B, burn_in]` on the host, True where an episode begins.
+        x: `[B (T + n), inputs]`, observations of the trained rows and of the n rows used only to bootstrap.
+        pieces: pieces of `x`.
+        bootstrap: `[B T]` int64, row of `x` from whose value each row bootstraps.
         action: `[B T, 1]` int64.
-        reward, discount, weight, trained: `[B T, 1]` float32; weight is 0 where a row is not trained, and divided by
-            B T elsewhere.
-        low, high: scalars, the bounds with this batch.
-        next_mask: `[B T, A]` bool, actions that are allowed where it is bootstrapped; None without action masks.
+        reward, discount, weight, trained: `[B T, 1]` float32; weight is 0 in rows that are not trained on, and divided
+            by B T elsewhere.
+        low, high: scalars, the bounds, including this batch.
+        next_mask: `[B T, A]` bool, actions that are allowed in the bootstrap rows; None without action masks.
     """
 
     state: Tensor
@@ -79,7 +79,7 @@ class StagedSequences:
         self.next_mask: Tensor | None = None
 
     def stage(self, batch: SequenceBatch) -> None:
-        """Copy the batch in; nothing of it is kept."""
+        """Copy the batch; no reference to it is kept."""
         burn_in = self._shape.burn_in
         rows = self._inputs(batch.obs).reshape(self.size, self._shape.rows, -1)
         self.burn_in, self.x = self._on_device(rows[:, :burn_in]), self._on_device(rows[:, burn_in:])
@@ -101,7 +101,7 @@ class StagedSequences:
         self.weight = self._column(batch.trained * (batch.weight / np.float32(batch.trained.size))[:, None])
 
     def _inputs(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """The network's inputs `[B U, inputs]` for observations `[B, U, *obs_shape]`."""
+        """Network inputs `[B U, inputs]` for observations `[B, U, *obs_shape]`."""
         rows = self._rows
         if self._unpack is not None:
             self._unpack(obs.reshape(rows.shape[0], *obs.shape[2:]), rows)
@@ -122,6 +122,6 @@ class StagedSequences:
         return self._on_device(array.reshape(-1, 1))
 
     def on_host(self, values: Tensor) -> NDArray[np.float32]:
-        """Values of a column `[B, 1]` as an array `[B]` on the host; the same array every time."""
+        """Values of a column `[B, 1]`, as an array `[B]` on the host that the next call overwrites."""
         np.copyto(self._returned, values.view(-1).cpu().numpy())
         return self._returned

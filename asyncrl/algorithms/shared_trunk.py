@@ -1,9 +1,9 @@
-"""The networks of an on-policy learner with one trunk: policy and value share all layers but the last.
+"""Policy and value network of an on-policy learner with a shared trunk: all layers but the last are common.
 
 Each has a linear head on the trunk's features, as in Mnih et al. 2016, CleanRL and Stable-Baselines3's `CnnPolicy`. The
-trunk is a convolutional network with its hidden layer, or a recurrent network. A value network with a trunk of its own
-doubles an update's cost, and with a cell of its own (sb3-contrib's default) actors, which stamp the state that they act
-with, would have to run a second cell only to stamp its state.
+trunk is a convolutional network with its hidden layer, or a recurrent network. A separate trunk for the value would
+double the cost of an update. A separate cell for the value (sb3-contrib's default) would force actors to run a second
+cell, only to store its state.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from asyncrl.networks.recurrent import Pieces, unroll
 
 
 class ValueHead(nn.Linear):
-    """The value as a linear function of the trunk's features."""
+    """Value head: a linear layer on the trunk's features."""
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
-        """Orthogonal weights with this gain, no bias."""
+        """Set orthogonal weights with this gain and a zero bias."""
         nn.init.orthogonal_(self.weight, head_gain)
         self.bias.zero_()
 
 
 class SharedTrunkActorCritic(ActorCritic):
-    """Policy and value with one convolutional trunk. Arguments and attributes are those of `ActorCritic`.
+    """Policy and value network with a shared convolutional trunk. Arguments and attributes are those of `ActorCritic`.
 
-    The value's part of the parameters is its head alone.
+    The value's part of the parameters contains its head only.
     """
 
     @staticmethod
     def takes(layout: ActorLayout, value_hidden: tuple[int, ...] | None) -> bool:
-        """Whether the policy's network is a convolutional one of ours, and the value's may be that too."""
+        """Whether the policy's network is a convolutional one of this package and the value has no sizes of its own."""
         return value_hidden is None and isinstance(layout.network, ConvolutionalNetwork | CombinedNetwork)
 
     def _architectures(
@@ -51,7 +51,7 @@ class SharedTrunkActorCritic(ActorCritic):
         return policy, Architecture((width, 1), network=ValueHead, seed=seed + 1)
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
-        """A pass over `rows` rows, with or without a backward pass."""
+        """Make a pass over `rows` rows, with or without a backward pass."""
         made: SharedPass = self._make_pass(SharedPass, rows, gradient)
         return made
 
@@ -64,7 +64,7 @@ class SharedTrunkActorCritic(ActorCritic):
 
 
 class RecurrentActorCritic(SharedTrunkActorCritic):
-    """Policy and value with one recurrent trunk, encoder and cell; see `SharedTrunkActorCritic`."""
+    """Policy and value network with a shared recurrent trunk (encoder and cell); see `SharedTrunkActorCritic`."""
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -74,22 +74,22 @@ class RecurrentActorCritic(SharedTrunkActorCritic):
         return policy, Architecture((layout.cell.size, 1), network=ValueHead, seed=seed + 1)
 
     def make_pass(self, rows: int, gradient: bool) -> RecurrentPass:
-        """A pass over `rows` rows of whole streams, with or without a backward pass."""
+        """Make a pass over `rows` rows of whole streams, with or without a backward pass."""
         made: RecurrentPass = self._make_pass(RecurrentPass, rows, gradient)
         return made
 
 
 class SharedPass:
-    """Both heads over R rows, by autograd.
+    """Pass of trunk and both heads over R rows, by autograd.
 
     Args:
-        trunk: the shared layers, and the policy's head as the last of `trunk.head`.
-        head: of the value.
+        trunk: the shared layers, with the policy's head as the last layer of `trunk.head`.
+        head: head of the value.
         x: `[R, inputs]`.
-        gradient: the flat gradient's parts of policy, log standard deviations and value; None without backward pass.
+        gradient: parts of the flat gradient for policy, log standard deviations and value; None without backward pass.
 
     Attributes:
-        x: written or replaced by whoever uses the pass.
+        x: written or replaced by the caller.
     """
 
     def __init__(self, trunk: Any, head: nn.Module, x: Tensor, gradient: tuple[Tensor, ...] | None) -> None:
@@ -104,7 +104,7 @@ class SharedPass:
                 self._gradients += gradient_views([module], flat)
 
     def _features(self) -> tuple[Tensor, nn.Module]:
-        """The trunk's features `[R, F]`, and the policy's head."""
+        """Features `[R, F]` of the trunk, and the policy's head."""
         layers = self._trunk.head
         return layers[:-1](self._trunk.encode(self.x)), layers[-1]
 
@@ -133,12 +133,12 @@ class SharedPass:
 
 
 class RecurrentPass(SharedPass):
-    """Both heads over R rows of whole streams. Arguments are those of `SharedPass`.
+    """Pass of trunk and both heads over R rows of whole streams. Arguments are those of `SharedPass`.
 
     Attributes:
-        x: written or replaced by whoever uses the pass.
-        state: `[B, state_size]` before the first row of each stream; set before `forward`.
-        pieces: of the rows; set before `forward`.
+        x: written or replaced by the caller.
+        state: `[B, state_size]`, state before the first row of each stream; must be set before `forward`.
+        pieces: pieces of the rows; must be set before `forward`.
     """
 
     state: Tensor

@@ -1,4 +1,4 @@
-"""A batch of transitions on the learner's device, as one block of memory."""
+"""Batch of transitions on the learner's device, in one block of memory."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 
 
 class StagedBatch:
-    """The arrays of a `Batch` as float32 tensors (choices as int64) for one batch size.
+    """Arrays of a `Batch` as float32 tensors (discrete actions as int64), for one batch size.
 
-    On a GPU a batch travels as one copy from one pinned block, which `stage` writes again only when that copy is done.
-    On the CPU the block is the destination. All tensors are views of the block and keep their addresses. Bytes of
-    observations travel to a GPU as bytes, by a copy of their own, and become float32 there.
+    On a GPU a batch is transferred in one copy from a pinned block, which `stage` overwrites only after that copy has
+    finished. On the CPU the block itself holds the tensors. All tensors are views of the block and keep their
+    addresses. Only observations in bytes are separate on a GPU: they are copied as bytes and converted to float32
+    there.
 
     Args:
         size: B.
-        spec: the environment. Bytes of observations are scaled to 0..1.
-        device: where the tensors are.
-        scaling: for real-valued actions, centre and half range `[d]` each: they are staged as
+        spec: the environment. Observations in bytes are scaled to 0..1.
+        device: device of the tensors.
+        scaling: for real-valued actions, centre and half range, `[d]` each: actions are staged as
             (action - centre) / half range, and as 0 where the range is empty.
         reward_scale: factor on the rewards.
-        bounds: extended by every batch, for bootstrapped values to be clipped to; None where nothing is clipped.
-        statistics: normalise observations, and take in every batch's; None where they are not normalised.
+        bounds: bounds of bootstrapped values, extended by every batch; None without clipping.
+        statistics: observation statistics, updated by every batch; None without normalisation.
 
     Attributes:
         size: B.
         rows: `[2 B, inputs]`: obs, then next_obs.
         action: `[B, 1]` int64, or `[B, d]` float32 in -1..1.
         columns: `[3, B, 1]`: reward, discount, weight.
-        reward, discount, weight: views `[B, 1]` of them; weight is divided by B.
-        limits: `[2]`, the bounds with this batch.
+        reward, discount, weight: views `[B, 1]` of `columns`; weight is divided by B.
+        limits: `[2]`, the bounds, including this batch.
         low, high: scalars, views of `limits`.
-        next_mask: `[B, A]` bool, actions that are allowed at next_obs; None where there are no action masks.
+        next_mask: `[B, A]` bool, actions that are allowed at next_obs; None without action masks.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class StagedBatch:
         self._returned_host = self._returned.view(size).numpy()
 
     def stage(self, batch: Batch) -> None:
-        """Copy the batch in; nothing of it is kept."""
+        """Copy the batch; no reference to it is kept."""
         if self._copied is not None:
             self._copied.synchronize()
         if batch.source is None:
@@ -133,7 +134,7 @@ class StagedBatch:
             np.multiply(next_obs.reshape(shape), self._scale, out=self._next_obs)
 
     def on_host(self, values: Tensor) -> NDArray[np.float32]:
-        """Absolute values of a column `[B, 1]` as an array `[B]` on the host; the same array every time."""
+        """Absolute values of a column `[B, 1]`, as an array `[B]` on the host that the next call overwrites."""
         if self._block is self._host:
             torch.abs(values, out=self._returned)
         else:
@@ -154,7 +155,7 @@ def _fields(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Views of a flat block: observations `[2 B, width]`, columns `[3, B, 1]`, actions and the two bounds.
 
-    The columns are reward, discount and weight. Actions come first, where they are aligned to 8 bytes.
+    The columns are reward, discount and weight. Actions are at the start of the block, aligned to 8 bytes.
     """
     end = action_width * size
     action = block[:end].view(torch.int64).view(size, 1) if discrete else block[:end].view(size, action_width)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def critic_loss(q: Tensor, next_q: Tensor, batch: StagedBatch) -> CriticLoss:
-    """Squared error of all critics, with the smallest target (Fujimoto et al. 2018, eq. 10).
+    """Squared error of all critics for the smallest target value (Fujimoto et al. 2018, eq. 10).
 
     y = r + gamma min_c Q'_c(s', a')
 
     Args:
         q: Q_c(s, a) `[C, B, 1]`.
-        next_q: Q'_c(s', a') `[C, B, 1]`, a' as `smoothed_action` gives it.
+        next_q: Q'_c(s', a') `[C, B, 1]`, a' from `smoothed_action`.
         batch: `discount` is gamma^n, or 0 after a termination.
     """
     assert q.shape == next_q.shape
@@ -37,7 +37,7 @@ def critic_loss(q: Tensor, next_q: Tensor, batch: StagedBatch) -> CriticLoss:
 
 
 def smoothed_action(action: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
-    """Target policy smoothing: a' = mu'(s') + clip(scale * noise, -clip, clip), kept in -1..1 (eq. 14).
+    """Target policy smoothing: a' = mu'(s') + clip(scale * noise, -clip, clip), clipped to -1..1 (eq. 14).
 
     Args:
         action: mu'(s') `[B, d]`, in units of half the action range.
@@ -77,7 +77,7 @@ class TD3(DeterministicActor):
             require_at_least(name, getattr(self, name), 0)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> DeterministicUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.deterministic_update import DeterministicUpdate
 
         smoothing = partial(smoothed_action, scale=self.target_noise, clip=self.target_noise_clip)

@@ -1,4 +1,4 @@
-"""Truncated quantile critics.
+"""Truncated quantile critics (TQC).
 
 Kuznetsov et al. 2020   Controlling overestimation bias with truncated mixture of continuous distributional quantile
                         critics
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def critic_loss(
     theta: Tensor, next_theta: Tensor, next_log_prob: Tensor, alpha: Tensor, batch: StagedBatch, dropped: int
 ) -> CriticLoss:
-    """Quantile Huber loss of every critic against the truncated mixture (Kuznetsov et al. 2020, eq. 12 to 14).
+    """Quantile Huber loss of every critic for the truncated mixture (Kuznetsov et al. 2020, eq. 12 to 14).
 
-    y_i = r + gamma (z_(i) - alpha log pi(a'|s')), z_(1) <= ... <= z_(C M): the pooled atoms, without the largest.
+    y_i = r + gamma (z_(i) - alpha log pi(a'|s')), z_(1) <= ... <= z_(C M) the pooled atoms without the largest.
 
     Args:
         theta: atoms of Z_c(s, a) `[C, B, M]`.
@@ -36,7 +36,7 @@ def critic_loss(
         next_log_prob: log pi(a'|s') `[B, 1]`.
         alpha: scalar.
         batch: `discount` is gamma^n, or 0 after a termination.
-        dropped: how many of the C M largest atoms are left out.
+        dropped: number of the largest of the C M pooled atoms that are dropped.
     """
     import torch
 
@@ -58,7 +58,7 @@ def actor_loss(theta: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
     """Mean of alpha log pi(a|s) - Q(s, a), a ~ pi(.|s), Q the mean of all atoms (Kuznetsov et al. 2020, eq. 15).
 
     Args:
-        theta: atoms of Z_c(s, a) `[C, B, M]`, none left out.
+        theta: atoms of Z_c(s, a) `[C, B, M]`, all of them.
         log_prob: log pi(a|s) `[B, 1]`.
         alpha: scalar.
     """
@@ -68,7 +68,7 @@ def actor_loss(theta: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class TQC(MaximumEntropy):
-    """Hyper-parameters of truncated quantile critics. Implements `asyncrl.interfaces.ReplayAlgorithm`.
+    """Hyper-parameters of truncated quantile critics.
 
     Raises:
         ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
@@ -92,7 +92,7 @@ class TQC(MaximumEntropy):
             raise ValueError(f"top_quantiles_to_drop_per_critic must be {rule}, got {got}")
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> MaximumEntropyUpdate:
-        """The learner's half on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
+        """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
         from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyUpdate
 
         dropped = self.top_quantiles_to_drop_per_critic * self.num_critics

@@ -1,7 +1,7 @@
-"""Bounds of action values that rewards and discount allow, from the transitions seen so far.
+"""Bounds of action values implied by the rewards and discounts seen so far.
 
-A transition of the replay is (G, d): the discounted sum G of k rewards, and the factor d on the value that is
-bootstrapped, gamma^k, or 0 where the episode terminated. An action value is the expectation of
+A transition of the replay is (G, d): the discounted sum G of k rewards, and the factor d of the bootstrapped value,
+which is gamma^k, or 0 if the episode terminated. An action value is the expectation of
 
     Q = G + d Q'                                                                            (1)
 
@@ -10,16 +10,16 @@ G + d high <= high for all transitions, which is
 
     low = min(0, min G / (1 - d)),        high = max(0, max G / (1 - d))                    (2)
 
-(0 is in the range because an episode may end.) So (2) holds for the values of every policy and every n_step; k need
-not be known. With n_step 1 it is at most the usual [min(0, r_min), max(0, r_max)] / (1 - gamma), and tighter where the
-extreme reward ends the episode: a reward of -100 for a crash, at gamma 0.99, allows -100 and not -10,000. Where d is 1
-(gamma 1) a side is unbounded as soon as a reward points to it.
+The range includes 0 because an episode may end. So (2) holds for the values of every policy and every n_step, without
+knowledge of k. With n_step 1 the range lies within the usual [min(0, r_min), max(0, r_max)] / (1 - gamma), and is
+tighter if the extreme reward ends the episode: with gamma 0.99, a reward of -100 for a crash gives the bound -100 and
+not -10,000. If d is 1 (gamma 1), a side is unbounded after the first reward of its sign.
 
-Two uses. A bootstrapped value beyond the bounds is an error of the network, and such errors feed on themselves: with
-many updates per step and a fast target DQN's values on CartPole-v1, at most 100, ran off to thousands, the sooner the
-older the acting policy was. So targets are clipped to (2) (`bound_targets`), as the support of C51 does by its nature.
-And whoever turns that off is warned once (ASYNC024) when values leave twice the bounds. Values of SAC hold an entropy
-bonus, which has no bound because a density has none: SAC does neither.
+The bounds have two uses. A bootstrapped value outside the bounds is an error of the network, and such errors grow by
+bootstrapping: with many updates per step and a fast target network, DQN's values on CartPole-v1, at most 100, diverged
+to thousands, sooner with older acting policies. So targets are clipped to (2) (`bound_targets`), as the support of C51
+clips its targets. And one warning (ASYNC024) is given when values exceed twice the bounds, which can happen without
+clipping. Values of SAC include an entropy bonus, which is unbounded because a density is: SAC uses neither.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.shm.kernel import kernel
 
 FIRST_VERDICT = 1_000
-"""Updates before which nothing is said: values are still those of the initial weights, and rewards are few."""
+"""Updates before the first check: until then values are those of the initial weights, and rewards are few."""
 TOLERANCE = 2.0
-"""Multiple of the bound from which values are out of range."""
+"""Multiple of the bound above which values are out of range."""
 
 
 class ValueBounds:
-    """Running bounds over all transitions seen; learner thread only. Implements `Shareable`.
+    """Running bounds of action values over all transitions seen; learner thread only. Implements `Shareable`.
 
     Attributes:
         values: float32 `[2]`, low and high of equation (2), in the units of the action values.
@@ -51,16 +51,16 @@ class ValueBounds:
         self.values = np.zeros(2, np.float32)
 
     def extend(self, reward: NDArray[np.float32], discount: NDArray[np.float32]) -> None:
-        """Take in transitions: G and d, `[B]` float32 each, contiguous."""
+        """Extend the bounds by transitions: G and d, `[B]` float32 each, contiguous."""
         _extend(reward, discount, self.values)
 
     @property
     def size(self) -> int:
-        """Values that tell of the bounds."""
+        """See `Shareable`."""
         return 2
 
     def tell(self) -> NDArray[np.float64]:
-        """See `Shareable`: the bounds as they are."""
+        """See `Shareable`: the present bounds."""
         return self.values.astype(np.float64)
 
     def hear(self, told: NDArray[np.float64]) -> None:
@@ -68,11 +68,11 @@ class ValueBounds:
         self.values[:] = self.merged(self.values.astype(np.float64), told)
 
     def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See `Shareable`: the wider ones."""
+        """See `Shareable`: the wider bounds."""
         return np.array((min(first[0], second[0]), max(first[1], second[1])))
 
     def metrics(self) -> dict[str, float]:
-        """Both bounds by metric name, those that are finite."""
+        """Finite bounds by metric name."""
         low, high = self.values.tolist()
         found = {"train/value_low": low, "train/value_high": high}
         return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -94,16 +94,16 @@ def _extend(reward: NDArray[np.float32], discount: NDArray[np.float32], bounds: 
 
 
 class ValueWatch:
-    """Warns once when action values leave what rewards and discount allow; learner thread only."""
+    """One-time warning about action values outside their bounds; learner thread only."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def check(self, metrics: Mapping[str, float], updates: int) -> None:
-        """Warn (`ActionValuesOutOfRange`) if `train/q_max` is over twice the larger bound.
+        """Warn (`ActionValuesOutOfRange`) if `train/q_max` exceeds twice the larger absolute bound.
 
-        Says nothing before `FIRST_VERDICT` updates, without bounds, nor while all rewards were 0: a reward may still
-        come.
+        There is no warning before `FIRST_VERDICT` updates, without bounds, or while all rewards were 0, because later
+        rewards may differ.
         """
         q_max, low, high = (
             metrics.get(f"train/{name}", math.nan) for name in ("q_max", "value_low", "value_high")

@@ -1,7 +1,7 @@
-"""Warm start: a fresh updater begins with the weights of a trained policy.
+"""Warm start: initialisation of an updater with the weights of a trained policy.
 
-The networks that act take the weights, and so do their targets. Critics, optimiser and counters stay fresh. Statistics
-that observations are normalised with come with the weights, and count as many steps as the policy was trained for.
+The weights are copied into the acting network and its target network. Critics, optimiser and counters are left at their
+initial values. Observation statistics are part of the weights, and count as many steps as the policy was trained for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def begin_with(core: Updater, weights: NDArray[np.float32], env_steps: int) -> N
     """Copy a policy's weights into a fresh updater.
 
     Args:
-        core: of the algorithm that the run trains.
+        core: updater of the algorithm that the run trains.
         weights: flat `[core.weight_count]`, in the order that its policy reads.
-        env_steps: steps that the policy was trained for.
+        env_steps: environment steps that the policy was trained for.
 
     Raises:
-        ValueError: this updater cannot take a policy's weights; the text says why.
+        ValueError: this updater cannot start from a policy's weights; the text gives the reason.
     """
     flat = torch.from_numpy(np.array(weights, np.float32))
     statistics = getattr(core, "_statistics", None) or getattr(core, "statistics", None)
@@ -54,7 +54,7 @@ def begin_with(core: Updater, weights: NDArray[np.float32], env_steps: int) -> N
 
 
 def _of_all_atoms(core: QLearningUpdate, acting: Tensor) -> Tensor:
-    """The network's weights; where a policy has only the mean of the outputs of an action, each of them is that."""
+    """Weights of the full network; if the policy holds only an action's mean output, every atom is set to it."""
     if core._acting == core.layout:
         return acting
     own, small = FlatMLP(core.layout.sizes, core._online.flat.clone()), FlatMLP(core._acting.sizes, acting)
