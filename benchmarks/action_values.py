@@ -1,7 +1,8 @@
-"""Why action values run off: DQN on CartPole-v1 (values at most 100), by age of the acting policy, n_step and bound.
+"""Largest action values of DQN on CartPole-v1, whose true values are at most 100, by policy lag and settings.
 
-Every row trains in lockstep for the same steps, so its numbers depend on the seed alone. Reported is the largest action
-value of any report. `tau` is the speed of the target, `samples_per_insert` 32 as in the preset.
+Every row trains in lockstep for the same number of steps, so its numbers depend only on the seed. Reported is the
+largest action value of any report. `tau` is the speed of the target network; `samples_per_insert` is 32 as in the
+preset.
 
     python benchmarks/action_values.py
 """

@@ -1,7 +1,7 @@
-"""What rings and policy cost an actor: steps/s of two actors of a run against the same two environment loops alone.
+"""Cost of rings and policy for an actor: steps/s of two actors of a run, and of two bare loops over the environments.
 
-The learner is slowed to one update per 1,280 steps, so that actors are the bottleneck. The raw loops are two processes
-that step the same environments with random actions and reset them, and do nothing else. Raw and run alternate.
+The learner is limited to one update per 1,280 steps, so that actors are the bottleneck. The bare loops are two
+processes that step the same environments with random actions and reset them. Bare loops and runs alternate.
 
     python benchmarks/actors.py
 """
@@ -39,7 +39,7 @@ print(steps / seconds)
 
 
 def raw_rate(name: str, seconds: float) -> float:
-    """Steps/s of two bare loops side by side."""
+    """Steps/s of two bare loops that run at the same time."""
     command = [sys.executable, "-c", RAW, name, str(ENVS), str(seconds)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     loops = [subprocess.Popen(command, **pipes) for _ in range(ACTORS)]  # type: ignore[call-overload]
@@ -52,7 +52,7 @@ def raw_rate(name: str, seconds: float) -> float:
 
 
 def run_rate(name: str, seconds: float) -> float:
-    """Steps/s of two actors of a run between two looks at its counters."""
+    """Steps/s of two actors of a run, from two snapshots of its counters."""
     from asyncrl import DQN, Trainer
 
     algorithm = DQN(samples_per_insert=0.05, learning_starts=1_000, replay_capacity=1 << 17)

@@ -1,16 +1,16 @@
-"""Whether frame stacks, rewards and the ends of episodes of Atari games are gymnasium's, row by row.
+"""Comparison of frame stacks, rewards and episode ends of Atari games with gymnasium's, row by row.
 
-Ours is what training uses: an actor's environments, its ring, the stacks that its policy sees, and the stacks that
+Ours is the code of training: an actor's environments, its ring, the stacks that its policy sees, and the stacks that
 replay and segments cut out of the ring. The peer is gymnasium alone: `AtariPreprocessing`, `TransformReward` and
-`FrameStackObservation` in a `SyncVectorEnv` with NEXT_STEP autoreset, from the same seeds, given the same actions.
-Lives are Stable-Baselines3's `EpisodicLifeEnv`, or the same in ten lines where that is not installed. Sticky actions
-and no-ops are on; games are truncated after 2,000 frames where they last that long.
+`FrameStackObservation` in a `SyncVectorEnv` with NEXT_STEP autoreset, with the same seeds and the same actions. Lost
+lives end episodes by Stable-Baselines3's `EpisodicLifeEnv`, or by a copy of it if that is not installed. Sticky actions
+and no-ops are on; games are truncated after 2,000 frames.
 
     lives       a lost life ends an episode, and the game goes on (the default in training)
     restarts    a lost life ends the game: gymnasium's `terminal_on_life_loss`
-    games       only games end: evaluations
+    games       episodes end only with games: evaluations
     vector      ale-py's `AtariVectorEnv` in an actor, against the wrappers of `restarts` without no-ops and sticky
-                actions, which it seeds in another way
+                actions, which it seeds differently
 
     python benchmarks/atari_boundaries.py [--steps 100000]
 """
@@ -46,7 +46,7 @@ KINDS = ("lives", "restarts", "games", "vector")
 
 
 class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """`EpisodicLifeEnv` of Stable-Baselines3, written again."""
+    """Copy of Stable-Baselines3's `EpisodicLifeEnv`."""
 
     lives, was_real_done = 0, True
 
@@ -71,7 +71,7 @@ class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def lives_wrapper() -> Any:
-    """Stable-Baselines3's where it is installed."""
+    """Stable-Baselines3's wrapper if it is installed, else the copy."""
     try:
         from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
     except ImportError:
@@ -80,14 +80,14 @@ def lives_wrapper() -> Any:
 
 
 def options(kind: str) -> dict[str, Any]:
-    """What the game and its no-ops are made with."""
+    """Options of the game and its no-ops."""
     if kind == "vector":
         return {"repeat_action_probability": 0.0, "noop_max": 0}
     return {}
 
 
 def peer(game: str, kind: str) -> Any:
-    """One environment of gymnasium's wrappers."""
+    """One environment made of gymnasium's wrappers."""
     made = options(kind)
     no_ops = made.pop("noop_max", 30)
     env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, max_num_frames_per_episode=MOST_FRAMES, **made)
@@ -101,7 +101,7 @@ def peer(game: str, kind: str) -> Any:
 
 
 def source(game: str, kind: str) -> EnvSource:
-    """The same environment as a user names it."""
+    """The same environment as asyncrl's users specify it."""
     made = options(kind) | {"max_num_frames_per_episode": MOST_FRAMES}
     if kind == "vector":
         return EnvSource.from_user(partial(AtariVector, GAMES[game], ENVS, **made))
@@ -111,7 +111,7 @@ def source(game: str, kind: str) -> EnvSource:
 
 
 class Recorder:
-    """A policy of random actions that remembers the newest stacks."""
+    """Policy of random actions that keeps the newest stacks."""
 
     weight_count, exploration_rate, frame_stack = 1, 1.0, FRAMES
 
@@ -142,7 +142,7 @@ class Ours:
         self.reader = RingReader(self.segment, self.layout)
         self.mailbox = WeightMailbox.create(1)
         self.mailbox.publish(np.ones(1, np.float32))
-        if kind == "games":  # an evaluation's environments, in an actor
+        if kind == "games":  # environments of an evaluation, in an actor
             streams = make_streams(EnvSource.from_user(lambda: named.build()), spec, ENVS)
         else:
             streams = make_streams(named, spec, ENVS)
@@ -150,7 +150,7 @@ class Ours:
         self.actor = Actor(streams, self.policy, writer, self.mailbox, index=0, num_actors=1, seed=3)  # type: ignore[arg-type]
         self.actor.begin()
         self.seeds = actor_seeds(3, 0, 0, ENVS)[0]
-        self.stacks: dict[int, Any] = {}  # position of a row to the stacks that were acted on
+        self.stacks: dict[int, Any] = {}  # stacks acted on, by row position
         self.compared = 0
         rng = np.random.default_rng(0)
         self.replay = PrioritizedReplay([self.reader], n_step=3, gamma=0.5, frame_stack=FRAMES, rng=rng)
@@ -158,7 +158,7 @@ class Ours:
         self.queue = None if replay else SegmentQueue([self.reader], length=LENGTH, frame_stack=FRAMES)
 
     def step(self) -> int:
-        """One row; its position."""
+        """Write one row and return its position."""
         position = self.reader.published()
         if self.queue is None:
             self.replay.ingest()
@@ -171,7 +171,7 @@ class Ours:
         return position
 
     def compare_cuts(self) -> None:
-        """Compare what replay or segments cut with what was acted on."""
+        """Compare the stacks that replay or segments cut out with those acted on."""
         if self.queue is None:
             self._compare_samples()
         else:
@@ -191,7 +191,7 @@ class Ours:
             position, env = divmod(row_id & ((1 << ID_BITS) - 1), ENVS)
             np.testing.assert_array_equal(self.batch.obs[i], self.stacks[position][env])
             self.compared += 1
-            if self.batch.discount[i] > 0:  # 0.5 to the power of the rows to the bootstrap, whose stack it is
+            if self.batch.discount[i] > 0:  # 0.5 to the power of the number of rows to the bootstrap stack
                 after = position + round(-np.log2(self.batch.discount[i]))
                 if after in self.stacks:
                     np.testing.assert_array_equal(self.batch.next_obs[i], self.stacks[after][env])
@@ -206,7 +206,7 @@ class Ours:
 
 
 def rows(theirs: Any, seeds: list[int]) -> Generator[tuple[Any, Any, Any], Any]:
-    """Stacks, rewards and flags of each row of the peer; send it the actions."""
+    """Yield stacks, rewards and flags of each row of the peer; actions are sent to the generator."""
     obs, _ = theirs.reset(seed=seeds)
     ended = np.zeros(ENVS, np.bool_)
     while True:

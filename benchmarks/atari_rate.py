@@ -1,10 +1,10 @@
-"""What an Atari game costs an actor, against ale-py's `AtariVectorEnv` in a bare loop; memory of a million steps.
+"""Cost of an Atari game in an actor, against ale-py's `AtariVectorEnv` in a bare loop; memory of a million steps.
 
 Every contender steps the same number of Pong games with sticky actions and up to 30 no-ops, with random actions, on
-one thread. Times are CPU seconds of the process, threads of ale-py included, so that neighbours on the machine count
-little; contenders take turns in every repeat. The actor is a training's: environments, stacks of 4 frames, a policy,
-the ring, and a consumer that grants its rows. *cheap* is a policy of random actions; *nature* is DQN's with its Nature
-CNN.
+one thread. Times are CPU seconds of the process, threads of ale-py included, which other load on the machine affects
+little. Contenders take turns in every repeat. The actor is that of training: environments, stacks of 4 frames, a
+policy, the ring, and a consumer that grants its rows. *cheap* is a policy of random actions; *nature* is DQN's with its
+Nature CNN.
 
     python benchmarks/atari_rate.py [--repeats 7] [--memory-steps 1048576]
 """
@@ -74,7 +74,7 @@ class Wrappers:
 
 
 class Cheap:
-    """Random actions on stacks of 4."""
+    """Policy of random actions on stacks of 4."""
 
     weight_count, exploration_rate, frame_stack = 1, 1.0, 4
 
@@ -90,7 +90,7 @@ class Cheap:
 
 
 class OurActor:
-    """An actor of training, its ring, and a replay that grants."""
+    """An actor of training, its ring, and a replay that grants rows."""
 
     def __init__(self, source: EnvSource, policy: Any = None) -> None:
         spec = describe(source)
@@ -115,7 +115,7 @@ class OurActor:
 
 
 def contenders() -> dict[str, Callable[[], Any]]:
-    """Makers by name."""
+    """Factories of the contenders, by name."""
     vector = EnvSource.from_user(partial(AtariVector, "pong", ENVS))
     return {
         "ale_vector_stack_4": partial(Bare, 4),
@@ -130,7 +130,7 @@ def contenders() -> dict[str, Callable[[], Any]]:
 
 
 def measure_rates(report: Report, repeats: int) -> None:
-    """Steps per CPU second of every contender, by turns."""
+    """Measure steps per CPU second of every contender, in turn."""
     gymnasium.register_envs(ale_py)
     made = {name: make() for name, make in contenders().items()}
     rates: dict[str, list[float]] = {name: [] for name in made}
@@ -153,7 +153,7 @@ def measure_rates(report: Report, repeats: int) -> None:
 
 
 def measure_memory(report: Report, steps: int) -> None:
-    """Resident bytes of a ring of `steps` steps, all of them written, and of the replay over it."""
+    """Measure resident bytes of a fully written ring of `steps` steps and of the replay over it."""
     process = psutil.Process()
     before = process.memory_info().rss
     spec = EnvSpec("atari", (84, 84), "uint8", DiscreteAction(6))

@@ -1,4 +1,4 @@
-"""Whether samples per insert is held: achieved against target over a minute, fast actors and fast learner.
+"""Accuracy of samples per insert: achieved over target within a minute, with fast actors and a fast learner.
 
 python benchmarks/balance.py
 """

@@ -1,6 +1,6 @@
-"""SAC's update by itself, plainly written or the core's, on batches that were drawn beforehand: updates/s of a loop.
+"""SAC's update in a loop on prepared batches, in a plain implementation and the core's: updates/s.
 
-The shapes are those of HalfCheetah-v5, and the sizes those that peers have: 256x256 networks, batches of 256.
+The shapes are those of HalfCheetah-v5, the sizes those of the peers: 256x256 networks, batches of 256.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plain_sac import PlainSAC
 from asyncrl.interfaces import Batch, BoxAction, EnvSpec
 
 WAYS = ("plain", "highest", "medium")
-"""`PlainSAC`, and the core at either precision."""
+"""`PlainSAC`, and the core at two precisions."""
 ENV, OBS, ACTIONS = "HalfCheetah-v5", 17, 6
 SPEC = EnvSpec(ENV, (OBS,), "float32", BoxAction((-1.0,) * ACTIONS, (1.0,) * ACTIONS, (ACTIONS,)))
 HIDDEN, BATCH, BATCHES = (256, 256), 256, 8
@@ -25,7 +25,7 @@ Update = Callable[[Batch], Any]
 
 
 def record(precision: str, **options: Any) -> Any:
-    """The preset for HalfCheetah-v5, at the sizes that the peers have."""
+    """The preset for HalfCheetah-v5 with the peers' sizes."""
     from asyncrl import SAC
 
     sizes = {"hidden_sizes": HIDDEN, "critic_hidden_sizes": None, "batch_size": BATCH, "policy_delay": 1}
@@ -33,7 +33,7 @@ def record(precision: str, **options: Any) -> Any:
 
 
 def updater(way: str, hidden: tuple[int, int] = HIDDEN, size: int = BATCH) -> Update:
-    """The update of a fresh learner: "plain", or the core at a precision."""
+    """Update of a new learner: "plain", or the core at a precision."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as the learner's thread does
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def batches(size: int) -> list[Batch]:
 
 
 def repeat(update: Update, count: int, size: int = BATCH) -> float:
-    """Seconds of `count` updates."""
+    """Duration of `count` updates in seconds."""
     drawn = batches(size)
     started = time.perf_counter()
     for index in range(count):

@@ -1,7 +1,7 @@
-"""Speed of two checkouts of asyncrl, side by side: updates of every algorithm, and acting.
+"""Speed of two checkouts of asyncrl in comparison: updates of every algorithm, and acting.
 
-Each round runs both trees, one after the other, each in a process of its own on one core; ratios are of the medians of
-a round. The trees may differ in layout: `OLD` is another checkout, whose kernels a first run has
+Each round runs both trees one after the other, each in its own process on one core. Figures are medians; ratios are
+formed within a round. The trees may differ in layout. `OLD` is another checkout whose kernels an earlier run has
 compiled.
 
     git worktree add ../old COMMIT
@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "ppo_continuous": ("PPO", {"minibatch_size": 256, "epochs": 4}, "cheetah", 16),
     "impala": ("IMPALA", {}, "cart", 16),
 }
-"""Class, options, environment's shape, and items of a batch (environments of a segment)."""
+"""Class, options, shape of the environment, and batch size (for segments the number of environments)."""
 SEGMENT_ROWS = 64
 
 
@@ -58,7 +58,7 @@ def specs(nouns: Any) -> dict[str, Any]:
 
 
 def timed(function: Callable[[], int], seconds: float = 0.4) -> float:
-    """Microseconds of the thread's own time per unit of what `function` returns, median of five spells."""
+    """Thread CPU time in microseconds per unit returned by `function`, median of five measurements."""
     found = []
     function()
     for _ in range(5):
@@ -130,12 +130,12 @@ def acting(policy: Any, obs: np.ndarray, rng: np.random.Generator) -> Callable[[
 
 
 def child(rows: Sequence[str]) -> None:
-    """Print microseconds of these rows as JSON, of the asyncrl that is imported here."""
+    """Print microseconds of these rows as JSON, for the asyncrl that is imported here."""
     import asyncrl
 
     try:
         from asyncrl import interfaces as nouns
-    except ImportError:  # a checkout from before that file had this name
+    except ImportError:  # an older checkout, before the module was renamed
         import asyncrl.core as nouns  # type: ignore[no-redef,import-not-found]
     found = {}
     for name in rows:

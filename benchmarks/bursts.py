@@ -1,7 +1,7 @@
-"""What the learner's coroutine costs its thread: updates/s in bursts against the same updates in a bare loop.
+"""Overhead of the learner's coroutine: updates/s in bursts against the same updates in a bare loop.
 
-Both use a replay that was filled beforehand and the network of the CartPole preset; the bare loop runs on a fresh
-thread with one torch thread and does nothing but sample, correct, update and set priorities. They alternate.
+Both use a prefilled replay and the network of the CartPole preset. The bare loop runs on a new thread with one torch
+thread and only samples, corrects, updates and sets priorities. They alternate.
 
     python benchmarks/bursts.py
 """
@@ -38,7 +38,7 @@ ENVS, SLOTS = 16, 2048
 
 
 class Bench:
-    """A filled replay and a fresh network."""
+    """A filled replay and a new network."""
 
     def __init__(self, algorithm: DQN) -> None:
         layout = RingLayout(ENVS, SLOTS, SPEC)
@@ -62,13 +62,13 @@ class Bench:
 
 
 def bare(algorithm: DQN, seconds: float) -> float:
-    """Updates/s of a plain loop on a fresh thread."""
+    """Updates/s of a bare loop on a new thread."""
     bench = Bench(algorithm)
     rates: list[float] = []
 
     def loop() -> None:
         torch.set_num_threads(1)
-        torch.set_flush_denormal(True)  # as the learner's thread does: denormals cost some processors a lot
+        torch.set_flush_denormal(True)  # like the learner's thread; denormals are slow on some processors
         updates, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             bench.replay.sample(bench.batch, 0.4)
@@ -86,7 +86,7 @@ def bare(algorithm: DQN, seconds: float) -> float:
 
 
 def bursts(algorithm: DQN, seconds: float, burst_seconds: float) -> float:
-    """Updates/s of the learner on its loop and thread."""
+    """Updates/s of the learner on its event loop and thread."""
     bench = Bench(algorithm)
     mailbox, doorbell = WeightMailbox.create(bench.core.weight_count), Doorbell.create()
     thread = LearnerThread()

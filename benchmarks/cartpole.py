@@ -1,8 +1,8 @@
 """Time to 475 on CartPole-v1: an algorithm at its preset, and Stable-Baselines3's at its zoo settings.
 
-Both clocks: 475 over 100 greedy episodes, and 475 over the last 100 training episodes. Every run is a fresh process
-with one torch thread; the peer's runs stand between ours. Clocks stand still during evaluations that training waits
-for; `start-up` is from the start of the process to the first environment step.
+Both clocks: 475 over 100 greedy episodes, and 475 over the last 100 training episodes. Every run is a new process with
+one torch thread; runs of the peer alternate with ours. Clocks are stopped during evaluations for which training waits.
+`start-up` is the time from the start of the process to the first environment step.
 
     pip install "asyncrl[bench]"
     python benchmarks/cartpole.py --algo ppo --seeds 10 --peer-seeds 5
@@ -66,7 +66,7 @@ def main() -> None:
 def add_peer(
     report: Report, results: list[runs.Summary], clock: str, ours: float, our_side: Side, goal: str
 ) -> None:
-    """The peer's figures of one clock: a run of it has both. Unreached counts with the run's whole time."""
+    """Add the peer's figures of one clock; each of its runs has both. A missed target counts with the run's time."""
     times = [r["seconds"][clock] for r in results]
     report.note(f"sb3_{clock}_reached", f"{sum(t is not None for t in times)} of {len(times)}")
     seconds = [r["train_seconds"] if t is None else t for r, t in zip(results, times, strict=True)]

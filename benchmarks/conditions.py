@@ -1,8 +1,8 @@
-"""The conditions that other people's machines have, for scripts that show that results do not depend on them.
+"""Load conditions of other machines, for scripts that show that results do not depend on them.
 
-quiet       as it is
-one-core    the process and all its children pinned to one core
-busy        a spinning neighbour on every core
+quiet       no change
+one-core    the process and all its children are pinned to one core
+busy        a process spins on every core
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONDITIONS = ("quiet", "one-core", "busy")
 
 @contextlib.contextmanager
 def condition(name: str) -> Iterator[None]:
-    """Hold this process, and what it starts meanwhile, under a condition."""
+    """Apply a condition to this process and the processes that it starts meanwhile."""
     cores = os.sched_getaffinity(0)
     spinners: list[subprocess.Popen[bytes]] = []
     try:

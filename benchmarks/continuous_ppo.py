@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def pendulum(report: Report, seeds: int, limit: float, options: list[str]) -> None:
-    """Fixed steps and both clocks."""
+    """Measure fixed steps and both clocks."""
     runs.announce(3 * seeds, 15.0)
     fixed: list[runs.Summary] = []
     clocks: dict[str, list[runs.Summary]] = {clock: [] for clock in runs.CLOCKS}
@@ -73,7 +73,7 @@ def pendulum(report: Report, seeds: int, limit: float, options: list[str]) -> No
 
 
 def cheetah(report: Report, seeds: int, limit: float, options: list[str]) -> None:
-    """Until the target, within steps. Its episodes all have 1,000 steps, so 10 decide in place of 100."""
+    """Train until the target within a number of steps. All episodes have 1,000 steps, so 10 decide instead of 100."""
     runs.announce(seeds, limit)
     rules = ["--steps", str(CHEETAH_STEPS), "--eval-episodes", "5", "--target-eval-episodes", "10"]
     summaries = []
@@ -89,7 +89,7 @@ def cheetah(report: Report, seeds: int, limit: float, options: list[str]) -> Non
 
 
 def throughput(report: Report, env: str, seeds: int, python: str, options: list[str]) -> None:
-    """Steps/s of whole runs, learning included."""
+    """Measure steps/s of whole runs, learning included."""
     algorithm, trainer = PPO.preset(env), PPO.preset_options(env)
     actors = 2
     envs = trainer.get("envs_per_actor", 16)

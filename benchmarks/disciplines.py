@@ -1,17 +1,17 @@
-"""Relaxed against lockstep and synchronous PPO, same code and settings: time to a target, final return, steps/s.
+"""Relaxed against lockstep and synchronous PPO with the same code and settings: time to target, final return, steps/s.
 
     cartpole, acrobot, lunarlander      each discipline to the target on both clocks, and once more for fixed steps
-    uneven                              CartPole whose steps sleep for a time that differs from episode to episode
-                                        (exponential): simulators elsewhere, four actors of two environments
-    busy                                CartPole whose steps keep the core busy: the environment is the heavy part
+    uneven                              CartPole whose steps sleep for a time drawn per episode (exponential
+                                        distribution): remote simulators, four actors of two environments
+    busy                                CartPole whose steps keep the core busy: the environment is the bottleneck
 
-Disciplines take turns seed by seed. `synchronous` lets actors stop while the learner learns; `lockstep` overlaps the
-two with a lag of exactly one update. The first three are fresh processes of the command line. The default leaves
-lunarlander out, which needs about 10 minutes by itself.
+Disciplines take turns seed by seed. `synchronous` stops the actors while the learner learns; `lockstep` overlaps the
+two with a lag of exactly one update. The first three are new processes of the command line. The default leaves
+lunarlander out, which takes about 10 minutes.
 
-What can be had on two cores: a batch needs A seconds of one core for its environments and L for its updates. With one
-actor, synchronous takes A + L and relaxed max(A, L). With two, synchronous takes A / 2 + L and relaxed (A + L) / 2 at
-least: where actors keep all cores busy, only the learner's own time can be overlapped.
+Limits on two cores: a batch needs A seconds of one core for its environments and L for its updates. With one actor,
+synchronous takes A + L and relaxed max(A, L). With two, synchronous takes A / 2 + L and relaxed at least (A + L) / 2:
+if actors keep all cores busy, only the learner's own time can be overlapped.
 
     python benchmarks/disciplines.py
     python benchmarks/disciplines.py --only lunarlander
@@ -30,7 +30,7 @@ from asyncrl.learning.segment_balance import DISCIPLINES
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned: environment, target on both clocks, limit of a run, steps of the run of fixed steps."""
+    """Learning task: environment, target on both clocks, time limit of a run, steps of the run of fixed steps."""
 
     env: str
     target: float
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def to_target(report: Report, item: str, seeds: int, options: list[str]) -> list[list[object]]:
-    """Both clocks and a run of fixed steps for every discipline."""
+    """Run both clocks and fixed steps with every discipline; returns rows of the table."""
     task = TASKS[item]
     runs.announce(seeds * len(DISCIPLINES) * 3, task.limit)
     results: dict[tuple[str, str], list[runs.Summary]] = {}
@@ -124,7 +124,7 @@ def to_target(report: Report, item: str, seeds: int, options: list[str]) -> list
 
 
 def slow(report: Report, item: str, seeds: int, actors: int, seconds: float) -> None:
-    """Steps/s of every discipline where the environment is the heavy part."""
+    """Measure steps/s of every discipline with an environment that is the bottleneck."""
     from asyncrl import PPO
 
     runs.announce(seeds * len(DISCIPLINES), seconds)

@@ -1,12 +1,12 @@
-"""The distributional family at its presets: C51, QR-DQN and Rainbow to a greedy target, each run a fresh process.
+"""Distributional algorithms at their presets: C51, QR-DQN and Rainbow to a greedy target, each run a new process.
 
 cartpole        475 over 100 greedy episodes of CartPole-v1, by C51 and QR-DQN
 rainbow         the same by Rainbow
 lunarlander     200 over 100 greedy episodes of LunarLander-v3, by C51 and QR-DQN; needs the box2d extra
 
-Reported are how many seeds got there, and seconds and steps; a run that did not counts with its limit, and
-`..._reached_env_steps` are the steps of those that did. The clock stands still during evaluations that training waits
-for.
+Reported are the number of seeds that reached the target, seconds and steps. A run that did not counts with its limit;
+`..._reached_env_steps` are the steps of those that did. The clock is stopped during evaluations for which training
+waits.
 
     python benchmarks/distributional.py
     python benchmarks/distributional.py --only rainbow --seeds 3
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(report: Report, item: str, seeds: int, limit: float, options: Sequence[str]) -> None:
-    """All algorithms of an item, seed by seed."""
+    """Run all algorithms of an item, seed by seed."""
     env, target, algos = TASKS[item]
     runs.announce(seeds * len(algos), limit)
     found: dict[str, list[runs.Summary]] = {algo: [] for algo in algos}

@@ -1,12 +1,12 @@
-"""Training while its page is flooded: updates per second with and without hostile clients, in turns.
+"""Training under a flood of requests to its page: updates per second with and without hostile clients, in turn.
 
-    requests    a few clients that ask for /stats as fast as they get answers
+    requests    a few clients that request /stats as fast as they get answers
     half_open   500 connections that send half a request
     readers     200 readers of /events that never read
     oversize    headers of 1 MB and bodies of 100 MB, announced and sent until the server closes
 
-The clients are another process, so that only their connections, and the processor that they take, weigh on the run; a
-process that only burns as much processor would weigh too, which `busy` shows.
+The clients are another process, so that only their connections and their CPU time affect the run. `busy` shows the
+effect of the CPU time alone.
 
     python benchmarks/endpoint_load.py --seconds 5 --repeats 3
 """
@@ -29,7 +29,7 @@ KINDS = ("requests", "half_open", "readers", "oversize", "busy")
 
 
 async def request_for_ever(host: str, port: int) -> None:
-    """Ask for /stats on one connection after the other."""
+    """Request /stats endlessly, on one connection after the other."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
@@ -42,7 +42,7 @@ async def request_for_ever(host: str, port: int) -> None:
 
 
 async def hold_for_ever(host: str, port: int, sent: bytes) -> None:
-    """Open a connection, send `sent`, read nothing; again where it is closed."""
+    """Open a connection, send `sent`, read nothing; reconnect if it is closed."""
     while True:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(host, port, limit=1)
@@ -53,7 +53,7 @@ async def hold_for_ever(host: str, port: int, sent: bytes) -> None:
 
 
 async def send_too_much(host: str, port: int) -> None:
-    """Send long headers and long bodies."""
+    """Send long headers and long bodies endlessly."""
     head = f"POST /stop HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 100000000\r\n\r\n".encode()
     while True:
         for begin in (b"GET / HTTP/1.1\r\nX: ", head):
@@ -83,7 +83,7 @@ async def attack(kind: str, host: str, port: int) -> None:
 
 
 def measure(seconds: float, repeats: int) -> None:
-    """Measure every kind in turn with no clients at all."""
+    """Measure every kind in turn with no clients."""
     from asyncrl import DQN, Trainer
 
     report = Report("endpoint_load")
@@ -126,7 +126,7 @@ def measure(seconds: float, repeats: int) -> None:
 
 
 def updates_per_second(trainer: object, seconds: float) -> float:
-    """Updates per second over so long."""
+    """Updates per second during `seconds`."""
     before, began = trainer.snapshot(), time.monotonic()  # type: ignore[attr-defined]
     time.sleep(seconds)
     after = trainer.snapshot()  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def updates_per_second(trainer: object, seconds: float) -> float:
 
 
 def main() -> None:
-    """Measure, or be the clients."""
+    """Measure, or run as the clients."""
     if sys.argv[1:2] and sys.argv[1] in KINDS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         asyncio.run(attack(sys.argv[1], sys.argv[2], int(sys.argv[3])))

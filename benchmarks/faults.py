@@ -1,10 +1,10 @@
-"""Faults injected on purpose: what is lost, left behind, or never ends.
+"""Fault injection: measures lost data, leftover resources and hangs.
 
     actors        SIGKILL of actors at random moments under DQN and PPO; every row and every batch is recomputed
     processes     a signal to the main process, the fork server or the evaluator of a run at a random moment
-    checkpoints   mutated files, and saves that are killed or find a full disk at each of their calls
-    environments  thirty environments that misbehave: what is detected, after how long, and what is left
-    slopes        what long runs hold while their processes are killed: memory, descriptors, threads, the sum tree
+    checkpoints   mutated files, and saves that are killed or get a full disk at each of their calls
+    environments  thirty faulty environments: what is detected, after how long, and what is left
+    slopes        resources of long runs whose processes are killed: memory, descriptors, threads, the sum tree
 
     python benchmarks/faults.py actors --kills 10000
     python benchmarks/faults.py processes --kills 100
@@ -12,7 +12,7 @@
     python benchmarks/faults.py environments
     python benchmarks/faults.py slopes --minutes 30
 
-Every section writes results/faults_<section>.json, `processes` one for every target. The sizes above are those of the
+Every section writes results/faults_<section>.json, `processes` one file per target. The sizes above are those of the
 goals; a small part of them takes a minute.
 """
 
@@ -29,7 +29,7 @@ from harness import Report, markdown
 
 
 def actors(arguments: argparse.Namespace) -> None:
-    """Kill storms under DQN and PPO."""
+    """Repeated kills of actors under DQN and PPO."""
     run_storms(arguments.kills, arguments.minutes, arguments.envs, arguments.seed)
 
 
@@ -73,7 +73,7 @@ def checkpoints(arguments: argparse.Namespace) -> None:
 
 
 def environments(arguments: argparse.Namespace) -> None:
-    """Environments that misbehave."""
+    """Faulty environments."""
     report = Report("faults_environments")
     rows = []
     for name in arguments.names or CLASSES:
@@ -92,7 +92,7 @@ def environments(arguments: argparse.Namespace) -> None:
 
 
 def slopes(arguments: argparse.Namespace) -> None:
-    """What long runs hold."""
+    """Resource growth of long runs."""
     run_slopes(arguments.minutes, arguments.algorithms, arguments.seconds_between_kills, arguments.seed)
 
 

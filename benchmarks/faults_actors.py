@@ -1,4 +1,4 @@
-"""Kill storms of actors, for `faults.py actors`: rows, batches, latencies, and what grows or is left."""
+"""Repeated kills of actors, for `faults.py actors`: checks of rows and batches, latencies, growth and leftovers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 900.0
 BARE_EVERY = 10
-"""The bare fork server is timed after every so many kills."""
+"""Number of kills between two measurements of the bare fork server."""
 SAMPLE_SECONDS = 2.0
 WARM_SHARE = 0.25
-"""Share of a storm that slopes leave out: allocators and caches fill at first."""
+"""Fraction of the run left out of slopes, in which allocators and caches fill."""
 
 
 def watch_learner(findings: Findings) -> dict[int, RowCheck]:
-    """Have all that the learner's thread takes in and trains on checked, from now on.
+    """Patch the learner so that all that its thread ingests and trains on is checked, from now on.
 
-    Returns the checks by ring, which hold its memory: to be cleared after every run.
+    Returns the checks by ring. They keep the ring's memory alive, so clear them after every run.
     """
     from asyncrl.learning.segment_loop import SegmentLoop
     from asyncrl.replay import PrioritizedReplay, SegmentQueue
@@ -70,7 +70,7 @@ def watch_learner(findings: Findings) -> dict[int, RowCheck]:
 
 
 def find_pool() -> list[Any]:
-    """A list that holds the pool of every run that starts from now on."""
+    """Return a list to which every pool is added that starts from now on."""
     from asyncrl.actors.pool import ActorPool
 
     pools: list[Any] = []
@@ -85,7 +85,7 @@ def find_pool() -> list[Any]:
 
 
 def until(condition: Any, trainer: Any, what: str) -> None:
-    """Wait for a condition as long as the run goes on."""
+    """Wait for a condition while the run lasts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if trainer.done:
@@ -96,7 +96,7 @@ def until(condition: Any, trainer: Any, what: str) -> None:
 
 
 def seconds_to_new_row(pool: Any, index: int, trainer: Any) -> float:
-    """Kill an actor and wait for the first row of its next life; the time between the two."""
+    """Kill an actor; returns the seconds until the first row of its next life."""
     from asyncrl.shm.ring_layout import INCARNATION, PUBLISHED
 
     header = pool.rings[index].header
@@ -113,16 +113,16 @@ UNITS = {"resident": "kB/min", "descriptors": "/min", "threads": "/min", "memfds
 
 
 class Growth:
-    """What processes hold, over time: a list of samples, and the slope of each kind."""
+    """Resources of processes over time: a list of samples, and the slope of each kind."""
 
     def __init__(self, **pids: int) -> None:
-        """Watch processes by a name for each."""
+        """Watch processes, each by a name."""
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
         self._samples: list[tuple[float, dict[str, float]]] = []
         self._next = 0.0
 
     def look(self) -> None:
-        """Take a sample where one is due."""
+        """Take a sample if one is due."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SAMPLE_SECONDS
@@ -135,7 +135,7 @@ class Growth:
             self._samples.append((now, found))
 
     def slopes(self) -> dict[str, tuple[float, str]]:
-        """Least-squares slope per minute of every kind, once warm, and its unit."""
+        """Least-squares slope per minute of every kind after the warm-up, and its unit."""
         warm = self._samples[int(len(self._samples) * WARM_SHARE) :]
         if len(warm) < 3:
             return {}
@@ -148,7 +148,7 @@ class Growth:
 
 
 def memfds(pid: int) -> int:
-    """Descriptors of a process that are anonymous shared memory."""
+    """Number of a process's descriptors that are anonymous shared memory."""
     return sum("memfd:" in target for target in _links(Path(f"/proc/{pid}/fd")))
 
 
@@ -163,7 +163,7 @@ def _links(folder: Path) -> list[str]:
 
 
 def newest(trainer: Any) -> Snapshot:
-    """The last snapshot of a run that has had one."""
+    """Last snapshot of a run that has one."""
     snapshot: Snapshot = trainer.snapshot()
     assert snapshot is not None
     return snapshot
@@ -175,7 +175,7 @@ def storm(
     """Kill actors of one run, one after the other at random moments.
 
     Returns:
-        Latencies in seconds, those of the bare fork server meanwhile, what grew, and what the run did.
+        Latencies in seconds, those of the bare fork server meanwhile, resource growth, and the run's updates and steps.
     """
     from asyncrl import Trainer
 
@@ -216,7 +216,7 @@ def storm(
 
 
 def run_storms(kills: int, minutes: float, envs: int, seed: int) -> None:
-    """Kill storms under DQN and PPO, of half the kills each and half the time; every row and batch is recomputed."""
+    """Kill actors under DQN and PPO, half the kills and half the time each; every row and batch is recomputed."""
     from asyncrl import DQN, PPO
 
     findings = Findings()

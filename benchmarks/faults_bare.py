@@ -1,11 +1,11 @@
-"""Kill and start again what an actor is at the least, without any code of ours around it, for `faults.py actors`.
+"""Minimal replacement of a killed process, without asyncrl's code around it, as a reference for `faults.py actors`.
 
-A single-threaded process imports what the fork server imports, forks a child that builds and resets the counting
-environments and takes one step, and does so again whenever it is asked: it kills the child, reaps it, forks the next.
-The time between the kill and the step of the next one is what processor, kernel and environment take on this machine
-at this moment; what the product takes beyond it is its own.
+A single-threaded process imports what the fork server imports and forks a child, which builds and resets the counting
+environments and takes one step. On request it kills the child, reaps it and forks the next. The time between the kill
+and the next child's step is the cost of processor, kernel and environment on this machine at this moment; the excess of
+asyncrl's time is its own cost.
 
-    python benchmarks/faults_bare.py ENVS      a byte in: once more; a byte out: the step was taken
+    python benchmarks/faults_bare.py ENVS      a byte in: replace the child; a byte out: the step was taken
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 
 
 class Bare:
-    """The process, asked and timed."""
+    """Controller of the process; sends requests and times them."""
 
     def __init__(self, envs: int) -> None:
-        """Start it; returns when the first child has taken its step."""
+        """Start the process; returns after the first child's step."""
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(envs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # as the fork server has one, which a scheduler by sessions sees
+            start_new_session=True,  # like the fork server; matters to schedulers that group by session
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -38,7 +38,7 @@ class Bare:
         self._wait()
 
     def seconds(self) -> float:
-        """Kill the child and have the next one take a step; the time between the two."""
+        """Replace the child; returns the seconds until the new one has taken its step."""
         assert self._process.stdin is not None
         began = time.perf_counter()
         self._process.stdin.write(b"+")
@@ -46,7 +46,7 @@ class Bare:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """End it, with its child."""
+        """Kill the process and its child."""
         assert self._process.stdin is not None and self._process.stdout is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdin.close()
@@ -60,7 +60,7 @@ class Bare:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve requests."""
     from asyncrl.actors.forking import _preload
 
     _preload()
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def step(envs: int) -> None:
-    """Build, reset and step what an actor builds, resets and steps."""
+    """Build, reset and step the environments of an actor."""
     from faults_env import CountingEnv
 
     made = [CountingEnv() for _ in range(envs)]

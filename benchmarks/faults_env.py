@@ -1,4 +1,4 @@
-"""An environment whose every step follows from arithmetic; `faults_rows.py` recomputes it.
+"""Environment whose every step follows from arithmetic, so that `faults_rows.py` can recompute it.
 
 Observation = (stream, episode mod 240, step, last action), scaled to dyadic fractions: every comparison is exact. Every
 life of an actor imports this module, so it imports little.
@@ -39,7 +39,7 @@ class CountingEnv(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Count one further."""
+        """Take one step."""
         self.number, self.action = self.number + 1, int(action)
         where = np.array([[self.stream], [self.episode % PERIOD], [self.number]])
         flags, reward = int(flags_of(*where)[0]), float(reward_of(*where)[0])

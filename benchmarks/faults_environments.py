@@ -1,7 +1,7 @@
-"""Thirty environments that misbehave, and what a run of each of them leaves, for `faults.py environments`.
+"""Thirty faulty environments and the leftovers of a run with each of them, for `faults.py environments`.
 
-Every environment is sound while it is probed and for `SOUND_STEPS` steps, unless its fault is of construction or of the
-first reset, so that there are weights to be saved when the fault strikes.
+Every environment works while it is probed and for `SOUND_STEPS` steps, unless its fault is in construction or in the
+first reset, so that there are weights to save when the fault occurs. A class's docstring is its name in the results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sound(gymnasium.Env[Any, Any]):
         return self.result(float(action == 0))
 
     def result(self, reward: Any) -> Any:
-        """What `step` returns."""
+        """Return value of `step`."""
         return self.observe(), reward, False, self.episode_steps >= 20, {}
 
     def observe(self) -> Any:
@@ -63,7 +63,7 @@ class Sound(gymnasium.Env[Any, Any]):
         return np.full(3, self.episode_steps / 20, np.float32)
 
     def misbehave(self, action: Any) -> None:
-        """The fault, in most classes."""
+        """Hook for the fault of most classes."""
 
 
 class Raises(Sound):
@@ -260,7 +260,7 @@ class HangsInC(Sound):
         if self.broken:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
-            library = ctypes.PyDLL(None)  # keeps the interpreter locked while it calls
+            library = ctypes.PyDLL(None)  # keeps the interpreter locked during its calls
             while True:
                 library.pause()
 
@@ -322,7 +322,7 @@ CLASSES = {
 
 
 def run_one(name: str) -> dict[str, Any]:
-    """Train DQN in the environment by the command line and look at what is left."""
+    """Train DQN in the environment by the command line and collect what is left."""
     token = uuid.uuid4().hex
     folder = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory() as place:
@@ -382,7 +382,7 @@ def _files(run: Path) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The rows for people."""
+    """The rows as cells of the Markdown table."""
     return [
         [
             row["fault"], ", ".join(row["codes"]) or "-", str(row["exit_code"]), f"{row['seconds']:.1f}",

@@ -1,4 +1,4 @@
-"""Checkpoints that were mutated, and saves that end at any of their calls: what `faults.py checkpoints` measures."""
+"""Mutated checkpoints, and saves interrupted at any of their calls, for `faults.py checkpoints`."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ CALLS = (
 
 
 def meta(env_steps: int) -> CheckpointMeta:
-    """Header of a checkpoint."""
+    """Metadata of a checkpoint."""
     options = option_values(ALGORITHM)
     return CheckpointMeta(env="CartPole-v1", algo="dqn", spec=SPEC, options=options, env_steps=env_steps)
 
 
 def save_one(folder: CheckpointFolder, env_steps: int) -> Path:
-    """A checkpoint whose weights say which it is."""
+    """Save a checkpoint whose weights all equal `env_steps`."""
     weights = np.full(ALGORITHM.make_policy(SPEC).weight_count, env_steps, np.float32)
     return folder.save({"weights": weights, "core": {"step": env_steps}}, meta(env_steps), best=True)
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """The bytes after an accident or a forgery."""
+    """The bytes after random damage or a forgery."""
     changed = bytearray(data)
     kind = rng.randrange(6)
     if kind == 0:
@@ -66,14 +66,14 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         return bytes(changed)
     for _ in range(rng.randrange(1, 9)):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    if kind == 5:  # with a digest that is right, as an enemy makes it
+    if kind == 5:  # a forgery: with a correct digest
         rest = bytes(changed[40:])
         return bytes(changed[:8]) + hashlib.sha256(rest).digest() + rest
     return bytes(changed)
 
 
 def mutations(count: int, seed: int) -> dict[str, int]:
-    """Read so many mutated files, as `eval` does."""
+    """Read `count` mutated files, as `eval` does, and count the outcomes."""
     rng = random.Random(seed)
     result = dict.fromkeys(
         ("refused", "unchanged", "forged_and_read", "tracebacks", "garbage_accepted", "previous_lost"), 0
@@ -104,7 +104,7 @@ def mutations(count: int, seed: int) -> dict[str, int]:
 
 
 def broken_saves() -> dict[str, int]:
-    """Have the second save of a folder killed, or refused space, at each of its calls and at many lengths of a file."""
+    """Kill the second save of a folder, or refuse it space, at each of its calls and at many lengths of a file."""
     result = dict.fromkeys(
         ("saves_killed", "saves_without_space", "saves_cut", "checkpoints_lost", "temporary_files_left"), 0
     )
@@ -120,7 +120,7 @@ def broken_saves() -> dict[str, int]:
 
 
 def broken_save(prepare: Callable[[], None], result: dict[str, int], kind: str) -> bool:
-    """One save in a process that `prepare` has spoilt; whether it failed."""
+    """Save once in a child process after calling `prepare` there; returns whether the save failed."""
     with tempfile.TemporaryDirectory() as place:
         folder = CheckpointFolder(Path(place))
         save_one(folder, 100)
@@ -150,7 +150,7 @@ def broken_save(prepare: Callable[[], None], result: dict[str, int], kind: str) 
 
 
 def end_at_call(number: int, end: Callable[[], None]) -> None:
-    """Call `end` in place of the call of this number to the file system."""
+    """Patch the file-system calls so that `end` is called at call number `number`."""
     left = [number]
     for module, name in CALLS:
         setattr(sys.modules[module], name, _counted(getattr(sys.modules[module], name), left, end))
@@ -168,16 +168,16 @@ def _counted(call: Callable[..., Any], left: list[int], end: Callable[[], None])
 
 
 def kill() -> None:
-    """End this process as the kernel would."""
+    """Kill this process by SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def no_space() -> None:
-    """Say what a full disk says."""
+    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def limit_files(most_bytes: int) -> None:
-    """Let no file grow beyond so many bytes."""
+    """Limit the size of files to `most_bytes`."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))

@@ -1,4 +1,4 @@
-"""Runs of the command line of which one process gets a signal at a random moment, for `faults.py processes`."""
+"""Runs of the command line in which one process gets a signal at a random moment, for `faults.py processes`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ import psutil
 
 TARGETS = ("main_sigint", "server", "evaluator", "main_sigkill", "main_sigterm")
 LIMIT_SECONDS = 300.0
-"""A run that has not ended so long after the signal hangs: it takes seconds, and a minute on a busy machine."""
+"""Time after the signal at which a run counts as hung; ending takes seconds, or a minute on a busy machine."""
 ORPHAN_SECONDS = 2.0
 MARK = "ASYNCRL_FAULT_INJECTION"
 
 
 @dataclass
 class Outcome:
-    """What was seen of all runs with one target.
+    """Counts over all runs with one target.
 
     Attributes:
-        runs: how many.
-        hit: how many had the target when the signal was due.
+        runs: number of runs.
+        hit: runs that had the target when the signal was due.
         hangs: runs that did not end.
         orphans: processes left two seconds after the end of the main process.
         leaks: files left in /dev/shm.
-        checkpoints: files that were read.
-        damaged: files among them that did not load.
+        checkpoints: checkpoint files read.
+        damaged: checkpoint files that did not load.
         locked: run directories whose lock was still held.
-        untold: runs that ended in order and left no summary, or their page's address.
-        exit_codes: how often each.
-        seconds: from the signal to the end of the main process.
-        stories: what was found, in words.
+        untold: runs that ended in good order without a summary, or left the address of their page.
+        exit_codes: number of runs by exit code.
+        seconds: time from the signal to the end of the main process.
+        stories: findings in words.
     """
 
     runs: int = 0
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def marked(token: str) -> set[int]:
-    """Processes whose environment holds the token, zombies excluded."""
+    """Processes whose environment contains the token, zombies excluded."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -70,7 +70,7 @@ def marked(token: str) -> set[int]:
 
 
 def descendants(main: int) -> tuple[set[int], set[int]]:
-    """The fork server, and the evaluator, of a run; empty where there is none at this moment."""
+    """Process ids of a run's fork server and evaluator; empty while there is none."""
     servers, evaluators = set(), set()
     with contextlib.suppress(psutil.Error, OSError):
         for guardian in psutil.Process(main).children():
@@ -84,7 +84,7 @@ def descendants(main: int) -> tuple[set[int], set[int]]:
 
 
 def one_run(target: str, moment: float, outcome: Outcome) -> None:
-    """Start a run, send the signal after `moment` seconds, and look at what is left."""
+    """Start a run, send the signal after `moment` seconds, and check what is left."""
     token, before = uuid.uuid4().hex, set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
@@ -102,7 +102,7 @@ def one_run(target: str, moment: float, outcome: Outcome) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # What a shell starts in the background ignores it, and so would all that this script starts.
+            # A shell's background jobs ignore SIGINT, and their children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
@@ -155,7 +155,7 @@ def _send(target: str, moment: float, main: subprocess.Popen[str], outcome: Outc
 
 
 def _look_at(run: Path, exit_code: int, outcome: Outcome) -> None:
-    """Read what a run has left."""
+    """Check the files that a run has left."""
     _read_all(run / "checkpoints", outcome)
     with contextlib.suppress(FileNotFoundError), (run / ".lock").open() as lock:
         try:
@@ -184,7 +184,7 @@ def _read_all(folder: Path, outcome: Outcome) -> None:
 
 
 def kill_runs(target: str, count: int, minutes: float, seed: int) -> Outcome:
-    """So many runs, or fewer in that time, each hit at another moment between its start and its usual end."""
+    """Run `count` runs, or fewer within the time; each gets the signal at a random moment of its usual duration."""
     rng, outcome = random.Random(f"{target} {seed}"), Outcome()
     started = time.monotonic()
     undisturbed: Any = Outcome()

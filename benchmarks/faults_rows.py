@@ -1,4 +1,4 @@
-"""The checks of rows, batches and segments against `faults_env.py`, which says what each of them must be."""
+"""Checks of rows, batches and segments against `faults_env.py`, which defines their contents."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GAMMA = 0.5
 
 @dataclass
 class Findings:
-    """What was checked, and what was wrong.
+    """Counts of checks and of errors.
 
     Attributes:
-        rows: published rows that were recomputed, of one stream each.
-        samples: transitions, and steps of segments, that were recomputed when they were trained on.
+        rows: recomputed published rows, counted per stream.
+        samples: recomputed transitions and steps of segments that were trained on.
         torn: sampled transitions or rows whose parts do not belong together.
-        disorder: rows that are not what follows the row before them: lost, repeated or out of order.
+        disorder: rows that do not follow from the row before: lost, repeated or out of order.
     """
 
     rows: int = 0
@@ -34,7 +34,7 @@ class Findings:
 
 @dataclass
 class RowCheck:
-    """Recomputes every row of one ring in order, over all lives of its actor; learner thread only."""
+    """Check of every row of one ring in order, over all lives of its actor; learner thread only."""
 
     ring: Any
     findings: Findings
@@ -54,7 +54,7 @@ class RowCheck:
         self.ended = np.zeros(envs, bool)
 
     def up_to(self, published: int) -> None:
-        """Check the rows that are new."""
+        """Check the new rows."""
         while self.position < published:
             self._row(self.position & (self.ring.num_slots - 1))
             self.position += 1
@@ -85,7 +85,7 @@ class RowCheck:
 
 
 def check_batch(batch: Any, findings: Findings) -> None:
-    """Recompute every transition (n = 1) that is trained on."""
+    """Recompute every transition (n = 1) of a batch that is trained on."""
     obs, after = np.rint(batch.obs * SCALE).astype(np.int64), np.rint(batch.next_obs * SCALE)
     stream, episode, step = obs[:, 0], obs[:, 1], obs[:, 2] + 1
     flags = flags_of(stream, episode, step)

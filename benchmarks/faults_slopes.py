@@ -1,9 +1,9 @@
-"""What long runs hold while their processes are killed, for `faults.py slopes`: memory, descriptors, threads, sum tree.
+"""Resources of long runs whose processes are killed, for `faults.py slopes`: memory, descriptors, threads, sum tree.
 
     python benchmarks/faults_slopes.py dqn       the run itself, until its standard input ends
 
-The run is a process of its own, which nothing of the measuring lies in. An actor is killed every few seconds, the
-evaluator every minute and the fork server, with all that it has forked, every five.
+The run is a separate process, so that the measurement does not use its memory. An actor is killed every few seconds,
+the evaluator every minute and the fork server, and with it its children, every five minutes.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ SAMPLE_SECONDS = 5.0
 EVALUATOR_SECONDS, SERVER_SECONDS = 60.0, 300.0
 STEP_SECONDS = 0.001
 WARM_SHARE = 1 / 3
-"""Share of the run that slopes leave out: allocators, caches and windows fill at first."""
+"""Fraction of the run left out of slopes, in which allocators, caches and windows fill."""
 UNITS = {"private": "kB/min", "shared": "kB/min", "descriptors": "/min", "threads": "/min", "memfds": "/min"}
 HEAP = {"python_blocks": "/min", "malloc_used": "kB/min", "malloc_free": "kB/min", "malloc_mapped": "kB/min"}
-"""What the main process says of its own heap: a leak grows in use, fragmentation grows free."""
+"""Figures of the main process's heap: a leak increases `used`, fragmentation increases `free`."""
 
 
 class SlowCountingEnv(CountingEnv):
-    """The counting environment at a rate that leaves the machine to others."""
+    """The counting environment, slowed to leave processor time to other programs."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Wait, and count one further."""
+        """Sleep, then take one step."""
         time.sleep(STEP_SECONDS)
         return super().step(action)
 
 
 def held(pid: int) -> dict[str, float]:
-    """What a process holds: memory in kB, private and shared, and numbers of descriptors, threads and memfds."""
+    """Resources of a process: private and shared memory in kB, numbers of descriptors, threads and memfds."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kilobytes = {name: float(status[name].split()[0]) for name in ("RssAnon", "RssShmem")}
     return {
@@ -67,9 +67,9 @@ class Watched:
     """One run of the script, its samples and the kills it got.
 
     Attributes:
-        samples: of each moment in seconds what the main process and the fork server held.
-        told: what the run has said of itself, a line every few seconds.
-        kills: how many, by what was killed.
+        samples: time in seconds and the resources of the main process and the fork server.
+        told: lines printed by the run every few seconds.
+        kills: number of kills, by the kind of process.
     """
 
     algorithm: str
@@ -101,7 +101,7 @@ class Watched:
                 self.told.append(json.loads(line))
 
     def look(self) -> None:
-        """Take a sample and kill what is due. Raises `SystemExit` where the run has ended."""
+        """Take a sample and kill processes that are due. Raises `SystemExit` if the run has ended."""
         if self._process.poll() is not None:
             raise SystemExit(f"{self.algorithm} ended with exit code {self._process.returncode}")
         servers, evaluators = descendants(self._process.pid)
@@ -116,7 +116,7 @@ class Watched:
             self._kill("server", servers)
 
     def _kill(self, what: str, pids: set[int]) -> None:
-        """Kill one of them where one is due."""
+        """Kill one of these processes if a kill is due."""
         now = time.monotonic()
         if pids and now >= self._next.setdefault(what, now + self._every[what]):
             self._next[what] = now + self._random.uniform(0.5, 1.5) * self._every[what]
@@ -125,7 +125,7 @@ class Watched:
                 self.kills[what] += 1
 
     def end(self) -> None:
-        """End the run in order."""
+        """End the run in good order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(120)
@@ -140,7 +140,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def slopes_of(samples: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    """Least-squares slope per minute of everything in the samples, once warm."""
+    """Least-squares slope per minute of every figure in the samples, after the warm-up."""
     warm = samples[int(len(samples) * WARM_SHARE) :]
     minutes = np.array([when for when, _ in warm]) / 60
     return {
@@ -150,7 +150,7 @@ def slopes_of(samples: list[tuple[float, dict[str, float]]]) -> dict[str, float]
 
 
 def run_slopes(minutes: float, algorithms: list[str], every_seconds: float, seed: int) -> None:
-    """Watch a run of each algorithm, all at the same time, and write what they hold."""
+    """Watch one run of each algorithm, all at the same time, and write their slopes."""
     report = Report("faults_slopes")
     runs = [Watched(name, seed, every_seconds) for name in algorithms]
     end = time.monotonic() + 60 * minutes
@@ -198,7 +198,7 @@ def _report(report: Report, run: Watched) -> None:
 
 
 def tell_tree(told: dict[str, float]) -> None:
-    """Have the learner's thread keep in `told` the root of the sum tree, and how far it is from its leaves' sum."""
+    """Patch the replay to store in `told` the root of the sum tree and its relative error to the sum of the leaves."""
     from asyncrl.replay import PrioritizedReplay
 
     ingest, next_look = PrioritizedReplay.ingest, [0.0]
@@ -229,7 +229,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def heap() -> dict[str, float]:
-    """Blocks of Python's allocator; kB of malloc that are in use, free, and mapped; the latter where glibc says it."""
+    """Blocks of Python's allocator, and kB of malloc in use, free and mapped if glibc reports them."""
     found: dict[str, float] = {"python_blocks": sys.getallocatedblocks()}
     with contextlib.suppress(AttributeError):
         mallinfo = ctypes.CDLL(None).mallinfo2
@@ -241,7 +241,7 @@ def heap() -> dict[str, float]:
 
 
 def records() -> Mapping[str, Any]:
-    """Algorithms by their names."""
+    """Algorithms by name."""
     from asyncrl import DQN, PPO
 
     of_replay: dict[str, Any] = {
@@ -257,7 +257,7 @@ def records() -> Mapping[str, Any]:
 
 
 def main(algorithm: str) -> None:
-    """Train until standard input ends; tell every few seconds how far the run is."""
+    """Train until standard input ends; print the run's figures every few seconds."""
     from asyncrl import Trainer
 
     told: dict[str, float] = {}

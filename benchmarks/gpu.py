@@ -1,16 +1,16 @@
 """Updates/s on a GPU with the Nature CNN: batches from the CPU or a mirror, eager, as a graph, in bfloat16; copy rates.
 
-Prints "no GPU" and ends where there is none. DQN on stacks of 4 frames of 84 x 84, uniform replay of 65,536 steps in
-one ring, as `image_updates.py`; the contenders take turns in every repeat.
+Prints "no GPU" and ends if there is none. DQN on stacks of 4 frames of 84 x 84, with a uniform replay of 65,536 steps
+in one ring, like `image_updates.py`. The contenders take turns in every repeat.
 
     cpu             batches gathered on the CPU, copied from pinned memory
-    mirror          gathered on the GPU from the copy of the ring
+    mirror          batches gathered on the GPU from the copy of the ring
     ... graph       the update as one CUDA graph
     ... bfloat16    under autocast
 
-Busy is the share of an update's time in which the GPU works, by the time of its kernels (torch.profiler). Copies: new
-rows into the mirror, against one copy of as many bytes from one pinned block. Steps/s are those of a whole run of DQN
-on `asyncrl/Catch-v0` in 20 seconds, with the actors of this machine.
+Busy is the fraction of an update's time in which the GPU works, by the time of its kernels (torch.profiler). Copies:
+new rows into the mirror, against one copy of the same number of bytes from one pinned block. Steps/s are those of a
+whole run of DQN on `asyncrl/Catch-v0` in 20 seconds, with the default number of actors.
 
     python benchmarks/gpu.py [--repeats 7] [--calls 200]
 """
@@ -48,7 +48,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 
 
 class Learner:
-    """Replay over a full ring, with a mirror or without, and the learner of DQN."""
+    """Replay over a full ring, with or without a mirror, and the learner of DQN."""
 
     def __init__(
         self, segment: Segment, layout: RingLayout, batch: int, mirrored: bool, options: Any
@@ -71,14 +71,14 @@ class Learner:
             self.mirror.follow(self.replay.published_rows())
 
     def update(self) -> None:
-        """Sample and update."""
+        """Sample and update once."""
         self.replay.sample(self.batch, 1.0)
         if self.mirror is not None:
             self.mirror.locate(self.batch)
         self.core.update(self.batch)
 
     def seconds(self, calls: int) -> float:
-        """Of so many updates, until the GPU has made the last one."""
+        """Duration of `calls` updates in seconds, until the GPU has finished the last one."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -87,7 +87,7 @@ class Learner:
         return time.perf_counter() - start
 
     def busy(self, calls: int) -> float:
-        """Share of the time in which the GPU works."""
+        """Fraction of the time in which the GPU works."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -97,7 +97,7 @@ class Learner:
 
 
 def copy_rates(report: Report, segment: Segment, layout: RingLayout, repeats: int) -> None:
-    """Rows into the mirror, and the same bytes from one pinned block."""
+    """Measure copies of rows into the mirror, and of the same bytes from one pinned block."""
     replay = PrioritizedReplay(
         [RingReader(segment, layout)], n_step=1, gamma=0.99, rng=np.random.default_rng(0)
     )

@@ -1,10 +1,10 @@
-"""What groups cost: a fusion against its bare message, the learner's time, a slow group, and slow messages.
+"""Cost of groups: a fusion against its bare message, the learner's time, a slow group, and slow messages.
 
-Two processes over gloo on loopback. Bare messages and fusions alternate call by call; each repeat is the median of its
-calls. The learner makes updates of DQN's CartPole preset of a fixed batch; its time lost is what it spends in the
-fusion's hooks, by the clock and by its thread's CPU time: where other work shares the cores, a hook that wakes gloo's
-thread may be preempted. The slowed group sleeps nine times as long as its own update takes. A slow message is over that
-many milliseconds after it was begun at the earliest.
+Two processes communicate over gloo on loopback. Bare messages and fusions alternate call by call; each repeat is the
+median of its calls. The learner makes updates of DQN's CartPole preset with a fixed batch. Its lost time is the time in
+the fusion's hooks, by the clock and by its thread's CPU time: if other work shares the cores, a hook that wakes gloo's
+thread may be preempted. The slowed group sleeps nine times as long as its own update takes. A delayed message completes
+at the earliest the given number of milliseconds after its start.
 
     python benchmarks/groups.py --repeats 3
 """
@@ -37,16 +37,16 @@ from asyncrl.groups.state import packed
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 
 SIZES = (17_410, 150_000, 1_000_000)
-"""Values of a vector; about the presets of DQN on CartPole and of SAC on HalfCheetah, and a small convolution."""
+"""Lengths of a vector; about the presets of DQN on CartPole and of SAC on HalfCheetah, and a small convolution."""
 MODES = ("none", "gradients", "average", "async")
 
 
 DELAYS = (1, 10, 100)
-"""Milliseconds."""
+"""Delays of messages in milliseconds."""
 
 
 class DelayedWork:
-    """A message that is over some seconds after it was begun at the earliest."""
+    """A message that completes at the earliest some seconds after its start."""
 
     def __init__(self, work: Any, seconds: float) -> None:
         self._work, self._over = work, time.monotonic() + seconds
@@ -60,7 +60,7 @@ class DelayedWork:
 
 
 def delay_messages(seconds: float) -> None:
-    """From here on every message of this process takes at least `seconds`."""
+    """Patch this process so that every later message takes at least `seconds`."""
     begin = Peers._begin
 
     def begin_slowly(self: Peers, operation: Any, *arguments: Any) -> Any:
@@ -81,7 +81,7 @@ def connection(rank: int, port: int, name: str) -> Connection:
 
 
 def messages(made: Connection, size: int, calls: int) -> dict[str, float]:
-    """Median microseconds of a bare all-reduce, and of a round with the same vector, alternating."""
+    """Median microseconds of a bare all-reduce and of a round with the same vector, alternating."""
     peers = Peers(made.store, "peers", made.place.rank, 2)
     rounds = Rounds(peers, ENCODINGS["float32"](size))
     vector, bare = torch.randn(size), torch.randn(size)
@@ -120,7 +120,7 @@ def fusion_of(mode: str, made: Connection, core: Any) -> Fusion:
 
 
 def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[str, float]:
-    """Updates per second of this rank, and the share of its time that the hooks took."""
+    """Updates per second of this rank, and the fraction of its time spent in the hooks."""
     spec, algorithm = EnvSpec("any", (4,), "float32", DiscreteAction(2)), DQN.preset("CartPole-v1")
     core, batch = algorithm.make_updater(spec, "cpu", 0), fixed_batch(spec, algorithm.batch_size)
     for _ in range(50):
@@ -152,7 +152,7 @@ def learning(made: Connection, mode: str, seconds: float, slowed: bool) -> dict[
 
 
 def timed(hook: Callable[..., Any], lost: list[float], busy: list[float]) -> Callable[..., Any]:
-    """`hook`, adding its seconds to `lost` and those that its thread has computed to `busy`."""
+    """Wrap `hook` to add its seconds to `lost` and its thread's CPU seconds to `busy`."""
 
     def call(*arguments: Any) -> Any:
         started, computed = time.perf_counter(), time.thread_time()
@@ -166,7 +166,7 @@ def timed(hook: Callable[..., Any], lost: list[float], busy: list[float]) -> Cal
 
 
 def both(port: int, name: str, *arguments: str) -> list[dict[str, float]]:
-    """What each of two processes has measured."""
+    """Results of two processes, one per rank."""
     command = [sys.executable, __file__, "--port", str(port), "--name", name, "--measure", *arguments]
     ranks = [
         subprocess.Popen([*command, "--rank", str(r)], stdout=subprocess.PIPE, text=True) for r in (0, 1)
@@ -176,7 +176,7 @@ def both(port: int, name: str, *arguments: str) -> list[dict[str, float]]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """One process of a measurement."""
+    """Make one process's part of a measurement and print its result."""
     torch.set_num_threads(1)
     made, (kind, *rest) = connection(options.rank, options.port, options.name), options.measure
     if kind == "messages":
@@ -192,7 +192,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def compare_modes(report: Report, kind: str, repeats: int, seconds: float) -> None:
-    """Rank 0's learning with every mode; the modes of one repeat follow one another."""
+    """Measure rank 0's learning in every mode; the modes of one repeat follow one another."""
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for _ in range(repeats):
         for mode in MODES:

@@ -1,8 +1,8 @@
-"""Faults of groups: each kind of fault in each fusion, and what became of the run.
+"""Faults of groups: each kind of fault in each fusion, and the outcome of the run.
 
-Every case starts `asyncrl train` with two groups in a process group of its own, waits until both groups have fused,
-does the fault, and looks: exit code, seconds until the run is over, what it says, which checkpoint is left, which
-processes are left. `CASES` has the outcomes that are allowed; the script fails where another one is seen.
+Every case starts `asyncrl train` with two groups in its own process group, waits until both groups train, injects the
+fault, and checks: exit code, seconds until the run ends, its messages, its last checkpoint, and processes left. `CASES`
+has the allowed outcomes; the script fails on any other.
 
     python benchmarks/groups_faults.py
     python benchmarks/groups_faults.py --only kill-rank-1 --fusion async
@@ -43,7 +43,7 @@ class Job:
     run: Path
 
     def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank."""
+        """Process of a rank."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 line = " ".join(child.cmdline())
@@ -56,7 +56,7 @@ class Job:
         raise RuntimeError(f"rank {rank} is not there")
 
     def statistics(self) -> dict[str, Any]:
-        """The newest line of the run's metrics."""
+        """Newest line of the run's metrics."""
         lines = (self.run / "metrics.jsonl").read_text().splitlines()
         return json.loads(lines[-1]) if lines else {}
 
@@ -103,7 +103,7 @@ def until(condition: Callable[[], Any], seconds: float) -> bool:
 
 
 def trains(job: Job) -> bool:
-    """Whether both groups have made steps, and a checkpoint is there."""
+    """Whether both groups have taken steps and there is a checkpoint."""
     groups = [p for p in (job.run / "groups").glob("*/metrics.jsonl") if p.stat().st_size]
     return job.steps() > 2000 and bool(groups) and (job.run / "checkpoints" / "latest").exists()
 
@@ -113,7 +113,7 @@ def kill(rank: int) -> Callable[[Job], None]:
 
 
 def suspend(rank: int) -> Callable[[Job], None]:
-    """SIGSTOP of a rank with its actors, as a machine that is cut off."""
+    """Stop a rank and its actors by SIGSTOP, like a machine without network."""
 
     def do(job: Job) -> None:
         process = job.rank(rank)
@@ -145,10 +145,10 @@ class Case:
     """One fault.
 
     Attributes:
-        do: the fault.
-        ends: for each fusion, `error` (names the rank), `goes on` (the run completes), or `interrupted`.
-        within: seconds in which an error is there.
-        torchrun: started by torchrun with restarts.
+        do: injects the fault.
+        ends: outcome for each fusion: `error` (names the rank), `goes on` (the run completes), or `interrupted`.
+        within: time limit for an error in seconds.
+        torchrun: whether torchrun starts the run, with restarts.
     """
 
     do: Callable[[Job], None]
@@ -177,7 +177,7 @@ CASES = {
 
 
 def outcome_of(job: Job, seconds: float | None, output: str) -> tuple[str, dict[str, Any]]:
-    """What became of the run, and what shows it."""
+    """Outcome of the run, and the facts that show it."""
     summary: dict[str, Any] = {}
     if (job.run / "summary.json").exists():
         summary = json.loads((job.run / "summary.json").read_text())
@@ -198,19 +198,19 @@ def outcome_of(job: Job, seconds: float | None, output: str) -> tuple[str, dict[
 
 
 def note_children(job: Job, everyone: set[psutil.Process]) -> None:
-    """Add the job's processes of now."""
+    """Add the job's current processes."""
     with contextlib.suppress(psutil.Error):
         everyone.update(psutil.Process(job.process.pid).children(recursive=True))
 
 
 def ended(job: Job, everyone: set[psutil.Process]) -> bool:
-    """Whether the launcher has ended; notes the processes that it has meanwhile."""
+    """Whether the launcher has ended; adds its current processes to `everyone`."""
     note_children(job, everyone)
     return job.process.poll() is not None
 
 
 def running(everyone: set[psutil.Process]) -> list[psutil.Process]:
-    """Those that are left."""
+    """Processes that still run."""
     left = []
     for process in everyone:
         try:

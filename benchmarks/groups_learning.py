@@ -1,8 +1,8 @@
-"""One group or two, on the same cores: speed, and steps, time and CPU time to a target, for each fusion.
+"""One group against two on the same cores: speed, and steps, time and CPU time to a target, for each fusion.
 
-Two groups get what one has: the same machine, the same `total_steps`, the same target. Every run is a fresh process;
-the runs of one seed follow one another, so that their ratios see the same machine. CPU seconds are those of all
-processes of a run, start-up included (about three times as much with two groups: each loads torch).
+Two groups get the same machine, the same `total_steps` and the same target as one. Every run is a new process. The runs
+of one seed follow one another, so that their ratios see the same machine. CPU seconds are those of all processes of a
+run, start-up included (about three times as much with two groups, as each loads torch).
 
     python benchmarks/groups_learning.py --seeds 3
     python benchmarks/groups_learning.py --only dqn-CartPole-v1 --seeds 1
@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dqn-LunarLander-v3": {"target_return": 200.0, "total_steps": 300_000, "max_seconds": 600.0},
     "sac-Pendulum-v1": {"target_return": -200.0, "total_steps": 40_000, "max_seconds": 400.0},
 }
-"""Algorithm and environment with its preset, and when a run ends."""
+"""Stopping rules by algorithm and environment, which use their preset."""
 SIDES: dict[str, dict[str, Any]] = {
     "one": {},
     "gradients": {"groups": 2, "fusion": "gradients"},
@@ -44,7 +44,7 @@ print(json.dumps(Trainer(env, algo, **options).learn().summary))
 
 
 def run(item: str, side: str, seed: int) -> dict[str, Any]:
-    """The summary of one run, with its CPU seconds."""
+    """Summary of one run, with its CPU seconds."""
     algo, _, env = item.partition("-")
     options = {**RUNS[item], **SIDES[side], "seed": seed}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

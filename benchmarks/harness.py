@@ -1,9 +1,9 @@
-"""What every benchmark here shares: repeats, medians, and a result file that says where it was measured.
+"""Shared code of all benchmarks: repeats, medians, and a result file that describes the machine and the versions.
 
 report = Report("transport")
 report.add("ring_rows_per_second", values, "rows/s")        # one value per repeat
 report.add_ratio("ring_to_memcpy", ours, theirs)            # repeat by repeat, measured in one run
-report.add("sb3_seconds", values, "s", sides={"sb3": Side.of(results)})     # whose figure, with which means
+report.add("sb3_seconds", values, "s", sides={"sb3": Side.of(results)})     # whose figure, with which resources
 report.write()                                              # prints, and writes results/transport.json
 """
 
@@ -34,12 +34,12 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True)
 class Side:
-    """Means of one side of a comparison.
+    """Resources of one side of a comparison.
 
     Attributes:
-        cores: cores that its processes might run on.
-        environments: environments that it stepped side by side.
-        versions: its packages, where it ran in another environment than this script.
+        cores: cores that its processes may use.
+        environments: environments that it stepped in parallel.
+        versions: its packages, if it ran in another Python environment than this script.
     """
 
     cores: int
@@ -48,10 +48,10 @@ class Side:
 
     @classmethod
     def of(cls, results: Sequence[Mapping[str, Any]]) -> Side:
-        """The one side that these results are of, from their `cores`, `environments` and, of a peer, `versions`.
+        """Make the side of these results from their `cores`, `environments` and, for a peer, `versions`.
 
         Raises:
-            ValueError: the results differ, so that no single figure can be made of them.
+            ValueError: the results differ, so that they cannot be one figure.
         """
         first, *others = [cls(r["cores"], r["environments"], r.get("versions", {})) for r in results]
         if unlike := [side for side in others if side != first]:
@@ -63,8 +63,8 @@ class Report:
     """Figures of one run of one script.
 
     Args:
-        name: of the result file, without its ending.
-        packages: distributions whose versions matter, beside `PACKAGES`.
+        name: name of the result file without suffix.
+        packages: distributions whose versions are recorded, in addition to `PACKAGES`.
     """
 
     def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
@@ -84,7 +84,7 @@ class Report:
         goal: str | None = None,
         sides: Mapping[str, Side] | None = None,
     ) -> float:
-        """Record one value per repeat, and whose it is: one side, or the two of a ratio. Returns the median."""
+        """Record one value per repeat, and its side or the two sides of a ratio. Returns the median."""
         figure: dict[str, Any] = {"median": median(values), "unit": unit, "values": list(values)}
         if goal is not None:
             figure["goal"] = goal
@@ -114,14 +114,14 @@ class Report:
         return self.add(key, ratios, "x", goal, sides)
 
     def note(self, key: str, value: Any) -> None:
-        """Record something that is not a figure: settings, a peer that is absent and why."""
+        """Record something that is not a figure, such as settings, or the reason why a peer is absent."""
         self.notes[key] = value
 
     def write(self, folder: Path = FOLDER / "results") -> Path:
-        """Write everything, with machine, versions, commit, command and its duration, as JSON; returns the path.
+        """Write figures, machine, versions, commit, command and its duration as JSON; returns the path.
 
-        `load_average_before` is of the moment when this report was made: what else the machine had to do. `versions`
-        are those of this interpreter, and a peer's where this one lacks the package; `peers` has all of each peer's.
+        `load_average_before` is from the creation of this report: the load of other work. `versions` are those of this
+        interpreter, or a peer's if this one lacks the package; `peers` has all versions of each peer.
         """
         seconds = time.perf_counter() - self._started
         record = {
@@ -160,12 +160,12 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _portable(arguments: Sequence[str]) -> list[str]:
-    """Arguments without this machine's folders: of an absolute path its last part."""
+    """Arguments without this machine's folders: an absolute path is reduced to its last part."""
     return [os.path.basename(a) if os.path.isabs(a) else a for a in arguments]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, system, and how busy it was with other work when this was asked."""
+    """Processor, cores, memory, system, and the present load."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -186,7 +186,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The git commit of this checkout, with `-dirty` where tracked files differ; None without git."""
+    """The git commit of this checkout, with `-dirty` if tracked files differ; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()

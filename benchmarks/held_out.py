@@ -1,10 +1,10 @@
-"""Presets on seeds that they were not chosen by: steps, updates and seconds to the target.
+"""Presets on held-out seeds, which were not used to choose them: steps, updates and seconds to the target.
 
-Each run is `asyncrl train ENV --algo ALGO --seed SEED --target-return TARGET` in a process of its own, as a user starts
-it, under each of the conditions of `conditions.py`. What comes after the target: `stays_solved.py`.
+Each run is `asyncrl train ENV --algo ALGO --seed SEED --target-return TARGET` in its own process, as a user starts it,
+under each of the conditions of `conditions.py`. For the time after the target see `stays_solved.py`.
 
-Every run is written as soon as it ends, with the commit that it was made by. `--add` keeps the runs that the result
-file has and makes those that are missing.
+Every run is written as soon as it ends, with its commit. `--add` keeps the runs in the result file and makes only the
+missing ones.
 
     python benchmarks/held_out.py CartPole-v1 dqn 475
     python benchmarks/held_out.py LunarLander-v3 c51 200 --conditions one-core --add
@@ -28,7 +28,7 @@ from conditions import CONDITIONS, condition
 from harness import FOLDER, Report, commit, markdown
 
 FIRST_SEED = 1_000
-"""Seeds from here on are for reporting; presets are chosen on others (0 to 199)."""
+"""First seed for reporting; presets are chosen on others (0 to 199)."""
 
 
 def train(
@@ -46,14 +46,14 @@ def train(
 
 @dataclass
 class Run:
-    """One run, as the result file holds it.
+    """One run in the form of the result file.
 
     Attributes:
-        seed: of the run.
-        steps, updates, seconds: to the target; None where it was not reached.
-        updates_per_second: of the run.
-        policy_lag_p95: updates.
-        commit: that it was made by.
+        seed: seed of the run.
+        steps, updates, seconds: until the target; None if it was not reached.
+        updates_per_second: update rate of the run.
+        policy_lag_p95: 95th percentile of the policy lag, in updates.
+        commit: commit of the code that ran.
     """
 
     seed: int
@@ -66,7 +66,7 @@ class Run:
 
     @classmethod
     def of(cls, summary: dict[str, Any]) -> Run:
-        """The run with this `summary.json`."""
+        """Make the record from a `summary.json`."""
         return cls(
             summary["seed"],
             summary["steps_to_target"],
@@ -79,7 +79,7 @@ class Run:
 
 
 def earlier_runs(report: Report, name: str) -> list[Run]:
-    """The runs under condition `name` that the result file of `report` has."""
+    """Runs under condition `name` in the result file of `report`."""
     path = FOLDER / "results" / f"{report.name}.json"
     if not path.exists():
         return []
@@ -87,7 +87,7 @@ def earlier_runs(report: Report, name: str) -> list[Run]:
 
 
 def add_runs(report: Report, name: str, runs: list[Run]) -> list[str]:
-    """Put the runs under condition `name` into the report; returns their row of the table."""
+    """Add the runs under condition `name` to the report; returns their row of the table."""
     solved = [run for run in runs if run.steps]
     report.note(f"{name}_runs", [dataclasses.asdict(run) for run in runs])
     report.add(f"{name}_solved", [float(len(solved))], f"of {len(runs)}")
