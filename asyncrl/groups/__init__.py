@@ -1,1 +1,1 @@
-"""Groups: several trainers whose learners are fused, over torch.distributed. Loaded only where there are several."""
+"""Groups: several trainers whose learners are fused over torch.distributed. Imported only if there are several."""

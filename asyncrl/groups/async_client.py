@@ -1,4 +1,4 @@
-"""The side of `async` that learns: sends what it has learned since its base, and goes on with the newest weights."""
+"""Client of `async` fusion: sends the change of the weights since its base, and gets the newest fused weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class AsyncClient:
 
     Args:
         peers: the connection to rank 0.
-        encoding: of the messages.
-        shared: statistics that travel with them.
+        encoding: encoding of the messages.
+        shared: statistics that are part of the messages.
 
     Attributes:
-        base: `[P]`, the fused weights as this group received them last; at first those to start from.
+        base: `[P]`, the fused weights that this group received last; at first those to start from.
 
     Raises:
         PeerLost: rank 0 does not answer.
@@ -59,7 +59,7 @@ class AsyncClient:
 
     @torch.no_grad()
     def end(self) -> tuple[Tensor, bool]:
-        """See `Fuser`; final where `finished`. Raises `PeerLost`."""
+        """See `Fuser`; final if `finished`. Raises `PeerLost`."""
         for work in self._work:
             self._peers.wait(work)
         answer, encoding = self._answer, self._encoding
@@ -80,7 +80,7 @@ class AsyncClient:
         self._peers.close()
 
     def statistics(self) -> FusionStatistics:
-        """See `Fuser`; of this group's own deltas."""
+        """See `Fuser`; counts this group's own deltas."""
         return FusionStatistics(
             fusions=self._fusions,
             sent_bytes=self._peers.sent_bytes,

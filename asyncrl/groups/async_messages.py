@@ -1,4 +1,4 @@
-"""A message of `async`, the same both ways: a head of two integers, shared statistics, and an encoded vector."""
+"""Message of `async`, with one layout for both directions: a head of two integers, statistics and an encoded vector."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ _HEAD_BYTES = 16
 
 
 class AsyncMessage:
-    """The bytes of one message, and views of its parts.
+    """Bytes of one message, and views of its parts.
 
     Args:
-        encoding: of the vector.
-        told: K, float32 values of statistics.
+        encoding: encoding of the vector.
+        told: K, number of float32 values of statistics.
 
     Attributes:
         bytes: `[16 + 4 K + message_bytes]` uint8.
-        head: `[2]` int64: base version and whether the group has finished; version and staleness on the way back.
-        told: `[K]` float32.
-        body: `[message_bytes]` uint8.
+        head: `[2]` int64; to rank 0 the base version and whether the group has finished, back the new version and the
+            delta's staleness.
+        told: `[K]` float32, the statistics.
+        body: `[message_bytes]` uint8, the encoded vector.
     """
 
     def __init__(self, encoding: Encoding, told: int) -> None:

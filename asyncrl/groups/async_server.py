@@ -1,14 +1,14 @@
-"""The side of `async` that holds the fused weights: rank 0, with a thread for each of the other groups.
+"""Server of `async` fusion: rank 0, which owns the fused weights, with one thread per other group.
 
     group     delta since its base  ──────>  rank 0    F += weight * delta
               base = F              <──────            its newest F
 
-Each group has a connection of its own, so that one that is slow, suspended or dead holds up nobody. A group that was
-started again makes a new connection, is given the fused weights, and goes on.
+Each group has its own connection, so that a slow, suspended or dead one delays no other. A group that was restarted
+makes a new connection, receives the fused weights, and continues.
 
-Where the encoding of messages (`async_messages.py`) loses something, rank 0 keeps a copy of what the group holds and
-sends the difference to that, so that what one message lost is in the next one. Of the shared statistics it keeps for
-each group what the others have told and that group has not heard yet.
+If the encoding of messages (`async_messages.py`) is lossy, rank 0 keeps a copy of the weights that the group has and
+sends the difference to them, so that the error of one message is corrected by the next. For each group it also merges
+the other groups' statistics that have not been sent to it yet.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.statistics import FusionStatistics
 
 LOOK_SECONDS = 0.2
-"""Interval at which a group that was lost is looked for."""
+"""Interval at which a new connection of a group is polled for."""
 FINISH_SECONDS = 30.0
-"""Longest wait at the end for the last deltas of the other groups."""
+"""Time limit, at the end, of waiting for the other groups' last deltas."""
 
 Connect = Callable[[int, int], Peers | None]
-"""Connection to a rank's n-th life; None while it has none."""
+"""Function from a rank and the number of its earlier connections to its next connection; None while there is none."""
 
 
 class AsyncServer:
-    """Serves the fused weights to the other ranks, and to rank 0's own learner, whose `Fuser` it is.
+    """Serves the fused weights to the other ranks and, as its `Fuser`, to rank 0's own learner.
 
     Args:
         weights: the fused weights.
-        encoding: of the messages.
-        ranks: the other groups.
-        connect: makes connections; called on the threads of the groups.
-        shared: statistics that travel with the messages.
+        encoding: encoding of the messages.
+        ranks: ranks of the other groups.
+        connect: makes connections; called on the groups' threads.
+        shared: statistics that are part of the messages.
 
     Attributes:
-        lost: ranks that are away now, with the cause.
+        lost: ranks that are disconnected now, with the cause.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AsyncServer:
 
     @torch.no_grad()
     def begin(self, snapshot: Tensor, finished: bool) -> None:
-        """See `Fuser`; it is fused at once."""
+        """See `Fuser`; the snapshot is fused at once."""
         delta = torch.sub(snapshot, self._base, out=self._delta)
         self._version, staleness = self._weights.take(delta, self._version, self._base)
         self._count(staleness)
@@ -93,7 +93,7 @@ class AsyncServer:
         return True
 
     def end(self) -> tuple[Tensor, bool]:
-        """See `Fuser`; at the end it waits until the others are finished or lost, at most `FINISH_SECONDS`."""
+        """See `Fuser`; the last one waits until the others have finished or are lost, at most `FINISH_SECONDS`."""
         if self._ending:
             with self._changed:
                 self._changed.wait_for(self._all_gone, FINISH_SECONDS)
@@ -104,7 +104,7 @@ class AsyncServer:
         return self._closed.is_set() or len(self._finished | set(self.lost)) == len(self._threads)
 
     def close(self) -> None:
-        """End every connection and thread; any thread, idempotent."""
+        """Close all connections and end the threads; any thread, idempotent."""
         self._closed.set()
         with self._changed:
             for peers in self._connections.values():
@@ -135,7 +135,7 @@ class AsyncServer:
     # --- a group's thread --------------------------------------------------------------------------------------------
 
     def _serve(self, rank: int) -> None:
-        """Serve one life of the group after the other."""
+        """Serve the group's connections, one after the other."""
         torch.set_num_threads(1)
         life = 0
         while not self._closed.is_set() and rank not in self._finished:
@@ -177,7 +177,7 @@ class AsyncServer:
                 return
 
     def _pass_on(self, rank: int, told: Tensor) -> Tensor:
-        """Keep what `rank` has told for the others; returns what they have told it since it heard last."""
+        """Store the statistics from `rank` for the other groups; returns theirs since the last message to `rank`."""
         if not self._shared.size:
             return told
         with self._changed:
@@ -188,7 +188,7 @@ class AsyncServer:
             return heard
 
     def _note(self, rank: int, peers: Peers | None, cause: str = "", finished: bool = False) -> None:
-        """A group has come (with `peers`), has finished, or was lost."""
+        """Record that a group has connected (with `peers`), has finished, or was lost."""
         with self._changed:
             before = self._connections.pop(rank, None)
             if before is not None:
@@ -198,7 +198,7 @@ class AsyncServer:
                 self._finished.add(rank)
             elif peers is not None:
                 self._connections[rank] = peers
-                self._unheard[rank] = torch.zeros(self._shared.size)  # it has just taken over rank 0's
+                self._unheard[rank] = torch.zeros(self._shared.size)  # it has just received rank 0's state
             else:
                 self.lost[rank] = cause
             self._changed.notify_all()

@@ -1,15 +1,15 @@
-"""Fusion by the mean of the weights, with an outer step of Nesterov's momentum where it is asked for.
+"""Fusion by the mean of the weights, optionally with an outer step with Nesterov momentum.
 
     Stich 2019             Local SGD converges fast and communicates little
     Douillard et al. 2023  DiLoCo: distributed low-communication training of language models
 
-Every rank holds the same anchor a, the last fused weights. What travels is delta_k = w_k - a, which is small, so that
-an encoding loses little of it:
+Every rank has the same anchor a, the last fused weights. The messages contain delta_k = w_k - a, which is small, so
+that lossy encodings have small errors:
 
     d = mean of delta_k          a += d                                without momentum: a is the mean of the weights
                                  v = mu v + d;  a += eta (mu v + d)    DiLoCo, with momentum mu and outer rate eta
 
-Where the optimiser's moments are fused too they follow the weights in the vector, and are the plain mean.
+If the optimiser's moments are fused too, they follow the weights in the vector, and are averaged without an outer step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from asyncrl.groups.statistics import FusionStatistics
 
 
 class AverageFuser:
-    """One rank's half of averaging. Implements `Fuser`.
+    """One rank's side of averaging. Implements `Fuser`.
 
     Args:
-        rounds: with the other groups.
+        rounds: rounds with the other groups.
         anchor: `[P]`, the values that all ranks start from; copied.
-        learning_rate: eta, the outer rate.
+        learning_rate: eta, the outer learning rate.
         momentum: mu, 0 for the plain mean.
-        weights: leading values that the outer step is for; None: all.
+        weights: number of leading values to which the outer step applies; None for all.
 
     Attributes:
-        anchor: the last fused values, the same on every rank.
+        anchor: the last fused values, equal on all ranks.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AverageFuser:
 
     @torch.no_grad()
     def end(self) -> tuple[Tensor, bool]:
-        """See `Fuser`; final where every group has finished. Raises `PeerLost`."""
+        """See `Fuser`; final if every group has finished. Raises `PeerLost`."""
         round_ = self._rounds.end()
         mean = round_.mean(out=round_.total)
         if self._momentum:

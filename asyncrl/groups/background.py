@@ -1,19 +1,20 @@
-"""Fusion of weights in the background: learning goes on while a snapshot of the weights is fused.
+"""Fusion of weights in the background: learning continues while a snapshot of the weights is fused.
 
     learner's thread    update ... update | snapshot | update ... update | w += fused - snapshot | update ...
     gloo's thread                         | fuse the snapshot ........... |
 
-Nothing that was learned meanwhile is lost. Where numbers must be exact, what is fused is applied at a fixed update, an
-eighth of `interval` after its snapshot, and waited for; otherwise a slow fusion never holds the learner.
+The updates made meanwhile are kept. If numbers must be exact, the learner waits for the fused values and applies them
+at a fixed update, an eighth of `interval` after the snapshot. Otherwise a slow fusion never blocks the learner.
 
-A group takes its next snapshot `interval` updates after the last one, or twice as many as the last fusion took,
-whichever is more, so that a slow fusion makes fusions rarer. A fusion as long as the interval loses what is learned.
-Two learners of one problem approach its solution meanwhile, so that their difference d shrinks to nearly nothing; the
-late correction for d makes it -d, and the next one d again. Two Adam learners of a noisy quadratic, H = 32: loss 36e-6
-where it is applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 after 32 updates.
+A group takes its next snapshot `interval` updates after the last one, or after twice as many updates as the last fusion
+took, whichever is later, so that slow fusions become less frequent. A fusion that takes as long as the interval H would
+destroy progress: two learners of one problem approach its solution meanwhile, so that their difference d shrinks to
+nearly nothing; the late correction for d makes it -d, and the next one d again. Loss of two Adam learners of a noisy
+quadratic with H = 32: 36e-6 if applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 after 32
+updates.
 
-There is no Python thread for it. With one, its wake-ups and its turns at the GIL took the learner's time: 3 to 7 ms for
-a fusion where other work shared the cores (docs/groups.md).
+The fusion has no Python thread. Its wake-ups and its waits for the GIL took 3 to 7 ms of the learner's time per fusion
+when other work shared the cores (docs/groups.md).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.networks.flat_vector import FlatVector
 
 _LOOKS = 8
-"""Looks in an interval whether a fusion is over; at every update they would cost more than the fusion."""
+"""Number of checks per interval whether a fusion is done; a check at every update would cost more than the fusion."""
 
 
 class Fuser(Protocol):
-    """Fuses a group's weights with those of the others; learner's thread only, but for `close` and `statistics`."""
+    """Fuses a group's weights with those of the others; learner's thread only, except `close` and `statistics`."""
 
     def begin(self, snapshot: Tensor, finished: bool) -> None:
-        """Begin to fuse `snapshot` `[P]` on the CPU, which stays as it is until `end`; waits for nobody.
+        """Begin to fuse `snapshot` `[P]` on the CPU, which must not change until `end`; does not wait.
 
-        With `finished` this group learns nothing further, and fuses again until the outcome is final.
+        With `finished` this group makes no further updates, and fuses again until the result is final.
         """
         ...
 
@@ -45,11 +46,11 @@ class Fuser(Protocol):
         ...
 
     def end(self) -> tuple[Tensor, bool]:
-        """What takes the snapshot's place, valid until the next `begin`, and whether it is final."""
+        """Wait for the fused values, valid until the next `begin`; returns them and whether they are final."""
         ...
 
     def close(self) -> None:
-        """Let an `end` that waits raise `PeerLost`; any thread."""
+        """Close: a waiting `end` raises `PeerLost`; any thread."""
         ...
 
     def statistics(self) -> FusionStatistics:
@@ -58,19 +59,22 @@ class Fuser(Protocol):
 
 
 def fused_parts(vector: FlatVector, moments: bool) -> list[Tensor]:
-    """What is fused: the parameters and, with `moments`, the optimiser's; in the order of a message, as views."""
+    """Tensors to fuse, in the message's order: the parameters and, with `moments`, the optimiser's moments; views."""
     return [vector.parameters, *(one for pair in vector.moments for one in pair if moments)]
 
 
 class BackgroundFusion:
-    """One group's fusions; learner's thread only, but for `abort`, `close` and `statistics`.
+    """Background fusions of one group; learner's thread only, except `abort`, `close` and `statistics`.
 
     Args:
-        fuser: what a snapshot goes through.
-        vector: the learner's.
-        interval: updates between two snapshots, at least 1.
-        exact: apply what is fused at a fixed update, and wait for it there.
-        moments: fuse the optimiser's moments too.
+        fuser: fuses the snapshots.
+        vector: the learner's parameters and moments.
+        interval: least number of updates between two snapshots, at least 1.
+        exact: whether the fused values are waited for and applied at a fixed update.
+        moments: whether to fuse the optimiser's moments too.
+
+    Attributes:
+        running: whether a fusion is in progress.
     """
 
     def __init__(
@@ -87,14 +91,14 @@ class BackgroundFusion:
         vector.on_update = self._update
 
     def _update(self) -> None:
-        """An update begins. Most of them end here, so that it costs little."""
+        """Called at the start of every update; most calls return at once, so that they cost little."""
         self._since += 1
         if self._since >= self._next:
             self._meet()
 
     @torch.no_grad()
     def _meet(self) -> None:
-        """Apply what is fused; begin the next fusion where `interval` updates were made."""
+        """Apply a fusion that is done; begin the next one if it is due."""
         if self.running:
             if not (self._exact or self._fuser.done()):
                 self._next = self._since + self._look
@@ -106,9 +110,9 @@ class BackgroundFusion:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Fuse what was learned since the last snapshot and wait until the others have; raises `PeerLost`.
+        """Fuse the updates since the last snapshot until the result is final. Raises `PeerLost`.
 
-        The weights are the fused ones then, the same in all groups but for `async`.
+        The weights are then the fused ones, equal in all groups except with `async`.
         """
         self._vector.on_update = None
         if self.running:
@@ -126,9 +130,9 @@ class BackgroundFusion:
         self.running = True
 
     def _apply(self, nothing_learned: bool = False) -> bool:
-        """Set w += fused - snapshot; return whether that is final. Waits for it, raises what it raised.
+        """Wait for the fused values and set w += fused - snapshot; returns whether they are final.
 
-        With `nothing_learned` since the snapshot, w = fused without rounding.
+        With `nothing_learned` since the snapshot, w = fused without rounding. Raises what `Fuser.end` raises.
         """
         self.running = False
         fused, final = self._fuser.end()
@@ -140,11 +144,11 @@ class BackgroundFusion:
             else:
                 part.add_(change.to(part.device))
         for second in self._second_moments:
-            second.clamp_(min=0.0)  # it has decayed since its snapshot
+            second.clamp_(min=0.0)  # it has decayed since the snapshot, so the sum may be negative
         return final
 
     def abort(self) -> None:
-        """Let a fusion that waits raise `PeerLost` within half a second; any thread."""
+        """Abort: a waiting fusion raises `PeerLost` within half a second; any thread."""
         self._fuser.close()
 
     def close(self) -> None:

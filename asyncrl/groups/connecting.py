@@ -1,4 +1,4 @@
-"""Connections of a rank's learner with the others: one function for each side of each mode."""
+"""Connections of a rank's learner to the others: one function for each side of each mode."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.state import Core, share, take_over
 
 OVER = "over"
-"""Key that rank 0 of `async` sets when its learning is over."""
+"""Key of the store that rank 0 sets when it has finished."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What a rank connects by.
+    """Data by which a rank connects to others.
 
     Attributes:
-        store: of the job.
-        place: of the rank.
-        address: of the rank.
+        store: the job's store.
+        place: place of this rank.
+        address: address of this rank.
     """
 
     store: Any
@@ -44,7 +44,7 @@ class Connection:
     address: str
 
     def pair(self, rank: int, life: int) -> Peers:
-        """Rank 0 and one life of another rank."""
+        """Connect rank 0 and one life of another rank."""
         side = 0 if self.place.rank == 0 else 1
         return Peers(self.store, _pair(rank, life), side, 2, self.address)
 
@@ -62,7 +62,7 @@ def _shared(core: Core) -> SharedStatistics:
 
 
 def collective_fusion(connection: Connection, options: FusionOptions, core: Core) -> Fusion:
-    """Fusion by `gradients` or `average`, from rank 0's state; collective. Raises `PeerLost`."""
+    """Make the fusion by `gradients` or `average`, starting from rank 0's state; collective. Raises `PeerLost`."""
     place = connection.place
     peers = Peers(connection.store, "all", place.rank, place.size, connection.address)
     share(core, peers, source=0)
@@ -77,15 +77,15 @@ def collective_fusion(connection: Connection, options: FusionOptions, core: Core
 
 
 class Reception:
-    """Rank 0's entrance for the groups of `async`, which may come late and come back; the server's threads.
+    """Rank 0's side of connecting the groups of `async`, which may join late and rejoin; the server's threads.
 
     Args:
-        connection: of rank 0.
-        state: rank 0's learner's present state, which a group begins with.
-        tie: ties rank 0 to one life of a group.
+        connection: connection data of rank 0.
+        state: returns the current state of rank 0's learner, with which a group begins.
+        tie: makes the lifeline between rank 0 and one life of a group.
 
     Attributes:
-        lives: newest life of every group that has come.
+        lives: newest life of every group that has joined.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Reception:
         self._state, self._tie = state, tie
 
     def __call__(self, rank: int, number: int) -> Peers | None:
-        """Connection to a life of the group that has not come yet, None while there is none. Raises `PeerLost`."""
+        """Connect to a new life of the group; None while there is none. Raises `PeerLost`."""
         store, key = self.connection.store, f"life/{rank}"
         if not store.check([key]):
             return None
@@ -112,7 +112,7 @@ class Reception:
 
 
 def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> Fusion:
-    """Rank 0's fusion by `async`."""
+    """Make rank 0's fusion by `async`."""
     weights = FusedWeights(core.vector.parameters, options.max_staleness)
     ranks = range(1, reception.connection.place.size)
     server = AsyncServer(weights, _encoding(options, core), ranks, reception, _shared(core))
@@ -122,11 +122,11 @@ def serving_fusion(reception: Reception, options: FusionOptions, core: Core) -> 
 def client_fusion(
     connection: Connection, options: FusionOptions, core: Core, tie: Callable[[], None]
 ) -> Fusion:
-    """Another group's fusion by `async`, from rank 0's state and the fused weights.
+    """Make another group's fusion by `async`, starting from rank 0's state and the fused weights.
 
     Raises:
         PeerLost: rank 0 does not answer.
-        StoppedWhileStarting: the run is over.
+        StoppedWhileStarting: rank 0 has finished.
     """
     place, store = connection.place, connection.store
     store.set(f"life/{place.rank}", str(place.life))

@@ -1,9 +1,9 @@
-"""The fused weights of `async`: takes whatever delta comes first, weighted by its staleness. Pure arithmetic.
+"""Fused weights of `async`: deltas are added in order of arrival, weighted by their staleness. No communication here.
 
     Xie, Koyejo, Gupta 2019    Asynchronous federated optimization (polynomial weight (1 + s)^-a)
 
-A delta is what a group has learned since it received the fused weights of version b. Where it arrives at version v, it
-is s = v - b fusions old, and
+A delta is the change of a group's weights since it received the fused weights of version b. If it arrives at version v,
+its staleness is s = v - b fusions, and
 
     F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
 """
@@ -24,12 +24,12 @@ class FusedWeights:
 
     Args:
         weights: `[P]`, version 0; copied.
-        max_staleness: oldest delta that counts, in fusions.
-        exponent: a; 0 weighs all alike.
+        max_staleness: largest staleness of a delta that is fused.
+        exponent: a; 0 gives all deltas weight 1.
 
     Attributes:
-        version: deltas that were fused.
-        discarded: deltas that were too stale.
+        version: number of deltas that were fused.
+        discarded: number of deltas that were too stale.
     """
 
     def __init__(self, weights: Tensor, max_staleness: int, exponent: float = EXPONENT) -> None:
@@ -62,5 +62,5 @@ class FusedWeights:
             return self.version
 
     def weight(self, staleness: int) -> float:
-        """What a delta of that staleness counts."""
+        """Weight of a delta of that staleness."""
         return float((1 + staleness) ** -self._exponent)

@@ -1,4 +1,4 @@
-"""Interfaces between a session and its run, and of a running fusion."""
+"""Interfaces of a session to its run, and of a running fusion."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from asyncrl.groups.statistics import FusionStatistics
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """How groups are fused; see `TrainerConfig`.
+    """Options of the fusion; see `TrainerConfig`.
 
     Attributes:
         mode: `gradients`, `average` or `async`.
-        interval: updates between two fusions of weights.
-        max_staleness: oldest delta that `async` takes, in fusions.
+        interval: number of updates between two fusions of weights.
+        max_staleness: largest staleness of a delta that `async` fuses, in fusions.
         dtype: encoding of the messages.
-        learning_rate, momentum: of the outer step of `average`.
-        moments: whether `average` fuses the optimiser's moments too.
-        exact: whether the same seed gives the same numbers, so that `average` waits at fixed updates.
+        learning_rate, momentum: learning rate and momentum of the outer step of `average`.
+        moments: whether `average` also fuses the optimiser's moments.
+        exact: whether the same seed must give the same numbers, so that `average` waits at fixed updates.
     """
 
     mode: str
@@ -43,28 +43,28 @@ class Fusion(Protocol):
         ...
 
     def abort(self) -> None:
-        """Let whoever waits in it raise `PeerLost` within a second; any thread."""
+        """Abort: a waiting call raises `PeerLost` within a second; any thread."""
         ...
 
     def close(self) -> None:
-        """End it and its threads; any thread."""
+        """End the fusion and its threads; any thread."""
         ...
 
     def statistics(self) -> FusionStatistics:
-        """A frozen record; any thread."""
+        """Statistics so far; any thread."""
         ...
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """What a run is told by its session, on threads of the session's.
+    """Callbacks of a run, called on threads of its session.
 
     Attributes:
-        status: makes this group's status for the others.
-        stop: another rank has stopped the job, for that reason.
-        fail: a rank is lost or has failed.
-        beat: called with the statuses of all ranks.
-        state: the learner's present state as bytes; rank 0 only.
+        status: returns this group's status for the others.
+        stop: called with the reason when another rank has stopped the job.
+        fail: called with the error when a rank is lost or has failed.
+        beat: called with the statuses of all ranks after every beat.
+        state: returns the learner's current state as bytes; rank 0 only.
     """
 
     status: Callable[[], Status]

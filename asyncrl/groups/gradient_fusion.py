@@ -1,17 +1,18 @@
-"""Fusion of gradients: at every update the mean over all groups' samples takes the place of the own gradient.
+"""Fusion of gradients: at every update the mean over all groups' samples replaces each group's own gradient.
 
 All groups make the same updates of the same weights, as one learner would with the union of their batches. A group that
-has used up its steps stays in the rounds with weight 0; at the end it takes over the state of those that went on.
+has used up its steps stays in the rounds with weight 0; at the end it takes over the state of a group that continued.
 
-Where batches are drawn from replay, the groups' shards are one replay, stratified over the shards (the parallel
-learners of Zhang et al. 2021, PAL). With shard g of total priority P_g, from which its group draws B items with
-probability p_i / P_g each, and f_i the gradient at an item, one replay's expectation is estimated without bias by
+If batches are drawn from replay, the groups' shards are one replay, stratified over the shards (the parallel learners
+of Zhang et al. 2021, PAL). Let shard g have total priority P_g, let its group draw B items with probability p_i / P_g
+each, and let f_i be the gradient at an item. An unbiased estimate of one replay's expectation is
 
     sum_g P_g mean_g(w_i f_i) / sum_g P_g                                                       (1)
     w_i = (p_i / p_min)^-beta        p_min the smallest p_i drawn by any group                   (2)
 
-A group has divided its weights by its own largest, so it multiplies its gradient by that before the sum, and all divide
-by the largest of all after it. That is exact, and needs no message before the update.
+A group has normalised its importance weights by their own largest. It therefore multiplies its gradient by this largest
+weight before the sum, and all groups divide by the largest of all after it. This is exact, and needs no message before
+the update.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from asyncrl.groups.statistics import FusionStatistics
 
 
 class GradientFusion:
-    """One group's part in the fusion of gradients; learner's thread only.
+    """One group's side of the fusion of gradients; learner's thread only, except `abort`, `close` and `statistics`.
 
     Args:
-        rounds: with the other groups, with a tail of one value.
-        core: the learner's.
+        rounds: rounds with the other groups, with a tail of one value.
+        core: the learner's updater.
     """
 
     def __init__(self, rounds: Rounds, core: Core) -> None:
@@ -39,7 +40,7 @@ class GradientFusion:
         core.vector.on_step = self._fuse
 
     def _fuse(self, samples: float, ends: bool) -> bool:
-        """One update's round. A pass ends for all groups where it ends for one."""
+        """Make one update's round; returns whether the pass ends, which it does for all groups if for one."""
         started = time.perf_counter()
         vector = self._core.vector
         weight, largest, drawn = samples, 1.0, vector.drawn
@@ -58,10 +59,7 @@ class GradientFusion:
         return round_.ends
 
     def finish(self) -> None:
-        """Stay in the rounds until every group has finished; all of them have the same state then.
-
-        Raises `PeerLost`.
-        """
+        """Stay in the rounds until every group has finished; then all have the same state. Raises `PeerLost`."""
         self._core.vector.on_step = None
         behind = False
         while not self._rounds.exchange(None, finished=True).finished:
@@ -73,7 +71,7 @@ class GradientFusion:
             share(self._core, peers, source=next(rank for rank, flag in enumerate(flags) if not flag))
 
     def abort(self) -> None:
-        """Let whoever waits raise `PeerLost` within half a second; any thread."""
+        """Abort: a waiting call raises `PeerLost` within half a second; any thread."""
         self._rounds.peers.close()
 
     def close(self) -> None:
@@ -81,7 +79,7 @@ class GradientFusion:
         self.abort()
 
     def statistics(self) -> FusionStatistics:
-        """A frozen record; any thread."""
+        """Statistics so far; any thread."""
         peers = self._rounds.peers
         return FusionStatistics(
             fusions=self._rounds.count,

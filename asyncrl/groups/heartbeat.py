@@ -1,7 +1,7 @@
-"""The heartbeat of a rank: a thread that tells the others how it is, and hears of stops and losses.
+"""Heartbeat of a rank: a thread that exchanges statuses, stops and failures with the other ranks.
 
-Twice a second it writes its status into the job's store and reads those of all ranks. A status that stays the same for
-`SILENT_SECONDS` means a rank that is suspended or cut off; one that was killed is noticed at once, by its lifeline.
+Twice a second it writes its status to the job's store and reads those of all ranks. A status that does not change for
+`SILENT_SECONDS` means that the rank is suspended or disconnected; a killed rank is noticed at once, by its lifeline.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asyncrl.groups.place import Place
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 30.0
-"""Longest time that a rank may say nothing: well above what a busy machine keeps a thread waiting."""
+"""Longest time without a new status of a rank, well above the time that a thread waits on a busy machine."""
 STORE_FAILURES = 4
-"""Beats in a row without a store before rank 0 counts as lost: who serves it may be ending the run in good order."""
+"""Number of failed beats after which rank 0 counts as lost; the store's server may be ending the run normally."""
 
 Status = dict[str, Any]
 
@@ -28,16 +28,17 @@ class Heartbeat:
     """One rank's heartbeat; every method from any thread.
 
     Args:
-        store: of the job.
-        place: of this rank.
-        status: makes this rank's status; called on the heartbeat's thread.
-        on_stop: told the reason when another rank has stopped the job; once.
-        on_failure: told the text when another rank has failed it; once.
-        on_silence: told a rank that has said nothing for `SILENT_SECONDS`, and -1 where the store is gone; once each.
-        on_beat: called with the statuses of all ranks, after every beat.
+        store: the job's store.
+        place: place of this rank.
+        status: returns this rank's status; called on the thread that beats.
+        on_stop: called once with the reason when another rank has stopped the job.
+        on_failure: called once with the text when another rank has failed the job.
+        on_silence: called with a rank without a new status for `SILENT_SECONDS`, once per silence; and once with -1 if
+            the store is gone.
+        on_beat: called with the statuses of all ranks after every beat.
 
     Attributes:
-        statuses: the newest of every rank that has told one.
+        statuses: newest status of every rank that has sent one.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="asyncrl-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def tell_stop(self, reason: str) -> None:
@@ -78,7 +79,7 @@ class Heartbeat:
         self._wake.set()
 
     def close(self) -> None:
-        """Tell what is still to be told, and end the thread; idempotent."""
+        """Send pending messages, and end the thread; idempotent."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -90,20 +91,20 @@ class Heartbeat:
             closing = self._closing
             try:
                 self._beat(closing)
-            except Exception:  # of the store: it has gone, and whoever serves it
+            except Exception:  # the store is gone, and the process that serves it
                 failed += 1
                 if failed == STORE_FAILURES and not closing:
                     self._on_silence(-1)
             if closing:
                 return
-            if failed:  # nothing to be told any more
+            if failed:  # no message can be sent any more
                 time.sleep(BEAT_SECONDS)
             self._wake.wait(BEAT_SECONDS)
             self._wake.clear()
 
     def beat(self) -> None:
-        """Tell and hear now; any thread."""
-        with contextlib.suppress(Exception):  # the store has gone; the thread notices
+        """Exchange messages now; any thread."""
+        with contextlib.suppress(Exception):  # the store is gone; the thread notices it
             self._beat(ended=False)
 
     def _beat(self, ended: bool) -> None:

@@ -1,7 +1,7 @@
-"""Starts ranks on this machine by torch's elastic launcher, as `torchrun` does.
+"""Launch of ranks on this machine with torch's elastic launcher, as `torchrun` does.
 
-`gradients` and `average` have one agent for all ranks: where one rank dies it ends the others. With `async` every rank
-has an agent of its own, so that the others go on, and a dead one may be started again.
+`gradients` and `average` have one agent for all ranks, which ends the others if one rank dies. With `async` every rank
+has its own agent, so that the others continue and a dead one may be restarted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 SHUTDOWN_SECONDS = 20
-"""How long a rank may take to end in good order before its agent kills it."""
+"""Time limit for a rank to end in the normal order before its agent kills it."""
 
 Failure = dict[str, Any]
 
@@ -27,12 +27,12 @@ class Launch:
     """Running ranks of one job.
 
     Args:
-        command: what each rank runs, without its place, which it finds in its environment.
-        ranks: how many.
-        alone: whether each rank has an agent of its own.
-        max_restarts: times that a dead rank is started again; where each has an agent of its own, rank 0 is not: the
-            others have ended with it.
-        on_end: told that all ranks have ended, with their failures; on a thread of the launch's own.
+        command: command of each rank; a rank reads its place from its environment.
+        ranks: number of ranks.
+        alone: whether each rank has its own agent.
+        max_restarts: restarts of a dead rank. With one agent per rank, rank 0 is not restarted, because the others end
+            with it.
+        on_end: called with the failures when all ranks have ended; on one of the launch's threads.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Launch:
         max_restarts: int,
         on_end: Callable[[list[Failure]], None],
     ) -> None:
-        for name in ("", ".agent.server.api"):  # what matters of it is told by the run's own error
+        for name in ("", ".agent.server.api"):  # the run's own error has what matters of these logs
             logging.getLogger(f"torch.distributed.elastic{name}").setLevel(logging.CRITICAL)
         self._command, self._on_end = list(command), on_end
         self._failures: list[Failure] = []
@@ -65,7 +65,7 @@ class Launch:
             thread.start()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the agents; returns whether all have ended."""
+        """Wait for the agents, at most `seconds` each; returns whether all have ended."""
         for thread in self._threads:
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
@@ -106,7 +106,7 @@ def _options(agents: int, each: int, node: int, endpoint: str, job: str, max_res
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now."""
+    """Find a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -114,7 +114,7 @@ def free_port() -> int:
 
 
 def describe_failure(failure: Failure, host: str) -> str:
-    """One failed rank in words: which, where, and how it ended."""
+    """Describe a failed rank: its number, host, process and exit."""
     code = int(failure["exit_code"])
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     who = "the launcher" if failure["rank"] is None else f"rank {failure['rank']}"

@@ -1,6 +1,6 @@
-"""Lifelines: two idle connections between rank 0 and a group, whose end is noticed at once when a process dies.
+"""Lifelines: two idle connections between rank 0 and a group, which break at once when either process dies.
 
-Each side waits for a farewell of the other. A killed process closes its sockets and says none.
+Each side waits for a farewell message of the other. A killed process closes its sockets without one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Lifeline:
     """One side of the lifelines between rank 0 (side 0) and a group (side 1).
 
     Args:
-        store: of the job.
-        name: of this pair and this life of the group.
+        store: the job's store.
+        name: name of this pair and this life of the group.
         side: 0 or 1.
-        address: of this rank.
-        on_lost: told the cause when the other side has died; on a thread of the lifeline's own.
+        address: address of this rank.
+        on_lost: called with the cause when the other side has died; on the lifeline's own thread.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Lifeline:
                 self._on_lost(str(error))
 
     def leave(self) -> None:
-        """Say farewell and let go; idempotent."""
+        """Send the farewell message and close; idempotent."""
         if self._left:
             return
         self._left = True

@@ -1,7 +1,7 @@
-"""The start of a job: every rank comes, shows its card, and is refused where it does not fit the others.
+"""Start of a job: every rank publishes its card in the store, and the ranks are refused if they do not match.
 
-A card holds the rank's host, process, versions and options. All ranks read all cards, so all of them give the same
-reason where they refuse.
+A card holds the rank's host, process, versions and options. All ranks read all cards, so all of them raise the same
+error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from asyncrl.groups.peers import dist
 from asyncrl.groups.place import Place
 
 JOIN_SECONDS = 120.0
-"""Longest wait for the other ranks; torch alone may take half a minute to load on a busy machine."""
+"""Time limit for the other ranks to join; torch alone may take half a minute to load on a busy machine."""
 LOOK_SECONDS = 0.05
-"""Interval at which the cards are looked at."""
+"""Interval at which the store is polled."""
 _FAREWELL_SECONDS = 5.0
 _SHOWN = 5
-"""Differences that a message names."""
+"""Most differences in an error message."""
 
 Card = dict[str, Any]
 
 
 def open_store(place: Place, *, every_life: bool) -> Any:
-    """The store of this job: of all lives of its ranks, or of this one. Raises `GroupLost` where nobody serves it."""
+    """Open the job's store, with one namespace for all lives of its ranks or one per life.
+
+    Raises `GroupLost` if the store cannot be reached.
+    """
     try:
         store = dist.TCPStore(
             place.host,
@@ -51,7 +54,7 @@ def open_store(place: Place, *, every_life: bool) -> Any:
 
 
 def card_of(place: Place, options: Mapping[str, Any]) -> Card:
-    """This rank's card; `options` are those that must be the same on all ranks."""
+    """Make this rank's card; `options` must be equal on all ranks."""
     names = ("asyncrl", "torch", "numpy", "gymnasium")
     return {
         "host": place.machine,
@@ -76,11 +79,11 @@ def meet(
     seconds: float = JOIN_SECONDS,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Card]:
-    """Show `card` and wait for those of all ranks, which are returned in the order of ranks.
+    """Publish `card` and wait for the cards of all ranks; returns them in the order of ranks.
 
     Raises:
-        GroupLost: ranks have not come after `seconds`; the text says which.
-        StoppedWhileStarting: `cancelled` says so.
+        GroupLost: ranks have not joined after `seconds`; the text names them.
+        StoppedWhileStarting: `cancelled` returned True.
         ConfigurationError: ranks differ in versions or options.
     """
     store.set(_key(place.rank), json.dumps(card))
@@ -106,7 +109,7 @@ def meet(
 
 
 def hand_out(store: Any, place: Place, start: bytes) -> bytes:
-    """The bytes that rank 0 gives, on every rank. Raises `GroupLost`."""
+    """Return rank 0's `start` on every rank. Raises `GroupLost`."""
     try:
         if place.rank == 0:
             store.set("start", start)
@@ -135,7 +138,7 @@ def _not_come(place: Place, missing: list[int], seconds: float) -> GroupLost:
 
 
 def _differences(cards: list[Card]) -> list[tuple[str, str]]:
-    """Name of what differs, and the value of rank 0 and of the first rank that differs."""
+    """Names of the versions and options that differ, with the value of rank 0 and of the other rank."""
     found = []
     for part in ("versions", "options"):
         first = cards[0][part]
@@ -149,7 +152,7 @@ def _differences(cards: list[Card]) -> list[tuple[str, str]]:
 
 
 def _let_all_read(store: Any, place: Place) -> None:
-    """Rank 0 may serve the store: it leaves when all have read the cards."""
+    """On rank 0, which may serve the store, wait until all ranks have read the cards."""
     deadline = time.monotonic() + _FAREWELL_SECONDS
     while place.rank == 0 and store.add("read", 0) < place.size and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

@@ -1,11 +1,11 @@
-"""Encodings of a flat float32 vector as the bytes of one message, with error feedback where they lose something.
+"""Encodings of a flat float32 vector as the bytes of one message, with error feedback for the lossy ones.
 
-    float32    4 bytes a value, exact
-    bfloat16   2 bytes a value
-    int8       1 byte a value, and a float32 scale for every 256 values
-    topk       8 bytes for each of the largest sixteenth of the values, nothing for the others
+    float32    4 bytes per value, exact
+    bfloat16   2 bytes per value
+    int8       1 byte per value, and a float32 scale for every 256 values
+    topk       8 bytes for each of the 1/16 of the values that are largest in magnitude, nothing for the others
 
-Error feedback adds what one message loses to the next one.
+Error feedback adds the encoding error of one message to the next one.
 
     Seide et al. 2014         1-bit stochastic gradient descent and its application to speech networks
     Karimireddy et al. 2019   Error feedback fixes SignSGD and other gradient compression schemes
@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 _BLOCK = 256
-"""Values that share a scale in int8."""
+"""Number of values that share a scale in int8."""
 _LARGEST_BYTE = 127
 _TOP_SHARE = 1 / 16
 """Share of the values that top-k sends."""
 
 
 class Encoding(ABC):
-    """Turns vectors `[size]` into `message_bytes` bytes and back; holds no state.
+    """Encodes vectors `[size]` as `message_bytes` bytes, and decodes them; stateless.
 
     Attributes:
-        size: values of a vector.
+        size: number of values of a vector.
         message_bytes: bytes of a message.
+        exact: whether decoding gives the vector without error.
     """
 
     exact = False
@@ -49,7 +50,7 @@ class Encoding(ABC):
 
 
 class Float32(Encoding):
-    """Four bytes a value; loses nothing."""
+    """Four bytes per value; exact."""
 
     exact = True
 
@@ -66,7 +67,7 @@ class Float32(Encoding):
 
 
 class BFloat16(Encoding):
-    """Two bytes a value: eight bits of mantissa."""
+    """Two bytes per value, with eight significant bits."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size, 2 * size)
@@ -81,7 +82,7 @@ class BFloat16(Encoding):
 
 
 class Int8(Encoding):
-    """One byte a value, rounded to 1/127 of the largest of its block of 256."""
+    """One byte per value, rounded to a multiple of 1/127 of the largest magnitude in its block of 256."""
 
     def __init__(self, size: int) -> None:
         self._blocks = math.ceil(size / _BLOCK)
@@ -110,7 +111,7 @@ class Int8(Encoding):
 
 
 class TopK(Encoding):
-    """The sixteenth of the values with the largest sizes, with their places; zeros elsewhere."""
+    """The 1/16 of the values with the largest magnitudes, with their indices; zeros elsewhere."""
 
     def __init__(self, size: int) -> None:
         self._count = math.ceil(size * _TOP_SHARE)
@@ -140,17 +141,17 @@ ENCODINGS: dict[str, type[Float32 | BFloat16 | Int8 | TopK]] = {
     "int8": Int8,
     "topk": TopK,
 }
-"""Encodings by the name that `fusion_dtype` gives them."""
+"""Encodings by their name in `fusion_dtype`."""
 
 
 class Feedback:
-    """One sender's error feedback: what its messages have lost so far goes into the next one.
+    """Error feedback of one sender: the accumulated encoding error is added to the next message.
 
     Args:
-        encoding: of the messages.
+        encoding: encoding of the messages.
 
     Attributes:
-        residual: `[size]`, what is still to be sent; zeros where the encoding is exact.
+        residual: `[size]`, accumulated error, still to be sent; zeros if the encoding is exact.
     """
 
     def __init__(self, encoding: Encoding) -> None:
@@ -159,7 +160,7 @@ class Feedback:
         self._sent = torch.zeros(encoding.size)
 
     def encode(self, vector: Tensor, out: Tensor) -> Tensor:
-        """Write `vector` and the residual into `out`; returns what the receiver decodes, valid until the next call."""
+        """Encode `vector` plus the residual into `out`; returns the receiver's vector, valid until the next call."""
         encoding = self._encoding
         if encoding.exact:
             encoding.encode(vector, out)

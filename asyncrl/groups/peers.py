@@ -1,7 +1,7 @@
 """Connections between ranks: gloo process groups of torch.distributed, which carry tensors on the CPU.
 
-Each is an object of its own, not torch's default process group, so that a pair of ranks can lose each other while the
-others go on. A wait is made of short ones: gloo cannot be interrupted from another thread.
+Each is a separate object, not torch's default process group, so that a pair of ranks can lose each other while the
+others continue. A wait consists of short ones, because gloo cannot be interrupted from another thread.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from torch import Tensor
 dist: Any = torch.distributed  # its stores and process groups are written in C++ and carry no types
 
 SLICE = timedelta(seconds=0.5)
-"""Longest wait in gloo before `closed` is looked at."""
+"""Longest wait in gloo before a check whether the connection was closed."""
 _FOREVER = timedelta(days=7)
-"""gloo's own limit: who waits too long is decided by the heartbeat."""
+"""Timeout of gloo itself; the heartbeat detects ranks that do not answer."""
 
 
 class PeerLost(Exception):
-    """A connection to another rank has broken, or was closed here while it was waited for."""
+    """A connection to another rank has broken, or was closed by this process."""
 
 
 class Peers:
-    """Sums and messages between `size` ranks; used by one thread at a time, but for `close`.
+    """Sums and messages between `size` ranks; used by one thread at a time, except `close`.
 
     Args:
-        store: where the ranks find each other's addresses.
-        name: of the connection, the same on every rank and new for every connection.
-        rank, size: of this rank within it.
+        store: store by which the ranks find each other's addresses.
+        name: name of the connection, the same on every rank and new for every connection.
+        rank, size: rank of this process in the connection, and number of ranks.
         address: local address or host name that the others connect to; "" lets torch choose the interface.
+        connect_seconds: time limit for the ranks to connect.
 
     Attributes:
-        sent_bytes, received_bytes: payload so far, as it passes this rank's network interface.
+        sent_bytes, received_bytes: payload so far through this rank's network interface.
 
     Raises:
-        PeerLost: a rank does not come; of every other method: the connection has broken, or was closed here.
+        PeerLost: a rank does not connect. Every other method raises it if the connection has broken or was closed.
     """
 
     def __init__(
@@ -70,18 +71,18 @@ class Peers:
         self._group.set_timeout(_FOREVER)
 
     def sum(self, vector: Tensor) -> None:
-        """Replace `vector` by its sum over all ranks, the same to the bit on each of them."""
+        """Replace `vector` by its sum over all ranks, bitwise equal on all of them."""
         self.wait(self.begin_sum(vector))
 
     def begin_sum(self, vector: Tensor) -> Any:
-        """Begin `sum`; `vector` belongs to gloo until the work that is returned is over."""
+        """Begin `sum`; gloo owns `vector` until the returned work is done."""
         moved = 2 * vector.nbytes * (self.size - 1) // self.size
         self.sent_bytes += moved
         self.received_bytes += moved
         return self._begin(self._group.allreduce, [vector])
 
     def gather(self, message: Tensor, out: list[Tensor]) -> None:
-        """Fill `out`, one tensor for each rank, with the messages of all."""
+        """Fill `out`, one tensor per rank, with the messages of all ranks."""
         self.wait(self.begin_gather(message, out))
 
     def begin_gather(self, message: Tensor, out: list[Tensor]) -> Any:
@@ -91,15 +92,14 @@ class Peers:
         return self._begin(self._group.allgather, [out], [message])
 
     def broadcast(self, message: Tensor, source: int) -> None:
-        """Fill `message` with that of the rank `source`.
+        """Fill `message` with the message of the rank `source`.
 
-        Between two ranks this is sending and receiving. torch's own `recv` would break the connection where its wait
-        has a limit.
+        Between two ranks this replaces send and receive: a timeout of torch's own `recv` would break the connection.
         """
         self.wait(self.begin_broadcast(message, source))
 
     def begin_broadcast(self, message: Tensor, source: int) -> Any:
-        """Begin `broadcast`; see `begin_sum`. What is begun first is done first."""
+        """Begin `broadcast`; see `begin_sum`. Operations are done in the order in which they were begun."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         if source == self.rank:
@@ -109,17 +109,17 @@ class Peers:
         return self._begin(self._group.broadcast, [message], options)
 
     def close(self) -> None:
-        """Let whoever waits raise `PeerLost` within half a second, and every later call at once; any thread."""
+        """Close: a waiting call raises `PeerLost` within half a second, every later wait at once; any thread."""
         self._closed = True
 
     def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return operation(*arguments)
-        except RuntimeError as error:  # the connection has broken in an earlier one
+        except RuntimeError as error:  # an earlier operation has broken the connection
             raise PeerLost(_first_line(error)) from error
 
     def wait(self, work: Any) -> None:
-        """Wait for what was begun."""
+        """Wait for an operation that was begun."""
         while True:
             if self._closed:
                 raise PeerLost("the connection was closed here")
@@ -132,16 +132,16 @@ class Peers:
 
 
 def _first_line(error: Exception) -> str:
-    """Of gloo's text without the place in its source and its advice."""
+    """First line of gloo's text, without its source location and its advice."""
     return str(error).partition("\n")[0].partition("] ")[2].partition(". This is typically")[0]
 
 
 def own_address(host: str, port: int) -> str:
-    """Local address from which `host` is reached; `GLOO_SOCKET_IFNAME` goes before, as torch reads it."""
+    """Local address from which `host` is reached; "" if `GLOO_SOCKET_IFNAME` is set, which torch then reads itself."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return ""
     with socket.socket(socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # of a datagram socket: sends nothing, chooses the route
+        probe.connect((host, port))  # on a datagram socket this chooses the route and sends nothing
         return str(probe.getsockname()[0])
 
 
@@ -153,7 +153,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 def broadcast_bytes(peers: Peers, data: bytes | None, source: int) -> bytes:
-    """The bytes that the rank `source` gives as `data`, on every rank."""
+    """Return the `data` of the rank `source` on every rank; the others pass None."""
     size = torch.tensor([len(data) if data is not None else 0])
     peers.broadcast(size, source)
     buffer = torch.empty(int(size), dtype=torch.uint8)

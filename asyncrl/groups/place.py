@@ -1,4 +1,4 @@
-"""A process's place among the groups, as torchrun's environment variables tell it. Loads no torch."""
+"""Place of a process among the groups, from torchrun's environment variables. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Rank of this group, and where the ranks meet.
+    """Rank of this group, and address of the job's store.
 
     Attributes:
-        rank, size: of this group, and how many there are.
-        host, port: of the store where they find each other.
-        life: how often this rank was started again.
-        agents: torchrun's agents. One starts all of its ranks again where one of them dies; each of several its own.
+        rank, size: rank of this group, and number of groups.
+        host, port: address of the store by which the ranks find each other.
+        life: number of restarts of this rank so far.
+        agents: number of torchrun's agents. An agent restarts all of its ranks if one of them dies.
         agent_store: whether torchrun's agent serves the store; otherwise rank 0 does.
     """
 
@@ -35,7 +35,7 @@ class Place:
 
 
 def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """The place that torchrun gave this process; None where it is no rank, or the only one."""
+    """Place that torchrun has given this process; None if it is not a rank, or the only one."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environ):
         return None
     size = int(environ["WORLD_SIZE"])

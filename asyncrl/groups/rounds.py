@@ -1,8 +1,8 @@
-"""A round: every rank gives one vector and gets the weighted mean of all, in one message.
+"""Rounds of collective messages: every rank gives one vector and gets the weighted mean of all.
 
-Each rank's row of a small table travels with the vector: its weight, whether it has finished, whether it ends its pass
-here, what else it tells the others, and its statistics. So all ranks know of every round who took part in it, and a
-rank that has finished stays in the rounds of those that have not.
+The message also has the rank's row of a small table: its weight, whether it has finished, whether it ends its pass
+here, further values, and its statistics. So all ranks have the rows of all ranks after every round, and a rank that
+has finished stays in the rounds of those that have not.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _WEIGHT, _FINISHED, _ENDS, _TAIL = range(4)
 
 @dataclass(frozen=True)
 class Round:
-    """What all ranks know after a round; valid until the next one.
+    """Result of a round, equal on all ranks; valid until the next one.
 
     Attributes:
         total: `[P]`, sum of weight times vector.
-        weight: sum of the weights; 0 where no rank gave a vector.
-        table: `[ranks, columns]` float32.
+        weight: sum of the weights; 0 if no rank gave a vector.
+        table: `[ranks, columns]` float32, the rows of all ranks.
+        tail: K, number of further values per rank.
     """
 
     total: Tensor
@@ -55,27 +56,28 @@ class Round:
 
     @property
     def ends(self) -> bool:
-        """Whether a rank ends its pass."""
+        """Whether any rank ends its pass."""
         return bool(self.table[:, _ENDS].any())
 
     @property
     def tails(self) -> NDArray[np.float32]:
-        """`[ranks, K]`, what else each rank told."""
+        """Further values of each rank, `[ranks, K]`."""
         return self.table[:, _TAIL : _TAIL + self.tail]
 
 
 class Rounds:
-    """The rounds of one rank, one after the other, in the same order on every rank; one thread.
+    """Sequence of rounds of one rank, in the same order on every rank; one thread.
 
     Args:
-        peers: all ranks.
-        encoding: of the vectors. An exact one takes one all-reduce; others are gathered and summed in rank order.
-        tail: K, further values that each rank tells.
-        shared: statistics that travel with every round.
+        peers: the connection of all ranks.
+        encoding: encoding of the vectors. With an exact one a round is one all-reduce; other messages are gathered and
+            summed in rank order.
+        tail: K, number of further values per rank.
+        shared: statistics that are part of every round.
 
     Attributes:
-        count: rounds so far.
-        room: `[P]`, where a vector may be written before `begin`, which then copies nothing.
+        count: number of rounds so far.
+        room: `[P]`, buffer into which a vector may be written before `begin`, which then does not copy it.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Rounds:
             self._decoded = torch.zeros(size)
 
     def exchange(self, vector: Tensor | None, weight: float = 1.0, **row: Any) -> Round:
-        """Take part in the next round; waits until every rank does. Arguments as `begin` has them."""
+        """Take part in the next round and wait for all ranks; arguments as for `begin`."""
         self.begin(vector, weight, **row)
         return self.end()
 
@@ -112,14 +114,14 @@ class Rounds:
         ends: bool = False,
         tail: tuple[float, ...] = (),
     ) -> None:
-        """Begin to take part in the next round; waits for nobody. Raises `PeerLost`.
+        """Begin to take part in the next round; does not wait. Raises `PeerLost`.
 
         Args:
-            vector: `[P]` on any device, copied; None counts as zeros of weight 0.
-            weight: at least 0.
+            vector: `[P]` on any device, copied; None is a vector of zeros with weight 0.
+            weight: weight of the vector, at least 0.
             finished: whether this rank makes no further updates.
             ends: whether this rank ends its pass.
-            tail: K values; none are zeros.
+            tail: at most K values; missing ones are 0.
         """
         rank, table = self.peers.rank, self._table
         table.fill(0.0)
@@ -144,7 +146,7 @@ class Rounds:
         return bool(self._work.is_completed())
 
     def end(self) -> Round:
-        """Wait until every rank takes part in the round; its outcome. Raises `PeerLost`."""
+        """Wait until every rank takes part in the round; returns the result. Raises `PeerLost`."""
         self.peers.wait(self._work)
         self._work = None
         if not self._encoding.exact:

@@ -1,9 +1,9 @@
-"""One rank's part in a job of several groups: it meets the others, fuses its learner with theirs, and hears of them.
+"""Session of one rank in a job of several groups: joining, fusion of the learners, and messages about stops and losses.
 
     meet ── attach: share rank 0's state, connect ── learn, fused ── finish: the last fusion ── leave
 
-The mode decides what a lost rank means: `gradients` and `average` end on every rank, with an error that names it;
-`async` goes on without it, unless it is rank 0, which holds the fused weights.
+If a rank is lost, `gradients` and `average` end on every rank, with an error that names it. `async` continues without
+it, unless it is rank 0, which owns the fused weights.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from asyncrl.groups.state import Core
 from asyncrl.groups.statistics import FusionStatistics
 
 START_SECONDS = 60.0
-"""Longest wait of rank 0 for the others at the start of `async`."""
+"""Time limit of rank 0's wait for the others at the start of `async`."""
 SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
 EXPLAIN_SECONDS = 5.0
-"""Longest wait for the name of a rank that a broken connection is due to."""
+"""Time limit of the wait for the name of the rank that has broken a connection."""
 
 
 class Session:
     """One rank of a job.
 
     Args:
-        place: of this rank.
-        options: of the fusion.
-        shared: options of the run that must be the same on every rank.
-        cancelled: asked while it waits for the others.
-        start: what rank 0 begins with; ignored of the others.
+        place: place of this rank.
+        options: options of the fusion.
+        shared: options of the run that must be equal on all ranks.
+        cancelled: polled while this rank waits for the others.
+        start: bytes that rank 0 gives to all ranks; ignored on the others.
 
     Attributes:
-        start: that of rank 0.
+        start: `start` of rank 0.
         place, options: as given.
-        hosts: names of the machines of all ranks.
-        failure: the loss that has ended the job, or None.
+        hosts: host names of all ranks.
+        failure: the error of the lost or failed rank that has ended the job, or None.
 
     Raises:
         GroupLost, ConfigurationError, StoppedWhileStarting: see `meeting.meet`.
@@ -93,11 +93,11 @@ class Session:
     # --- learner's thread --------------------------------------------------------------------------------------------
 
     def attach(self, core: Core, listeners: Listeners) -> None:
-        """Give `core` the state of rank 0's, connect it with the others, and begin to fuse; collective.
+        """Give `core` the state of rank 0, connect it to the others and begin to fuse; collective.
 
         Raises:
             ConfigurationError: the algorithm's updater has no flat vector.
-            GroupLost: a rank has gone meanwhile.
+            GroupLost: a rank was lost meanwhile.
         """
         if getattr(core, "vector", None) is None:
             raise ConfigurationError(
@@ -134,9 +134,9 @@ class Session:
         return client_fusion(connection, self.options, core, lambda: self._tie(0, self.place.life))
 
     def wait_for_others(self) -> None:
-        """With `async`, let rank 0 wait until every group has come for the first time, or `START_SECONDS` are over.
+        """On rank 0 with `async`, wait until every group has joined once, at most `START_SECONDS`.
 
-        From then on nobody waits for anybody. Not on the learner's thread, which hands out the state.
+        After that no group waits for another. Not on the learner's thread, which must answer requests for the state.
         """
         deadline = time.monotonic() + START_SECONDS
         while self._reception is not None and len(self._reception.lives) < self.place.size - 1:
@@ -147,30 +147,30 @@ class Session:
     def finish(self) -> None:
         """Fuse for the last time; learner's thread. Raises `GroupLost`."""
         assert self._fusion is not None and self._heartbeat is not None
-        self._heartbeat.beat()  # so that all know of all steps when the last fusion is over
+        self._heartbeat.beat()  # so that all ranks have all counters after the last fusion
         try:
             self._fusion.finish()
         except PeerLost as error:
             raise self.explain(error) from error
         if self.leads:
-            with contextlib.suppress(Exception):  # the store has gone with the launcher
+            with contextlib.suppress(Exception):  # the store has ended with the launcher
                 self._store.set(OVER, "1")
         self._heartbeat.beat()
-        self._finished = True  # whoever is lost from here on, nothing is lost with it
+        self._finished = True  # from here on the loss of a rank does no harm
 
     def explain(self, error: PeerLost) -> GroupLost:
-        """The loss behind a broken connection; waits for its name for up to `EXPLAIN_SECONDS`."""
+        """Make the error of a broken connection; waits up to `EXPLAIN_SECONDS` for the name of the lost rank."""
         self._failed.wait(EXPLAIN_SECONDS)
         return self.failure or self._lost(None, str(error))
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
     def statistics(self) -> FusionStatistics:
-        """What this group's fusion has done."""
+        """Statistics of this group's fusion."""
         return self._fusion.statistics() if self._fusion is not None else FusionStatistics()
 
     def statuses(self) -> dict[int, Status]:
-        """The newest status of every rank that has told one, as a new dict."""
+        """Newest status of every rank that has sent one, as a new dict."""
         return dict(self._heartbeat.statuses) if self._heartbeat is not None else {}
 
     def tell_stop(self, reason: str) -> None:
@@ -179,14 +179,14 @@ class Session:
             self._heartbeat.tell_stop(reason)
 
     def tell_failure(self, text: str) -> None:
-        """Fail the job on the other ranks, where a group cannot go on without this one."""
+        """Fail the job on the other ranks if they cannot continue without this one."""
         if self._heartbeat is not None and self.failure is None and (self.leads or not self._asynchronous):
             self._heartbeat.tell_failure(
                 f"Rank {self.place.rank} on {self.place.machine} has failed.\n{text}"
             )
 
     def leave(self) -> None:
-        """Say farewell, close every connection and thread; idempotent."""
+        """Send farewells, close all connections and end the threads; idempotent."""
         if self._left:
             return
         self._left = True
@@ -200,14 +200,14 @@ class Session:
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def _tie(self, rank: int, life: int) -> None:
-        """Tie this rank to rank 0 by the lifelines of its `life`, or rank 0 to another `rank`."""
+        """Make the lifeline between rank 0 and one `life` of another rank; `rank` is the other side's."""
         side, pair = (0, rank) if self.leads else (1, self.place.rank)
         self._lifelines[rank] = Lifeline(
             self._store, f"life/{pair}/{life}", side, self._address, lambda cause: self._gone(rank, cause)
         )
 
     def _gone(self, rank: int, cause: str) -> None:
-        """A lifeline has broken."""
+        """Handle the loss of a rank: its lifeline has broken, its heartbeat has stopped, or the store is gone."""
         if self._finished or self._left or (self._asynchronous and rank != 0):
             return
         lost = self._lost(rank, cause)
@@ -236,6 +236,6 @@ class Session:
 
 
 def _told(text: str) -> GroupLost:
-    """The loss that another rank has told: its first line, then the cause."""
+    """Make the error from another rank's failure text: its first line, then the cause."""
     what, _, cause = text.partition("\n")
     return GroupLost(what, facts={"cause": cause} if cause else None, fix="look at that rank's output")

@@ -1,7 +1,7 @@
 """Statistics that groups share, such as means and deviations of observations, as values of a message.
 
-Each group tells what it has seen since it told last, and takes in what the others tell. So all of them normalise by
-what all have seen, as one learner would, up to what is still under way.
+Each group sends the statistics of its new data and merges those of the others. So all groups normalise by the data of
+all, as one learner would, except for messages that are still in transit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from asyncrl.networks.flat_vector import Shareable
 
 
 class SharedStatistics:
-    """The shared statistics of one learner; learner's thread, but for `merged`.
+    """Shared statistics of one learner; learner's thread only, except `merged`.
 
     Args:
-        parts: what is shared; from here on it is kept what they have to tell.
+        parts: the statistics to share. The first message covers their data from here on.
 
     Attributes:
-        size: K, float32 values that tell of all parts: two for each of float64, the second what the first one lost.
+        size: K, number of float32 values in a message; two per float64 value, the second the first's rounding error.
     """
 
     def __init__(self, parts: Sequence[Shareable]) -> None:
@@ -36,17 +36,17 @@ class SharedStatistics:
         self.tell()
 
     def tell(self) -> Tensor:
-        """What is new since the last call, `[K]`."""
+        """Return the message `[K]`: statistics of the data since the last call."""
         return self._packed([part.tell() for part in self._parts])
 
     def hear(self, told: Tensor) -> None:
-        """Take in what another learner has told, `[K]`."""
+        """Merge another learner's message `[K]` into the statistics."""
         values = self._unpacked(told)
         for part, at in zip(self._parts, self._at, strict=True):
             part.hear(values[at])
 
     def merged(self, first: Tensor, second: Tensor) -> Tensor:
-        """What tells of both; any thread."""
+        """Merge two messages into one; any thread."""
         one, other = self._unpacked(first), self._unpacked(second)
         return self._packed(
             [part.merged(one[at], other[at]) for part, at in zip(self._parts, self._at, strict=True)]

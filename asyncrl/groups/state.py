@@ -1,4 +1,4 @@
-"""A learner's state as bytes, for the groups that take it over at the start and at the end."""
+"""Transfer of a learner's state as bytes between groups, at the start and at the end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from asyncrl.groups.peers import Peers, broadcast_bytes
 from asyncrl.networks.flat_vector import FlatVector
 
 OWN = ("generator", "noise")
-"""Parts of a state that each group keeps as its own: the random numbers differ from group to group."""
+"""Entries of a state that each group keeps as its own: the random generators, which differ between groups."""
 
 
 class Core(Protocol):
-    """What groups need of an algorithm's updater."""
+    """Part of an updater's interface that groups use."""
 
     vector: FlatVector
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Everything needed to go on."""
+        """State from which training can continue."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -30,21 +30,21 @@ class Core(Protocol):
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """A state as bytes."""
+    """Serialise a state as bytes."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
 def take_over(core: Core, data: bytes) -> None:
-    """Put another group's state into `core`, which keeps its own random numbers."""
-    state = torch.load(io.BytesIO(data), weights_only=False)  # of a rank of this job
+    """Load another group's state into `core`, which keeps its own random generators."""
+    state = torch.load(io.BytesIO(data), weights_only=False)  # trusted: it comes from a rank of this job
     own = {name: value for name, value in core.state_dict().items() if name in OWN}
     core.load_state_dict({**state, **own})
 
 
 def share(core: Core, peers: Peers, source: int) -> None:
-    """Let every core have the state of the rank `source`'s; collective."""
+    """Give every core the state of the rank `source`, except random generators; collective."""
     data = packed(core.state_dict()) if peers.rank == source else None
     received = broadcast_bytes(peers, data, source)
     if peers.rank != source:

@@ -10,11 +10,12 @@ class FusionStatistics:
     """Statistics of one group's fusion.
 
     Attributes:
-        fusions: times that this group's vector was fused with those of others.
-        discarded: of them, deltas that were too stale to count.
+        fusions: number of fusions of this group's vector with those of others; with `async`, on rank 0 the deltas of
+            all groups that were fused.
+        discarded: number of deltas that were too stale and dropped; counted on rank 0 of `async` only.
         sent_bytes, received_bytes: payload of the messages.
-        wait_seconds: how long the learner has waited for other groups.
-        staleness_mean, staleness_max: fusions of other groups between a delta's base and its fusion; 0 but for `async`.
+        wait_seconds: time that the learner has waited for other groups; measured with fused gradients only.
+        staleness_mean, staleness_max: fusions between a delta's base and its own fusion; 0 except with `async`.
     """
 
     fusions: int = 0
