@@ -1,4 +1,4 @@
-"""Bytes that two processes see: segments, rings, the weight mailbox, the doorbell; NumPy and numba only."""
+"""Shared memory between processes: segments, rings, the weight mailbox, the doorbell; NumPy and numba only."""
 
 from asyncrl.shm.doorbell import Doorbell, DoorbellWriter
 from asyncrl.shm.free_memory import available_bytes

@@ -1,16 +1,15 @@
-"""Atomic words for two processes.
+"""Atomic operations on words in shared memory.
 
-Four intrinsics on one-dimensional int64 arrays, lowered to LLVM's own atomic instructions, so that they are
-right on ARM (`ldar`, `stlr`) as well as on x86, where they are plain moves that the compiler may no longer
-hoist or reorder. (Inline assembly aborts the process under llvmlite, and a plain load in a spinning loop is
-hoisted out of it.)
+Three intrinsics on one-dimensional int64 arrays and a fence, lowered to LLVM's atomic instructions. So they are correct
+on ARM (`ldar`, `stlr`) and on x86, where loads and stores are plain moves that the compiler may not hoist or reorder.
+(Inline assembly aborts the process under llvmlite, and a plain load is hoisted out of a spinning loop.)
 
-    load_acquire(a, i)                  what follows sees at least what its writer wrote before
-    store_release(a, i, v)              what preceded is seen by whoever sees v
-    compare_exchange(a, i, old, new)    sequentially consistent; True where a[i] was old and now is new
-    fence()                             sequentially consistent: no later load passes an earlier store
+    load_acquire(a, i)                  later accesses see everything written before the store that is read
+    store_release(a, i, v)              earlier accesses are visible to every load_acquire that reads v
+    compare_exchange(a, i, old, new)    sequentially consistent; True if a[i] was old and is now new
+    fence()                             sequentially consistent: no later load is reordered before an earlier store
 
-They exist only inside compiled kernels. The index is not checked: the class validates, the kernel computes.
+They can be called in compiled kernels only. The index is not checked; callers validate it in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _raw_memcpy: Any = cgutils.raw_memcpy
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`numba.extending.intrinsic` with a type, so that strict checking holds for the callers."""
+    """`numba.extending.intrinsic` with a type annotation, for strict type checks of the callers."""
     return cast("Callable[..., Any]", _intrinsic(function))
 
 
@@ -68,7 +67,7 @@ def store_release(typing_context: Any, a: Any, i: Any, value: Any) -> Any:
 
 @intrinsic
 def compare_exchange(typing_context: Any, a: Any, i: Any, expected: Any, new: Any) -> Any:
-    """`a[i] = new` if it was `expected`, in one step; returns whether it was."""
+    """Atomically set `a[i] = new` if it is `expected`; returns whether it was."""
     _check(a)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -80,7 +79,7 @@ def compare_exchange(typing_context: Any, a: Any, i: Any, expected: Any, new: An
 
 @intrinsic
 def fence(typing_context: Any) -> Any:
-    """Sequentially consistent fence: a full barrier between what stands before it and what stands after."""
+    """Sequentially consistent fence: a full barrier between earlier and later accesses."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -91,7 +90,7 @@ def fence(typing_context: Any) -> Any:
 
 @intrinsic
 def copy_words(typing_context: Any, target: Any, source: Any) -> Any:
-    """Copy all of `source` to the start of `target` with the C library's memcpy; one dtype, no overlap."""
+    """Copy all of `source` to the start of `target` with the C library's memcpy; same dtype, no overlap."""
     if not (target.layout == "C" and source.layout == "C" and target.dtype == source.dtype):
         raise TypeError(f"copy_words needs two contiguous arrays of one dtype, got {target} and {source}")
 

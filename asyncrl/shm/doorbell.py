@@ -1,9 +1,8 @@
-"""The doorbell: how any actor wakes the one consumer, and only when it sleeps.
+"""Doorbell: wake-up of the one consumer by any actor, only while the consumer sleeps.
 
-One pipe and one word for all actors. The consumer says that it is about to sleep (`Doorbell.arm`), looks at
-every ring once more, and sleeps on the pipe; an actor that publishes looks at the word and, if the consumer
-sleeps and its ring has reached the position at which the consumer wants to be woken, takes the word back and
-writes one byte.
+All actors share one pipe and one word. The consumer sets the word before it sleeps (`Doorbell.arm`), checks every ring
+once more, and sleeps on the pipe. After publishing, an actor reads the word. If the consumer sleeps and the ring has
+reached the consumer's wake-up position, the actor clears the word and writes one byte.
 
 Both sides store, fence, load:
 
@@ -13,18 +12,16 @@ Both sides store, fence, load:
     fence                             if armed and q >= wake_at and compare_exchange(armed, 1, 0):
     if published < wake_at: sleep         write one byte
 
-Without the fences each side may load before its own store is visible, both see the other's old value, and the
-wake-up is lost (17 % of handshakes; the fence costs 5 ns). With them at least one side sees the other.
+Without the fences each side may load before its own store is visible. Then both see the other's old value, and the
+wake-up is lost (17 % of handshakes; the fence costs 5 ns). With the fences at least one side sees the other's store.
 
-Suppression alone is not enough: a consumer that goes back to sleep after each row would be rung for each row.
-So the consumer moderates with `RingReader.wake_at`, or polls again after a millisecond while traffic is
-dense.
+A consumer that goes back to sleep after each row would be woken for each row. The consumer prevents this with
+`RingReader.wake_at`, or polls again after a millisecond while rows arrive quickly.
 
-**A bell can be lost.** An actor killed between taking the word and writing the byte leaves a consumer that
-sleeps and a word that says it does not. Nobody can tell from inside; therefore the consumer polls all rings
-whenever a process dies and every 100 ms, whatever the bell says. The word is the only one in `shm` that two
-sides write (armed by the consumer, taken by an actor), and only by compare-and-exchange or while nobody else
-may.
+**A wake-up can be lost.** If an actor is killed between clearing the word and writing the byte, the consumer sleeps
+while the word says that it is awake. The consumer cannot detect this. Therefore it also polls all rings when a process
+dies and every 100 ms. Both sides write the word (the consumer arms it, an actor clears it), and an actor only by
+compare-and-exchange.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ _ARRAYS = (ArraySpec("armed", (16,), "int64", control=True),)
 
 @kernel("void(int64[::1], int64)", nogil=False)
 def set_armed(armed: NDArray[np.int64], value: int) -> None:
-    """Say that the consumer sleeps (1) or not (0); what is loaded afterwards is newer than that. For kernels."""
+    """Store 1 (the consumer sleeps) or 0 (it does not), then fence. For kernels."""
     store_release(armed, 0, value)
     fence()
 
@@ -57,17 +54,17 @@ def _armed(armed: NDArray[np.int64]) -> int:
 
 @kernel("boolean(int64[::1])", nogil=False)
 def take_bell(armed: NDArray[np.int64]) -> bool:
-    """Whether the caller must ring: the consumer was armed and no other actor took the word. For kernels."""
+    """Clear the word if it is set; returns whether it was, so that the caller must ring. For kernels."""
     return load_acquire(armed, 0) == 1 and compare_exchange(armed, 0, 1, 0)  # type: ignore[no-any-return]
 
 
 class Doorbell:
-    """The consumer's end; one consumer at a time.
+    """Consumer's end of the doorbell; one consumer at a time.
 
-    The loop of a consumer that sleeps:
+    Loop of a consumer:
 
         bell.arm()
-        if nothing_new():           # look at every ring again, after arming
+        if nothing_new():           # check every ring again, after arming
             sleep on bell.fileno(), at most 100 ms
         bell.disarm()
         bell.drain()
@@ -81,7 +78,7 @@ class Doorbell:
 
     @classmethod
     def create(cls) -> Doorbell:
-        """A new pipe and a new word. Raises `SharedMemoryTooSmall`, or OSError without descriptors."""
+        """Create a pipe and a word. Raises `SharedMemoryTooSmall`, or OSError if no file descriptor is free."""
         segment = Segment.create("doorbell", _ARRAYS)
         read_fd, write_fd = os.pipe()
         for fd in (read_fd, write_fd):
@@ -89,28 +86,28 @@ class Doorbell:
         return cls(segment, read_fd, write_fd)
 
     def fileno(self) -> int:
-        """Read end of the pipe: readable once the bell was rung. For `loop.add_reader` or `select`."""
+        """Read end of the pipe, readable after a ring. For `loop.add_reader` or `select`."""
         return self._read_fd
 
     def writer_fds(self) -> tuple[int, int]:
-        """What an actor needs for `DoorbellWriter.attach`: (segment, pipe), both still owned here."""
+        """File descriptors (segment, pipe) for `DoorbellWriter.attach`; still owned by this object."""
         return self._segment.fd, self._write_fd
 
     @property
     def armed(self) -> bool:
-        """Whether the next actor that publishes far enough will ring."""
+        """Whether the next actor that publishes up to the wake-up position will ring."""
         return _armed(self._armed) == 1
 
     def arm(self) -> None:
-        """Say that the consumer is about to sleep. It must look at all rings once more before it does."""
+        """Ask actors to ring. The consumer must check all rings once more before it sleeps."""
         set_armed(self._armed, 1)
 
     def disarm(self) -> None:
-        """Say that the consumer is awake; actors stop ringing."""
+        """Ask actors to stop ringing."""
         set_armed(self._armed, 0)
 
     def drain(self) -> int:
-        """Empty the pipe; returns how many bells it held. Never blocks."""
+        """Empty the pipe; returns the number of bytes read. Never blocks."""
         count = 0
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._read_fd, 4096):
@@ -118,13 +115,13 @@ class Doorbell:
         return count
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Block until the bell rings (True) or time is over (False); for threads without an event loop."""
+        """Block until the bell rings (True) or the timeout ends (False); for threads without an event loop."""
         poller = select.poll()
         poller.register(self._read_fd, select.POLLIN)
         return bool(poller.poll(max(0, round(timeout_seconds * 1000))))
 
     def close(self) -> None:
-        """Close both ends of the pipe and let go of the word; idempotent."""
+        """Close both ends of the pipe and the segment; idempotent."""
         for fd in (self._read_fd, self._write_fd):
             if fd >= 0:
                 os.close(fd)
@@ -134,10 +131,10 @@ class Doorbell:
 
 
 class DoorbellWriter:
-    """An actor's end.
+    """Actor's end of the doorbell.
 
     Attributes:
-        armed: int64 `[16]`, the shared word at index 0: a view, for the kernel that publishes.
+        armed: int64 `[16]`, a view with the shared word at index 0; read by the kernel that publishes.
     """
 
     def __init__(self, segment: Segment, pipe_fd: int) -> None:
@@ -147,17 +144,17 @@ class DoorbellWriter:
 
     @classmethod
     def attach(cls, segment_fd: int, pipe_fd: int) -> DoorbellWriter:
-        """Take both descriptors over (they are closed by `close`)."""
+        """Take ownership of both file descriptors; `close` closes them."""
         return cls(Segment.attach(segment_fd, _ARRAYS), pipe_fd)
 
     def ring(self) -> None:
-        """Write one byte; never blocks. Called by whoever took the word."""
-        # A full pipe holds bells enough. A closed one has lost its consumer: the actor's socket tells.
+        """Write one byte; never blocks. Called only after clearing the word."""
+        # A full pipe wakes the consumer anyway. A broken pipe has no consumer: the actor's socket reports that.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._pipe_fd, b"\0")
 
     def close(self) -> None:
-        """Close the pipe and let go of the word; idempotent. A `RingWriter` made with it is closed before."""
+        """Close the pipe and the segment; idempotent. Close a `RingWriter` made with it first."""
         if self._pipe_fd >= 0:
             os.close(self._pipe_fd)
             self._pipe_fd = -1

@@ -1,4 +1,4 @@
-"""Memory that can still be allocated, by the machine and by its control groups."""
+"""Available memory, limited by the machine and by its control groups."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CONTROL_GROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that can still be allocated: the machine's, or the control group's where that is less.
+    """Bytes that can still be allocated: the minimum over the machine and the control groups.
 
-    Reads `MemAvailable`, and limit and usage of this process's memory control group and its parents (version
-    2, and 1); file cache that the group could drop counts as free. Elsewhere than on Linux: what psutil says.
+    Reads `MemAvailable`, and limit and usage of this process's memory control group and its parents (versions 1 and 2);
+    inactive file cache counts as free. On systems without `/proc/meminfo`, from psutil.
     """
     if not _MEMORY_INFO.exists():
         import psutil
@@ -25,7 +25,7 @@ def available_bytes() -> int:
 
 
 def _control_group_bytes() -> list[int]:
-    """What each memory control group above this process has left; those without a limit are left out."""
+    """Free bytes of each memory control group of this process; groups without a limit are left out."""
     left: list[int] = []
     memberships = _CONTROL_GROUPS.read_text().splitlines() if _CONTROL_GROUPS.exists() else []
     for membership in memberships:
@@ -38,14 +38,14 @@ def _control_group_bytes() -> list[int]:
         else:
             continue
         inside = root / path.lstrip("/")
-        # /proc may name the group as seen from outside of the container: files that are missing are skipped.
+        # /proc may give the group's path outside of the container: missing files are skipped.
         groups = (g for g in (inside, *inside.parents) if g.is_relative_to(root))
         left += [free for g in groups if (free := _group_bytes(g, limit, usage)) is not None]
     return left
 
 
 def _group_bytes(group: Path, limit: str, usage: str) -> int | None:
-    """Limit minus usage, file cache given back, of one control group; None where it has no limit."""
+    """Limit minus usage of one control group, inactive file cache excluded; None without a limit."""
     try:
         most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
         statistics = (group / "memory.stat").read_text()

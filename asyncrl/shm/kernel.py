@@ -1,17 +1,16 @@
 """Kernels: functions that numba compiles for one signature, once per installation.
 
-`kernel` makes one of a function, `inlined` makes a function that kernels call. Every numba function of the package
-goes through one of the two, so that these rules hold everywhere:
+`kernel` makes a kernel, and `inlined` makes a function that kernels call. Every numba function of the package is made
+by one of the two, so that these rules always hold:
 
 *One signature.* An argument of another dtype or layout is a TypeError, not a silent second compilation.
-*On first use.* Importing a module compiles nothing. A kernel is loaded from the disk cache, or compiled and stored
-there, by `Kernel.ready`: called by `prepare.py` before a run, else by the kernel's first call.
-*Once on a machine.* Processes that need the same kernel at the same time compile it once: the others wait for it and
-load it.
-*A stamp of all sources.* A kernel has the functions and constants of other files compiled into it. The cache entry
-names the content of the kernel's own file and of every file of the package that this one imports
-(`kernel_cache.py`); an edit of any of them makes it stale. numba's own cache watches the kernel's file alone: after
-an update of one of two files the old machine code ran on the new memory layout and died of it.
+*On first use.* Importing a module compiles nothing. `Kernel.ready` loads a kernel from the disk cache, or compiles and
+stores it. It is called by `prepare.py` before a run, or else by the kernel's first call.
+*Once per machine.* If several processes need the same kernel, one compiles it; the others wait and load it.
+*A stamp of all sources.* A kernel contains functions and constants of other files. Its cache entry records the content
+of the kernel's own file and of all files of the package that it imports (`kernel_cache.py`), and is stale after an edit
+of any. numba's cache checks the kernel's own file only: after an update of one of two files, old machine code ran on
+the new memory layout and crashed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
-import numpy.ma  # noqa: F401 - numba asks for it at the first call: here once, not in every process that is forked
+import numpy.ma  # noqa: F401 - numba imports it at the first call: here once, not in every forked process
 from numba import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult, compile_extra
@@ -44,9 +43,9 @@ def kernel(
     Args:
         signature: numba signature, as text such as `"int64(int64[::1], int64)"` or as an object such as
             `types.void(types.float64[::1])`.
-        nogil: False only for kernels of a few nanoseconds, where giving the GIL away and taking it back would
-            cost more than the kernel (37 ns of about 230) and invite another thread in between.
-        fastmath: LLVM's flags for floating point; `{"reassoc"}` lets a sum become vector instructions.
+        nogil: False only for kernels of a few nanoseconds, where releasing and acquiring the GIL would cost more than
+            the kernel (37 ns of about 230) and another thread could run in between.
+        fastmath: LLVM's floating-point flags; `{"reassoc"}` allows a sum to be vectorized.
         cold: compile it on its first call and not before a run, because few runs need it.
     """
 
@@ -65,9 +64,9 @@ def inlined(*, fastmath: Flags) -> Callable[[Function], Function]: ...
 
 
 def inlined(function: Any = None, *, fastmath: Flags = frozenset()) -> Any:
-    """A function that kernels call: compiled into each of them, callable from Python for tests.
+    """Make a function that is compiled into each kernel that calls it; callable from Python for tests.
 
-    `@inlined`, or `@inlined(fastmath={"reassoc"})`: the flags of a kernel do not hold for what it calls.
+    Use `@inlined`, or `@inlined(fastmath={"reassoc"})`: a kernel's flags do not apply to the functions it calls.
     """
     if function is None:
         return lambda function: Inlined(function, fastmath)
@@ -75,12 +74,12 @@ def inlined(function: Any = None, *, fastmath: Flags = frozenset()) -> Any:
 
 
 def declared() -> list[Kernel]:
-    """All kernels of the modules that are imported, in the order of their definition."""
+    """All kernels of the imported modules, in the order of their definition."""
     return list(_DECLARED)
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
-    """What `kernel` makes: a numba dispatcher that compiles its one signature when it is first needed.
+    """Result of `kernel`: a numba dispatcher that compiles its one signature when first needed.
 
     Attributes:
         declared: the signature.
@@ -96,14 +95,14 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         fastmath: Flags,
         cold: bool,
     ) -> None:
-        # Nobody calls a kernel from C: without that wrapper it compiles faster.
+        # Kernels are not called from C: without that wrapper they compile faster.
         options = {**_OPTIONS, "nogil": nogil, "fastmath": set(fastmath), "no_cfunc_wrapper": True}
         super().__init__(function, targetoptions=options)
         self.declared = signature
         self.cold = cold
         self._cache = KernelCache(function)
         self._compiler._customize_flags = _Flags
-        if "<" not in function.__qualname__:  # of a module, not of a function in it
+        if "<" not in function.__qualname__:  # defined at module level, not within a function
             _DECLARED.append(self)
 
     @property
@@ -117,10 +116,10 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return self._cache.has(self.declared, self.targetctx)
 
     def ready(self, wait: bool = True) -> bool:
-        """Load the machine code, or compile and store it; does nothing the second time. Any thread.
+        """Load the machine code, or compile and store it, unless ready already. Any thread.
 
         Args:
-            wait: False returns where another process compiles it just now.
+            wait: False: return at once if another process is compiling the kernel.
 
         Returns:
             `is_ready`.
@@ -135,26 +134,25 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return True
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Numba's question what a call within another kernel returns."""
+        """Type of a call within another kernel; called by numba."""
         self.ready()
         return super().get_call_template(args, kws)
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
-        """Numba's question what to call for arguments that it has no machine code for: the first call."""
+        """Callable for argument types without machine code; called by numba at the first call."""
         self.ready()
-        return self  # which now knows its signature, and refuses other arguments
+        return self  # it now has its signature and rejects other arguments
 
     def __reduce__(self) -> str:
         return str(self.__qualname__)  # pickled by reference, like a function
 
 
 class Inlined(CPUDispatcher):  # type: ignore[misc]
-    """What `inlined` makes: a numba dispatcher whose code within kernels is not a function of its own.
+    """Result of `inlined`: a numba dispatcher whose code becomes part of the calling kernels.
 
-    numba would compile it to the end: a wrapper for Python, one for C, all optimisations, machine code. Nothing of that
-    is used where it is compiled into a kernel, and it was a third of the time that the kernels took. So kernels get
-    its typed and lowered code and nothing else; LLVM optimises that once, in the kernel. A call from Python compiles as
-    usual.
+    numba would compile it completely: a Python wrapper, a C wrapper, all optimisations, machine code. A kernel uses
+    none of that, and it was a third of the compilation time of the kernels. So kernels get the typed and lowered code
+    only, which LLVM optimises once, in the kernel. A call from Python compiles as usual.
     """
 
     def __init__(self, function: Callable[..., Any], fastmath: Flags) -> None:
@@ -162,7 +160,7 @@ class Inlined(CPUDispatcher):  # type: ignore[misc]
         self._fragments: dict[Any, CompileResult] = {}
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Numba's question what a call within a kernel returns."""
+        """Type of a call within a kernel; called by numba. Types and lowers the function at the first call."""
         signature, args = self._compiler.fold_argument_types(args, kws)
         args = tuple(types.unliteral(argument) for argument in args)
         if args not in self._fragments:
@@ -172,7 +170,7 @@ class Inlined(CPUDispatcher):  # type: ignore[misc]
         return template, signature, args, {}
 
     def get_overload(self, sig: Any) -> Any:
-        """Numba's question which code that call runs: the key under which `_fragment` made it known."""
+        """Code of that call: the key under which `_fragment` registered it; called by numba."""
         return self._fragments[tuple(sig)].entry_point
 
     def _fragment(self, args: tuple[Any, ...]) -> CompileResult:
@@ -190,9 +188,9 @@ class Inlined(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Flags(CompilerFlags):  # type: ignore[misc]
-    """Numba's flags of one compilation, which it compares with others for every call that it types.
+    """Numba's flags of one compilation, which numba compares with others for every call that it types.
 
-    Asking each of some thirty options for its value took a tenth of the time that the kernels took.
+    Reading each of about thirty options was a tenth of the kernels' compilation time.
     """
 
     def values(self) -> dict[str, Any]:
@@ -201,7 +199,7 @@ class _Flags(CompilerFlags):  # type: ignore[misc]
 
 
 class _Fragment(JITCodeLibrary):  # type: ignore[misc]
-    """Code that is linked into that of kernels: neither optimised on its own nor given to the execution engine."""
+    """Code library linked into kernels, not optimised separately and not added to the execution engine."""
 
     def _optimize_final_module(self) -> None:
         pass

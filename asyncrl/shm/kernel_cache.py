@@ -1,14 +1,16 @@
-"""The disk cache of kernels: where it is, what makes an entry stale, and who may write it.
+"""Disk cache of kernels: location, stale entries, locking.
 
-*Where.* The first of these that can be written: `NUMBA_CACHE_DIR` if it is set, for whoever sets it wants it used;
-`__pycache__` beside the sources; the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), where site-packages are
-read-only; a folder of this user in the system's temporary one, which lasts until somebody empties that. Every process
-of a user finds the same one. Where there is none, each process compiles for itself.
+*Location.* The first writable one of: `NUMBA_CACHE_DIR` if it is set; `__pycache__` beside the sources; the user's
+cache folder (`XDG_CACHE_HOME`, else `~/.cache`), for read-only site-packages; a folder of this user in the system's
+temporary folder, which lasts until that is cleaned. All processes of a user find the same one. Without any, each
+process compiles for itself.
 
-*Stale.* An entry carries a stamp: name and content of the kernel's file and of every file of this package that it
-imports, directly or not. Content and not time of change, so that another branch and back compiles nothing.
+*Stale entries.* An entry has a stamp: name and content of the kernel's file and of every file of this package that it
+imports, directly or not. It uses content and not modification time, so that switching branches and back compiles
+nothing.
 
-*Who.* One process at a time, by a lock on a file beside the entry. Entries are replaced whole, so a reader needs none.
+*Locking.* One process at a time compiles, by a lock on a file beside the entry. Entries are replaced atomically, so
+readers need no lock.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ Stamp = tuple[tuple[str, str], ...]
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's disk cache of one function, in our place and under our stamp, both taken when it is defined.
+    """Numba's disk cache of one function, with our folder and our stamp, both determined at its definition.
 
     Attributes:
-        folder: where its entries lie, None where nothing can be stored.
+        folder: folder of its entries, None if nothing can be stored.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -56,17 +58,17 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         self._enabled = self.folder is not None
 
     def has(self, signature: Any, target: Any) -> bool:
-        """Whether an entry for this signature is there."""
+        """Whether an entry for this signature exists."""
         if self.folder is None:
             return False
         name = self._cache_file._load_index().get(self._index_key(signature, target.codegen()))
         return name is not None and (self.folder / name).is_file()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Numba's question for an entry; one that cannot be read, after a crash of the machine, is none.
+        """Load an entry, None if it is missing or unreadable (after a crash of the machine); called by numba.
 
-        Numba would refresh `target_context` first, which imports all that it can compile: a third of a second that what
-        is compiled already does without. A compilation refreshes it by itself.
+        Numba would refresh `target_context` first, which imports everything that it can compile. That takes a third of
+        a second and is not needed for compiled code. A compilation refreshes it by itself.
         """
         try:
             return self._load_overload(sig, target_context)
@@ -74,15 +76,20 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Numba's entry to store; on a full disk the run goes on without."""
+        """Store an entry; a disk error is ignored. Called by numba."""
         with contextlib.suppress(OSError):
             super().save_overload(sig, data)
 
     @contextlib.contextmanager
     def alone(self, signature: Any, target: Any, wait: bool) -> Iterator[bool]:
-        """While this is entered no other process compiles the kernel; whether that is so.
+        """Context in which no other process compiles the kernel; yields False if another one holds the lock.
 
-        Where the entry is stored already nobody has to be kept out. After waiting it usually is.
+        Takes no lock if the entry is stored already or the lock file cannot be made.
+
+        Args:
+            signature: of the kernel.
+            target: numba's target context.
+            wait: wait for the lock; then it does not yield False.
         """
         if self.folder is None or self.has(signature, target):
             yield True
@@ -100,17 +107,17 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             except BlockingIOError:
                 yield False
                 return
-            except OSError:  # a file system without locks: at worst it is compiled twice
+            except OSError:  # a file system without locks: the kernel may be compiled twice
                 pass
             yield True
-            # Whoever still waits for this file, or makes it anew, looks for the entry first.
+            # A process that waits for this file, or makes a new one, checks for the entry first.
             path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
 
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
-    """How numba writes what it compiled, with a folder of our choice."""
+    """Numba's serialisation of compiled code, with a given folder."""
 
     def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
         self._lineno = function.__code__.co_firstlineno
@@ -120,7 +127,7 @@ class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
-    """What numba asks about the place of one function's entries."""
+    """Numba's locator of one function's entries."""
 
     def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
         self._py_file = function.__code__.co_filename
@@ -139,30 +146,30 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
 @functools.cache
 def cache_folder(sources: Path) -> Path | None:
-    """The folder for kernels of source files in `sources`, or None where no place can be written."""
+    """Cache folder for kernels of source files in `sources`, or None if none is writable."""
     name = f"{sources.name}_{hashlib.sha256(os.fsencode(sources.absolute())).hexdigest()[:16]}"
     if config.CACHE_DIR and is_writable(folder := Path(config.CACHE_DIR) / name):
         return folder
     if is_writable(folder := sources / "__pycache__"):
         return folder
-    with contextlib.suppress(RuntimeError):  # nobody's home
+    with contextlib.suppress(RuntimeError):  # no home directory
         user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         if is_writable(folder := Path(user) / "asyncrl" / "kernels" / name):
             return folder
     private = temporary_folder()
-    # Machine code is run: it is taken from no folder that somebody else could have written to.
+    # Machine code is executed, so never take it from a folder that another user can write to.
     if is_writable(private) and _is_own(private) and is_writable(folder := private / name):
         return folder
     return None
 
 
 def temporary_folder() -> Path:
-    """This user's folder in the system's temporary one."""
+    """This user's folder in the system's temporary folder."""
     return Path(tempfile.gettempdir()) / f"asyncrl-kernels-{os.getuid()}"
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether a file can be made in `folder`, which is made where it does not exist."""
+    """Whether a file can be created in `folder`; creates the folder if it does not exist."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -177,7 +184,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def source_stamp(file: Path, package: Path = PACKAGE) -> Stamp:
-    """Name and digest of `file` and of all files of `package` that it imports, sorted by name."""
+    """Name and digest of `file` and of all files of `package` that it imports, directly or not, sorted by name."""
     found: dict[Path, str] = {}
     waiting = [file]
     while waiting:

@@ -1,7 +1,7 @@
-"""Kernels made ready before a run, with a line that says so where something must be compiled.
+"""Compilation of kernels before a run, with a progress line.
 
-Two processes do it at the same time, the main process while actors' modules and kernels load in the fork server. Each
-takes the kernels that nobody else compiles just now, and in the end waits for those of the other.
+The main process and the fork server do it at the same time. Each compiles the kernels that the other is not compiling,
+and finally waits for the other's.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from asyncrl.shm.kernel_cache import temporary_folder
 
 
 def prepare_run(without: tuple[str, ...] = (), cancelled: threading.Event | None = None) -> None:
-    """Make ready what the imported modules define, and say so on stderr where something must be compiled.
+    """Load or compile the kernels of the imported modules, with a line on stderr if any must be compiled.
 
     Args:
         without: modules or packages whose kernels this run does not need.
-        cancelled: once it is set, no further kernel is begun.
+        cancelled: once set, no further kernel is begun.
     """
-    # From the end: the fork server begins at the other one, with the kernels of actors.
+    # From the end, because the fork server begins at the start, with the kernels of actors.
     _prepare(
         [kernel for kernel in reversed(declared()) if not _within(kernel, without)], sys.stderr, cancelled
     )
 
 
 def prepare_quietly(without: tuple[str, ...] = ()) -> None:
-    """The same without a word: in the fork server, or where `prepare_run` has said it."""
+    """The same without output: for the fork server, or after `prepare_run`."""
     _prepare([kernel for kernel in declared() if not _within(kernel, without)], None)
 
 
@@ -63,7 +63,7 @@ def _prepare(kernels: list[Kernel], stream: TextIO | None, cancelled: threading.
 
 
 def _notice(missing: list[Kernel]) -> str:
-    """How long the compiled kernels will last."""
+    """Text that says how long the compiled kernels are kept."""
     folders = [kernel._cache.folder for kernel in missing]
     if None in folders:
         return "for this run alone, for no cache folder can be written"
@@ -73,12 +73,12 @@ def _notice(missing: list[Kernel]) -> str:
 
 
 class Progress:
-    """One line about kernels that are compiled: on a terminal it counts, elsewhere it is written once.
+    """Progress line of a compilation: on a terminal it counts, elsewhere it is written once.
 
     Args:
-        total: how many.
-        stream: where to; None says nothing, as does one that is closed.
-        notice: what else there is to say.
+        total: number of kernels.
+        stream: where to write; None or a closed stream writes nothing.
+        notice: text of `_notice`.
     """
 
     def __init__(self, total: int, stream: TextIO | None, notice: str = "once per installation") -> None:
@@ -91,7 +91,7 @@ class Progress:
         return f"compiling {self._total} kernel{'s' * (self._total != 1)}, {self._notice}\n"
 
     def advance(self) -> None:
-        """Count one more."""
+        """Count one more kernel."""
         self._done += 1
         if self._counts:
             end = "\n" if self._done == self._total else ""
@@ -102,5 +102,5 @@ class Progress:
             try:
                 self._stream.write(text)
                 self._stream.flush()
-            except (OSError, ValueError):  # nobody reads it any more
+            except (OSError, ValueError):  # the stream is broken or closed
                 self._stream = None

@@ -1,32 +1,32 @@
-"""The request block of an actor: how it asks the learner's side for its network's outputs, and is answered.
+"""Request block of an actor: shared memory for its inference requests and the server's answers.
 
 With `inference="server"` an actor runs no network. Its observations are in shared memory already, in its ring (or, with
-a frame stack, in `stacks` of this block); the block beside the ring carries the rest. It has one part, or two: halves
-of the environments, of which one is stepped while the other waits.
+a frame stack, in `stacks` of this block). The block has one part, or two parts, the halves of the environments: one
+half is stepped while the other waits.
 
     words of a part, written by            meaning
-    REQUESTED        actor                 requests of this part so far
-    SLOT             actor                 slot of the ring that holds the observations of the newest
-    WAIT_NS          actor                 nanoseconds slept for want of an answer
-    ANSWERED         server                the newest request that was answered
-    VERSION, UPDATES server                policy version behind the answer, and updates behind that version
+    REQUESTED        actor                 number of the newest request
+    SLOT             actor                 slot of the ring with its observations
+    WAIT_NS          actor                 nanoseconds slept while waiting for answers
+    ANSWERED         server                number of the newest answered request
+    VERSION, UPDATES server                policy version of the answer, and learner updates of that version
     WAITING          both                  handshake before the actor sleeps
 
-    outputs    [E, outputs]                the network's outputs; rows of a part are written by its answer
+    outputs    [E, outputs]                network outputs; an answer writes the rows of its part
     parameters [parts, n]                  other weights that the policy reads: a Gaussian's log standard deviations
     stacks     [E, k, *obs_shape]          written by the actor
 
-Data before position on both ways: an actor stores SLOT and then REQUESTED (release); the server reads both, runs the
-network, writes the outputs and then ANSWERED (release). A part has one request at a time, so neither overwrites what
-the other still reads.
+Order: an actor stores SLOT and then REQUESTED (release). The server reads both, runs the network, writes the outputs
+and then ANSWERED (release). A part has one request at a time, so neither side overwrites data that the other still
+reads.
 
-Who rings whom: an actor that has asked fences and rings the server's doorbell if that sleeps (`doorbell.py`). An actor
-that finds no answer says so in WAITING, fences, looks again, and sleeps on its socket, where it also hears of its end;
-the server, after ANSWERED, fences, takes WAITING and sends it a byte.
+Wake-ups: after a request the actor fences and rings the server's doorbell if the server sleeps (`doorbell.py`). An
+actor without an answer sets WAITING, fences, checks again, and sleeps on its socket, which also reports the end of the
+run. After ANSWERED the server fences, clears WAITING and sends the actor a byte.
 
-**Death.** A killed actor leaves at most one request for each part. The server may still answer it; nobody reads that.
-The next life counts on from REQUESTED, and takes no answer but that to its own request: answers are written by one
-thread, in the order of requests. Where the server ends, the run does.
+**Death.** A killed actor leaves at most one request per part. The server may still answer it; the answer is not read.
+The next life of the actor continues counting from REQUESTED and accepts only the answers to its own requests: one
+thread writes the answers, in the order of requests. If the server ends, the run ends.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ REQUESTED, SLOT, WAIT_NS = 0, 1, 2
 ANSWERED, VERSION, UPDATES = 16, 17, 18
 WAITING = 32
 WORDS = 48
-"""Words of a part: three blocks of 128 bytes, one for each writer."""
+"""Words of a part: three blocks of 128 bytes, for the actor, the server, and the handshake."""
 
 
 @dataclass(frozen=True)
 class RequestLayout:
-    """What both sides must agree on; picklable, and free of torch.
+    """Layout of a request block, shared by both sides; picklable, without torch.
 
     Attributes:
         num_envs: E.
-        outputs: values of the network's head.
-        parts: 1, or 2 halves; the first is the larger where E is odd.
-        parameters: weights beside the network's that the policy acts with.
-        stack: `(k, *obs_shape)` of a frame stack; empty where the network sees single observations, those of the ring.
+        outputs: number of network outputs.
+        parts: 1, or 2 halves; if E is odd the first is larger.
+        parameters: number of other weights that the policy acts with.
+        stack: `(k, *obs_shape)` of a frame stack; empty if the network takes single observations, those of the ring.
         dtype: of observations.
     """
 
@@ -82,7 +82,7 @@ class RequestLayout:
         return (slice(0, middle), slice(middle, self.num_envs))[: self.parts]
 
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """Every array of the block's segment."""
+        """All arrays of the block's segment."""
         stacks = (ArraySpec("stacks", (self.num_envs, *self.stack), self.dtype),) if self.stack else ()
         return (
             ArraySpec("header", (WORDS * self.parts,), "int64", control=True),
@@ -96,7 +96,7 @@ class RequestLayout:
 def post_request(
     header: NDArray[np.int64], part: int, count: int, slot: int, armed: NDArray[np.int64]
 ) -> bool:
-    """Actor: ask for the outputs of the observations in `slot`; whether it must ring."""
+    """Actor: request the outputs of the observations in `slot`; returns whether it must ring."""
     header[part * WORDS + SLOT] = slot
     store_release(header, part * WORDS + REQUESTED, count)
     fence()
@@ -105,13 +105,13 @@ def post_request(
 
 @kernel("boolean(int64[::1], int64, int64)", nogil=False)
 def is_answered(header: NDArray[np.int64], part: int, count: int) -> bool:
-    """Actor: whether request `count` was answered (acquire)."""
+    """Actor: whether request `count` is answered (acquire)."""
     return load_acquire(header, part * WORDS + ANSWERED) == count  # type: ignore[no-any-return]
 
 
 @kernel("boolean(int64[::1], int64, int64)", nogil=False)
 def must_wait(header: NDArray[np.int64], part: int, count: int) -> bool:
-    """Actor: say that it sleeps until request `count` is answered, then look once more."""
+    """Actor: set WAITING, then check again; returns whether request `count` is still unanswered."""
     store_release(header, part * WORDS + WAITING, 1)
     fence()
     if load_acquire(header, part * WORDS + ANSWERED) != count:
@@ -122,13 +122,13 @@ def must_wait(header: NDArray[np.int64], part: int, count: int) -> bool:
 
 @kernel("int64(int64[::1], int64)", nogil=False)
 def newest_request(header: NDArray[np.int64], part: int) -> int:
-    """Server: which request is the newest (acquire)."""
+    """Server: number of the newest request (acquire)."""
     return load_acquire(header, part * WORDS + REQUESTED)  # type: ignore[no-any-return]
 
 
 @kernel("boolean(int64[::1], int64, int64, int64, int64)", nogil=False)
 def post_answer(header: NDArray[np.int64], part: int, count: int, version: int, updates: int) -> bool:
-    """Server: say that request `count` is answered; whether the actor sleeps and must be woken."""
+    """Server: mark request `count` as answered; returns whether the actor sleeps and must be woken."""
     base = part * WORDS
     header[base + VERSION], header[base + UPDATES] = version, updates
     store_release(header, base + ANSWERED, count)
@@ -140,13 +140,13 @@ def post_answer(header: NDArray[np.int64], part: int, count: int, version: int, 
 
 
 class ActorRequests:
-    """The actor's end; one per block at any time, used by one thread.
+    """Actor's end of a request block; one per block at any time, used by one thread.
 
-    A new life on an old block forgets what the last one asked.
+    A new life of the actor on an old block ignores the requests of the previous one.
 
     Attributes:
-        layout: what was agreed on.
-        stacks: `[E, k, *obs_shape]`, to be written; None without a frame stack.
+        layout: layout of the block.
+        stacks: `[E, k, *obs_shape]`, written by the actor; None without a frame stack.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ActorRequests:
         self._header.reshape(-1, WORDS)[:, WAITING] = 0
 
     def ask(self, part: int, slot: int) -> None:
-        """Ask for the outputs of the part's observations in `slot`, and ring the bell if the server sleeps."""
+        """Request the outputs of the part's observations in `slot`, and ring the doorbell if the server sleeps."""
         self._counts[part] += 1
         if (
             post_request(self._header, part, self._counts[part], slot, self._armed)
@@ -173,24 +173,24 @@ class ActorRequests:
             self._doorbell.ring()
 
     def answered(self, part: int) -> bool:
-        """Whether the part's last request was answered."""
+        """Whether the part's last request is answered."""
         return is_answered(self._header, part, self._counts[part])
 
     def must_sleep(self, part: int) -> bool:
-        """Say that the actor sleeps until the part is answered; False if it is. After True it calls `slept`."""
+        """Set WAITING unless the part is answered; returns whether it was set. After True the actor calls `slept`."""
         return must_wait(self._header, part, self._counts[part])
 
     def slept(self, part: int, nanoseconds: int) -> None:
-        """Say that the actor is awake, and count how long it slept."""
+        """Clear WAITING, and add the time slept to WAIT_NS."""
         self._header[part * WORDS + WAITING] = 0
         self._header[part * WORDS + WAIT_NS] += nanoseconds
 
     def outputs(self, part: int) -> NDArray[np.float32]:
-        """The answer, `[environments of the part, outputs]`, a copy; before the part asks again."""
+        """The answer, `[environments of the part, outputs]`, a copy; to be read before the part's next request."""
         return self._outputs[self.layout.slices[part]].copy()
 
     def parameters(self, part: int) -> NDArray[np.float32]:
-        """Weights `[parameters]` of the answer's version beside the network's, a view."""
+        """Other weights of the answer's version, `[parameters]`, a view."""
         return self._parameters[part, : self.layout.parameters]
 
     def version(self, part: int) -> tuple[int, int]:
@@ -199,20 +199,20 @@ class ActorRequests:
         return int(self._header[base + VERSION]), int(self._header[base + UPDATES])
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Drop the views and close the segment; idempotent."""
         _drop_arrays(self)
         self._segment.close()
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request as the server took it.
+    """A request on the server's side.
 
     Attributes:
-        block: whose.
-        part: which of its parts.
-        count: which request of that part.
-        obs: `[rows, *obs_shape]`, a view of shared memory, stacked where the network sees stacks.
+        block: request block of the actor.
+        part: part of the block.
+        count: number of the request within the part.
+        obs: `[rows, *obs_shape]`, a view of shared memory; frame stacks if the network takes stacks.
     """
 
     block: ServerRequests
@@ -222,12 +222,12 @@ class Request:
 
 
 class ServerRequests:
-    """The server's end of one actor's block; used by one thread.
+    """Server's end of one actor's request block; used by one thread.
 
     Args:
-        segment: the block.
-        layout: what was agreed on.
-        ring: the actor's, which holds its observations.
+        segment: the block's segment.
+        layout: layout of the block.
+        ring: the actor's ring, which holds its observations.
     """
 
     def __init__(self, segment: Segment, layout: RequestLayout, ring: RingReader) -> None:
@@ -243,11 +243,11 @@ class ServerRequests:
 
     @property
     def pending(self) -> bool:
-        """Whether a request waits."""
+        """Whether a request is unanswered."""
         return any(newest_request(self._header, part) != count for part, count in enumerate(self._answered))
 
     def requests(self) -> Iterator[Request]:
-        """The requests that wait."""
+        """Unanswered requests."""
         for part, rows in enumerate(self.layout.slices):
             count = newest_request(self._header, part)
             if count != self._answered[part]:
@@ -265,13 +265,13 @@ class ServerRequests:
         updates: int,
         parameters: NDArray[np.float32],
     ) -> bool:
-        """Write an answer; whether the actor sleeps and the caller must wake it.
+        """Write an answer; returns whether the actor sleeps and the caller must wake it.
 
         Args:
-            request: what is answered.
+            request: the request.
             outputs: `[rows, outputs]`.
             version: policy version of the weights.
-            updates: that the learner had made when it published them.
+            updates: updates that the learner had made when it published them.
             parameters: `[layout.parameters]` of the same version.
         """
         part = request.part
@@ -281,11 +281,11 @@ class ServerRequests:
         return post_answer(self._header, part, request.count, version, updates)
 
     def wait_seconds(self) -> float:
-        """Time that the actor has slept for want of answers, by all its lives."""
+        """Total time that the actor slept while waiting for answers, in seconds, over all its lives."""
         return float(self._header.reshape(-1, WORDS)[:, WAIT_NS].sum()) / 1e9
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Drop the views and close the segment; idempotent."""
         _drop_arrays(self)
         self._segment.close()
 

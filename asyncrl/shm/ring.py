@@ -1,8 +1,7 @@
-"""The experience ring: rows that one actor publishes and the learner side reads where they lie.
+"""Experience ring: rows that one actor publishes and the learner side reads in place.
 
-Stream-major: for each of the E environments a stream of `num_slots` consecutive steps, all moved by one
-cursor. Positions count rows since the run began, are int64 and only grow; row p lies in slot
-`p & (num_slots - 1)`.
+Stream-major: each of the E environments has a stream of `num_slots` consecutive steps, and one position applies to all
+streams. Positions are int64, count rows since the run began, and only grow. Row p is in slot `p & (num_slots - 1)`.
 
     retired = max(0, granted - num_slots)     rows below it may be overwritten at any time
     published                                 rows [retired, published) may be read
@@ -10,13 +9,12 @@ cursor. Positions count rows since the run began, are int64 and only grow; row p
 
         0 <= retired <= published <= granted <= retired + num_slots
 
-Each word has one writer: the actor moves `published` (release) after the row's bytes are written, the learner
-side moves `granted` (release) after it has retired what will be overwritten. `ring_layout.py` says where the
-words and arrays lie, `ring_protocol.py` in which order they are touched.
+Each of the two words has one writer. The actor stores `published` (release) after writing the row. The learner side
+stores `granted` (release) after retiring the rows that will be overwritten. `ring_layout.py` has the layout of words
+and arrays, `ring_protocol.py` the order of accesses.
 
-An actor that is killed anywhere leaves either a published row, complete, or an unpublished one that its
-successor writes again; the successor goes on at `published`. What follows where an environment has overwritten
-the words themselves stands in `ring_health.py`.
+If an actor is killed, every row is either published and complete, or unpublished. Its successor continues at
+`published` and writes unpublished rows again. `ring_health.py` handles words overwritten by an environment.
 """
 
 from __future__ import annotations
@@ -81,15 +79,15 @@ __all__ = [
 
 
 class RingWriter(RingEnd):
-    """The actor's end; one per ring at any time, used by one thread.
+    """Actor's end of a ring; one per ring at any time, used by one thread.
 
-    Per row t = `published` the actor fills action, reward, flags, version, policy_updates, incarnation and extras of
-    slot t, writes the *next* observation into slot t + 1, and publishes; so it needs `granted > t + 1` before it
-    steps. (The observation of slot t was written by the step before, or by the first reset.) A new writer on
-    an old ring goes on at `published`.
+    For row t = `published` the actor writes action, reward, flags, version, policy_updates, incarnation and extras into
+    slot t, the *next* observation into slot t + 1, and publishes. So it needs `granted > t + 1` before a step. (The
+    observation of slot t was written by the previous step, or by the first reset.) A new writer on an old ring
+    continues at `published`.
 
     Attributes:
-        published: rows published so far.
+        published: number of rows published so far.
     """
 
     def __init__(self, segment: Segment, layout: RingLayout, doorbell: DoorbellWriter | None = None) -> None:
@@ -100,19 +98,19 @@ class RingWriter(RingEnd):
         store_word(self.header, WAITING, 0)
 
     def writable(self) -> int:
-        """Rows that may be written now: `granted - published`."""
+        """Number of rows that may be written now: `granted - published`."""
         return load_word(self.header, GRANTED) - self.published
 
     def publish(self, rows: int = 1, steps: int = 0) -> None:
-        """Show the next `rows` rows to the learner side, and ring the bell if it sleeps and waits for them.
+        """Publish the next `rows` rows, and ring the doorbell if the learner side sleeps and waits for them.
 
         Args:
-            rows: how many, all written completely.
+            rows: number of rows, all written completely.
             steps: environment steps in them (RESET rows excluded), for the counter.
 
         Raises:
-            ValueError: `rows` is below 1 or passes the grant; nothing is published.
-            RingCorrupt: somebody else has moved `published`; nothing is published.
+            ValueError: `rows` is below 1 or exceeds the grant; nothing is published.
+            RingCorrupt: the shared word `published` was changed from outside; nothing is published.
         """
         if (found := int(self.header[PUBLISHED])) != self.published:
             raise ring_corrupt(f"published is {found}, and {self.published} rows were published")
@@ -124,73 +122,74 @@ class RingWriter(RingEnd):
         self.published += rows
 
     def must_sleep(self, position: int) -> bool:
-        """Say that this actor sleeps until `granted >= position`; False if that holds already.
+        """Set WAITING unless `granted >= position`; returns whether it was set.
 
-        After True the actor waits on its socket (100 ms at most: a wake-up can be lost with the process that
-        owed it), looks again, and calls `slept`.
+        After True the actor waits on its socket (100 ms at most: a wake-up is lost if the sending process dies), checks
+        again, and calls `slept`.
         """
         return must_sleep(self.header, position)
 
     def slept(self, nanoseconds: int) -> None:
-        """Say that this actor is awake, and count how long it slept."""
+        """Clear WAITING, and add the time slept to WAIT_NS."""
         store_word(self.header, WAITING, 0)
         self.header[WAIT_NS] += nanoseconds
 
     def record_episode(self, episode_return: float, length: int) -> None:
-        """Log a finished episode: its undiscounted return and its length in steps."""
+        """Log a finished episode: undiscounted return, and length in steps."""
         record_episode(self.header, self.episode_return, self.episode_length, episode_return, length)
 
     def heartbeat(self, now_ns: int | None = None) -> None:
-        """Say that the actor lives (`time.monotonic_ns()` if not given)."""
+        """Store the time of a heartbeat, `time.monotonic_ns()` if not given."""
         self.header[HEARTBEAT_NS] = time.monotonic_ns() if now_ns is None else now_ns
 
     def set_state(self, state: int) -> None:
-        """Show `STARTING`, `RUNNING` or `WAITING_FOR_GRANT`."""
+        """Store the actor's state: `STARTING`, `RUNNING` or `WAITING_FOR_GRANT`."""
         self.header[STATE] = state
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Show which life of the actor writes; the rows carry it too."""
+        """Store the number of the actor's life; rows carry it too."""
         self.header[INCARNATION] = incarnation
 
     def set_exploration(self, rate: float) -> None:
-        """Show the mean exploration rate."""
+        """Store the mean exploration rate, in millionths."""
         self.header[EXPLORATION] = round(rate * 1e6)
 
 
 class RingReader(RingEnd):
-    """The learner side's end: its arrays are for reading; one thread (the learner's) grants.
+    """Learner side's end of a ring; its arrays must not be written.
 
-    `grant`, `take_waiting`, `wake_at` and `begin_again` belong to that thread, everything else may be called by any.
+    `grant`, `take_waiting`, `wake_at` and `begin_again` are called by the learner's thread only, everything else by any
+    thread.
 
     Attributes:
-        fault: what of the header cannot be true, or "". A ring with a fault is neither read nor granted.
-        abandoned: nobody writes to a ring with a fault any more; set by whoever has ended its actor.
+        fault: description of the invalid word of the header, or "". A ring with a fault is neither read nor granted.
+        abandoned: whether the actor of a ring with a fault has ended, set by the code that ended it.
     """
 
     def __init__(self, segment: Segment, layout: RingLayout) -> None:
         super().__init__(segment, layout)
         self.fault = ""
         self.abandoned = False
-        # Written before and after the word itself, which must lie between the two.
+        # Stored before and after the word GRANTED, which must lie between the two.
         self._granted_before = self._granted_to = self.granted
         self._episodes_read = 0
 
     def distrust(self, fault: str) -> None:
-        """Say what of the header cannot be true; the first to say so counts."""
+        """Set `fault` unless one is set already."""
         self.fault = self.fault or fault
 
     def look_over(self) -> bool:
-        """Check every word of the header; whether the ring is trusted."""
+        """Check every word of the header; returns whether the ring has no fault."""
         if not self.fault:
             before, granted, after = self._granted_before, self.granted, self._granted_to
             self.distrust(fault_of(self.header, granted, (before, after), self.num_envs, self.num_slots))
         return not self.fault
 
     def begin_again(self, published: int, granted: int) -> None:
-        """Trust an abandoned ring again, as if its actor had died after `published` rows.
+        """Reset the header of an abandoned ring, as if its actor had been killed after `published` rows.
 
-        `published` is where the next life goes on, and what is below it is not to be read any more; `granted` is its
-        limit.
+        The next life of the actor continues at `published` and may write up to `granted`. The caller must not read the
+        rows below `published` any more. Raises ValueError if the ring is not abandoned.
         """
         if not (self.fault and self.abandoned):
             raise ValueError(f"ring must be abandoned, got fault={self.fault!r}, abandoned={self.abandoned}")
@@ -200,10 +199,10 @@ class RingReader(RingEnd):
         self.fault = ""
 
     def published(self) -> int:
-        """Rows published so far (acquire): every row in `[retired, published)` is complete and may be read.
+        """Rows published so far (acquire). Every row in `[retired, published)` is complete and may be read.
 
         Raises:
-            RingCorrupt: the ring cannot be trusted: its position lies outside of what was granted, or see `fault`.
+            RingCorrupt: `published` is outside of [retired, granted], or the ring has a `fault`.
         """
         position = published_or_corrupt(self.header, self.num_slots)
         if position < 0:
@@ -214,11 +213,11 @@ class RingReader(RingEnd):
         return position
 
     def reached(self, position: int) -> bool:
-        """Whether looking at the ring is worth while: `published >= position`, or a fault calls for `begin_again`."""
+        """Whether the ring needs attention: `published >= position`, a new fault, or an abandoned ring."""
         try:
             return self.abandoned if self.fault else self.published() >= position
         except RingCorrupt:
-            return True  # found just now
+            return True  # a new fault
 
     @property
     def retired(self) -> int:
@@ -226,13 +225,13 @@ class RingReader(RingEnd):
         return max(0, self.granted - self.num_slots)
 
     def grant(self, position: int) -> None:
-        """Let the actor write rows below `position`; those below `position - num_slots` are retired already.
+        """Let the actor write rows below `position`; the caller has retired those below `position - num_slots`.
 
-        Whoever grants calls `take_waiting` afterwards and wakes the actor if it says so.
+        The caller calls `take_waiting` afterwards, and wakes the actor if that returns True.
 
         Raises:
-            ValueError: `position` would move backwards, or would overwrite rows that were never published.
-            RingCorrupt: the ring cannot be trusted.
+            ValueError: `position` moves backwards, or would retire rows that were never published.
+            RingCorrupt: the ring has a `fault`.
         """
         if (granted := self.granted) != self._granted_to:
             self.distrust(f"granted is {granted}, and {self._granted_to} rows were granted")
@@ -245,21 +244,20 @@ class RingReader(RingEnd):
         self._granted_before = position
 
     def take_waiting(self) -> bool:
-        """Whether the actor sleeps for want of a grant, and the caller must wake it now; True once per sleep.
+        """Whether the actor sleeps until it gets a grant and the caller must wake it; True once per sleep.
 
-        To be called after `grant`, by the same thread (fenced on both sides, so that no sleep is missed).
+        Called after `grant`, by the same thread. Both sides fence, so that no sleep is missed.
         """
         return take_waiting(self.header)
 
     def wake_at(self, position: int) -> None:
-        """Ask for the bell only once `published >= position`; set before `Doorbell.arm`. 0: at every row."""
+        """Let the actor ring only if `published >= position`; set before `Doorbell.arm`. 0: at every row."""
         store_word(self.header, WAKE_AT, position)
 
     def episodes_since(self, count: int) -> tuple[int, NDArray[np.float64], NDArray[np.int64]]:
-        """Episodes finished since the first `count`: (new count, their returns, their lengths), as copies.
+        """Episodes finished after the first `count`: (new count, returns, lengths), as copies.
 
-        At most the newest `EPISODE_LOG` are still there; older ones, and those overwritten while they were
-        read, are left out.
+        Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
         """
         episodes = load_word(self.header, EPISODES)
         if not count <= episodes <= self.granted * self.num_envs:
@@ -275,7 +273,7 @@ class RingReader(RingEnd):
         return episodes, returns[intact], lengths[intact]
 
     def statistics(self) -> RingStatistics:
-        """The ring at this moment; of a ring with a fault what its header says, forced into range."""
+        """Statistics of the ring now; `published` is clipped to its range, an invalid state reads as `starting`."""
         h, granted = self.header, self.granted
         retired = max(0, granted - self.num_slots)
         published = min(max(load_word(h, PUBLISHED), retired), max(granted, retired))

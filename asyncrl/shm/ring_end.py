@@ -1,4 +1,4 @@
-"""Common part of both ends of an experience ring: its arrays, as views into one segment."""
+"""Base class of both ends of an experience ring: its arrays, as views of one segment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from asyncrl.shm.segment import Segment
 
 
 class RingEnd:
-    """The arrays that both ends see, as views into the segment.
+    """Arrays of a ring, as views of its segment.
 
     Attributes:
-        segment: where they lie.
-        layout: what was agreed on.
+        segment: shared memory of the ring.
+        layout: layout of the ring.
         obs: `[E, S, *obs_shape]` in the environment's dtype.
         action: `[E, S, *act_shape]`.
         reward: `[E, S]` float32.
@@ -54,7 +54,7 @@ class RingEnd:
         return load_word(self.header, GRANTED)
 
     def close(self) -> None:
-        """Let go of all views and close the segment; idempotent. This end must not be used afterwards."""
+        """Drop all views and close the segment; idempotent. The object must not be used afterwards."""
         for name in [name for name, value in vars(self).items() if isinstance(value, np.ndarray)]:
             delattr(self, name)
         self.extras.clear()

@@ -1,16 +1,15 @@
 """Check of a ring's header, and recovery of a ring that was overwritten.
 
-An environment with native code may write anywhere in its process, and so into the words that its actor shares with the
-learner side. Then the ring is quarantined and nothing else is touched:
+An environment with native code can write anywhere in its process, including the words that its actor shares with the
+learner side. Then only this ring is quarantined:
 
-    trusted ── a word cannot be true ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
-              seen by the actor,                by the supervisor,                by the learner's thread, which
-              supervisor or learner             event loop                        gave up all rows of the ring
+    trusted ── a word is out of range ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
+              found by the actor,                by the supervisor,                by the learner's thread, which
+              supervisor or learner              event loop                        discarded all rows of the ring
 
-While a ring has a fault the learner's thread neither reads nor grants it. It begins the ring again at the position up
-to which it had taken rows in, with every word set anew, so that the next life of the actor finds a ring like that of a
-life that was killed. Words that lie are found; observations and rewards that lie are not, which is why all rows of the
-ring are given up.
+The learner's thread neither reads nor grants a ring with a fault. It begins the ring again at the position up to which
+it had taken rows, with every word set anew, as if the actor had been killed. Overwritten words are detected, overwritten
+observations and rewards are not. Therefore all rows of the ring are discarded.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _MOST = 1 << 60
 
 
 def ring_corrupt(fault: str) -> RingCorrupt:
-    """ASYNC023 for a ring whose header cannot be true.
+    """Error ASYNC023 for a ring with an invalid header.
 
     Args:
-        fault: which words, and what they say.
+        fault: the words and their values.
     """
     return RingCorrupt(
         "An experience ring was overwritten from outside.",
@@ -56,12 +55,12 @@ def ring_corrupt(fault: str) -> RingCorrupt:
 def fault_of(
     header: NDArray[np.int64], granted: int, between: tuple[int, int], num_envs: int, num_slots: int
 ) -> str:
-    """The first word that cannot be true, in words, or "".
+    """Description of the first word that is out of range, or "".
 
     Args:
-        header: the ring's words; their writers go on meanwhile.
-        granted: the word GRANTED, read before `between[1]` and after `between[0]`.
-        between: what the learner side had granted before and after.
+        header: the ring's words; their writers may continue meanwhile.
+        granted: the word GRANTED, read after `between[0]` and before `between[1]`.
+        between: positions that the learner side had granted before and after.
         num_envs: E of the ring.
         num_slots: S of the ring.
     """
@@ -89,9 +88,10 @@ def fault_of(
 def begin_again(
     header: NDArray[np.int64], published: int, granted: int, episodes: int, num_envs: int
 ) -> None:
-    """Set every word as a life of the actor leaves it that was killed after `published` rows.
+    """Set every word as if the actor had been killed after `published` rows.
 
-    Nobody else may hold the ring. Counters that can be true are kept, others are set to what they are at most.
+    No other code may use the ring. EPISODES is set to `episodes`. STEPS is kept if in range, else set to its maximum.
+    WAIT_NS, INCARNATION and EXPLORATION are kept if in range, else set to 0.
     """
     steps, waited, life, rate = (int(header[word]) for word in (STEPS, WAIT_NS, INCARNATION, EXPLORATION))
     most = published * num_envs

@@ -1,13 +1,12 @@
 """Memory layout of an experience ring: words of its header, arrays, statistics.
 
-The header is three blocks of 128 bytes, so that the writers keep off each other's cache lines, adjacent-line
-prefetch included:
+The header has three blocks of 128 bytes, so that writers do not share cache lines, even with adjacent-line prefetch:
 
     words  0 .. 15   the actor: PUBLISHED and its counters
     words 16 .. 31   the learner side: GRANTED, WAKE_AT
     words 32 .. 47   the handshake before an actor sleeps for a grant: WAITING
 
-What the positions mean stands in `ring.py`.
+`ring.py` explains the positions.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ PUBLISHED = 0
 STEPS = 1
 """Environment steps taken, RESET rows excluded."""
 EPISODES = 2
-"""Episodes finished; the newest `EPISODE_LOG` of them stand in the log."""
+"""Episodes finished; the newest `EPISODE_LOG` of them are in the log."""
 HEARTBEAT_NS = 3
-"""`time.monotonic_ns()` when the actor last said that it lives."""
+"""`time.monotonic_ns()` of the actor's last heartbeat."""
 WAIT_NS = 4
-"""Nanoseconds spent asleep for want of a grant."""
+"""Nanoseconds slept while waiting for grants."""
 STATE = 5
 INCARNATION = 6
 EXPLORATION = 7
 """Exploration rate in millionths."""
 CURRENT_ENV = 9
-"""Environment that the actor is resetting or stepping, -1 between rows: a sign of life within a row."""
+"""Environment that the actor is resetting or stepping, -1 between rows; shows progress within a row."""
 GRANTED = 16
 WAKE_AT = 17
-"""Position from which on the consumer wants the bell to be rung."""
+"""Position from which on the actor rings the doorbell."""
 WAITING = 32
 HEADER_WORDS = 48
 
 STARTING, RUNNING, WAITING_FOR_GRANT = 0, 1, 2
 STATES = ("starting", "running", "waiting")
 EPISODE_LOG = 4096
-"""Entries of the episode log; episode i stands at i mod 4096."""
+"""Number of entries of the episode log; episode i is at i mod 4096."""
 
 _FIXED = ("header", "obs", "action", "reward", "flags", "version", "policy_updates", "incarnation")
 _LOG = ("episode_return", "episode_length")
@@ -49,16 +48,16 @@ _LOG = ("episode_return", "episode_length")
 
 @dataclass(frozen=True)
 class RingLayout:
-    """What both sides must agree on; picklable, and free of torch.
+    """Layout of a ring, shared by both sides; picklable, without torch.
 
     Attributes:
-        num_envs: E, streams that move together.
+        num_envs: E, number of streams.
         num_slots: S, rows that the ring holds; a power of two, at least 2.
         spec: shapes and dtypes of observations and actions.
-        extra_fields: what the algorithm adds to each row.
-        padding: slots between two streams that nobody uses. Without it streams lie a power of two apart, and the E
-            places that a row is written to fall into few sets of the caches; with hundreds of streams they push each
-            other out. Kernels of the replay address streams without it, so only rings of segments have it.
+        extra_fields: extra fields of the algorithm in each row.
+        padding: unused slots after each stream. Without it the distance between streams is a power of two times the
+            size of an item, so the E addresses of a row map to few cache sets; with hundreds of streams they evict each
+            other. The replay's kernels assume no padding, so only the rings of segments have it.
     """
 
     num_envs: int
@@ -79,7 +78,7 @@ class RingLayout:
             raise ValueError(f"extra_fields must have names of their own, got {taken[0]} twice")
 
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """Every array of the ring's segment, in the order in which they lie there."""
+        """All arrays of the ring's segment, in memory order."""
         streams, spec = (self.num_envs, self.num_slots + self.padding), self.spec
         return (
             ArraySpec("header", (HEADER_WORDS,), "int64", control=True),
@@ -96,30 +95,30 @@ class RingLayout:
         )
 
     def bytes_per_row(self) -> int:
-        """Bytes one row (a step of all E environments) takes."""
+        """Bytes of one row (a step of all E environments)."""
         rows = [a for a in self.arrays() if a.name != "header" and a.name not in _LOG]
         return sum(a.nbytes for a in rows) // self.num_slots
 
     def nbytes(self) -> int:
-        """Bytes of the whole segment."""
+        """Bytes of the segment."""
         return bytes_needed(self.arrays())
 
 
 @dataclass(frozen=True)
 class RingStatistics:
-    """A ring at one moment.
+    """Statistics of a ring at one time.
 
     Attributes:
         published: rows published since the run began.
         granted: position up to which the actor may write.
-        retired: rows given up for overwriting.
-        fill: share of the slots that hold readable rows, 0 to 1.
+        retired: position below which rows may be overwritten.
+        fill: fraction of the slots that hold readable rows, 0 to 1.
         env_steps: environment steps taken, RESET rows excluded.
         episodes: episodes finished.
-        heartbeat_ns: `time.monotonic_ns()` of the last sign of life, 0 before the first.
-        wait_seconds: time the actor slept for want of a grant.
+        heartbeat_ns: `time.monotonic_ns()` of the last heartbeat, 0 before the first.
+        wait_seconds: time that the actor slept while waiting for grants.
         state: `starting`, `running` or `waiting`.
-        incarnation: which life of the actor writes now.
+        incarnation: number of the actor's current life.
         exploration_rate: mean exploration rate over its streams.
     """
 

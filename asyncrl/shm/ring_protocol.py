@@ -1,7 +1,7 @@
-"""Kernels that read and write the words of a ring's header, in the order that both ends rely on.
+"""Kernels that read and write the words of a ring's header in the order that both ends need.
 
-Every function here is one step of the protocol that `ring.py` explains, and so short that it keeps the GIL. The
-caller owns the words that it stores to.
+Each is one step of the protocol of `ring.py`, and keeps the GIL because it is short. The caller owns the words that it
+stores to.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from asyncrl.shm.ring_layout import EPISODE_LOG, EPISODES, GRANTED, PUBLISHED, S
 
 @kernel("int64(int64[::1], int64)", nogil=False)
 def load_word(header: NDArray[np.int64], word: int) -> int:
-    """The word (acquire)."""
+    """Load the word (acquire)."""
     return load_acquire(header, word)  # type: ignore[no-any-return]
 
 
 @kernel("int64(int64[::1], int64)", nogil=False)
 def load_word_last(header: NDArray[np.int64], word: int) -> int:
-    """The word as it is after everything that the caller read before."""
+    """Load the word after all earlier reads of the caller (fence, acquire)."""
     fence()
     return load_acquire(header, word)  # type: ignore[no-any-return]
 
 
 @kernel("void(int64[::1], int64, int64)", nogil=False)
 def store_word(header: NDArray[np.int64], word: int, value: int) -> None:
-    """Set the word (release)."""
+    """Store the word (release)."""
     store_release(header, word, value)
 
 
 @kernel("int64(int64[::1], int64[::1], int64, int64)", nogil=False)
 def publish_rows(header: NDArray[np.int64], armed: NDArray[np.int64], rows: int, steps: int) -> int:
-    """Publish `rows` rows: 0 done, 1 done and the caller must ring, 2 refused. For kernels that write rows.
+    """Publish `rows` rows. Returns 0 if done, 1 if done and the caller must ring, 2 if refused.
 
-    The caller owns the ring's actor side and has written every byte of the rows.
+    Refuses `rows` below 1 or beyond the grant. For kernels that write rows: the caller is the ring's only writer and has
+    written the rows completely.
     """
     position = header[PUBLISHED] + rows
     if rows < 1 or position > load_acquire(header, GRANTED):
@@ -59,7 +60,7 @@ def record_episode(
     episode_return: float,
     length: int,
 ) -> None:
-    """Actor: write the next entry of the episode log, then count it."""
+    """Actor: write the next entry of the episode log, then increment EPISODES (release)."""
     episodes = header[EPISODES]
     returns[episodes & (EPISODE_LOG - 1)] = episode_return
     lengths[episodes & (EPISODE_LOG - 1)] = length
@@ -68,7 +69,7 @@ def record_episode(
 
 @kernel("boolean(int64[::1], int64)", nogil=False)
 def must_sleep(header: NDArray[np.int64], position: int) -> bool:
-    """Actor: say that it sleeps, then look once more. The other half is `take_waiting`."""
+    """Actor: set WAITING, then check GRANTED again; returns whether to sleep. Counterpart: `take_waiting`."""
     store_release(header, WAITING, 1)
     fence()
     if load_acquire(header, GRANTED) < position:
@@ -79,7 +80,7 @@ def must_sleep(header: NDArray[np.int64], position: int) -> bool:
 
 @kernel("boolean(int64[::1])", nogil=False)
 def take_waiting(header: NDArray[np.int64]) -> bool:
-    """Learner side, after a grant: whether the actor said that it sleeps; True once. See `must_sleep`."""
+    """Learner side, after a grant: clear WAITING; returns whether it was set. Counterpart: `must_sleep`."""
     fence()
     waiting: bool = load_acquire(header, WAITING) == 1 and compare_exchange(header, WAITING, 1, 0)
     return waiting
@@ -87,9 +88,9 @@ def take_waiting(header: NDArray[np.int64]) -> bool:
 
 @kernel("int64(int64[::1], int64)", nogil=False)
 def published_or_corrupt(header: NDArray[np.int64], num_slots: int) -> int:
-    """`published`, or -1 where it lies outside of what was granted.
+    """Load `published`; -1 if it is outside of [retired, granted].
 
-    `granted` is read before and after, so that a look while another thread grants raises no false alarm.
+    `granted` is read before and after, so that a grant by another thread in between causes no false alarm.
     """
     before = load_acquire(header, GRANTED)
     published = load_acquire(header, PUBLISHED)

@@ -1,7 +1,7 @@
-"""Rows and positions of a ring beyond the life of its memory: what a checkpoint keeps, and how a new ring gets it.
+"""Rows and positions of a ring in a checkpoint: saving and restoring.
 
-Rows `[first, published]` are kept: all that may be read, and of row `published` the observation, which the actor writes
-before it publishes the row before. In a file streams lie like in the ring, row after row without a gap.
+Rows `[first, published]` are saved: all readable rows, and row `published` for its observation, which the actor writes
+before it publishes the previous row. A file has the streams of the ring in order, each with consecutive rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from asyncrl.shm.ring_protocol import store_word
 
 @dataclass(frozen=True)
 class RingPosition:
-    """Where a ring stands.
+    """Positions and counters of a ring.
 
     Attributes:
         published, granted: rows since the run began.
         steps: environment steps taken by the actor, RESET rows excluded.
-        incarnation: which life of the actor wrote last.
-        exploration: its exploration rate in millionths.
+        incarnation: number of the actor's last life.
+        exploration: exploration rate of the actor in millionths.
     """
 
     published: int
@@ -37,16 +37,16 @@ class RingPosition:
 
 
 def position_of(ring: RingReader, published: int) -> RingPosition:
-    """Where the ring stands, if `published` of its rows count."""
+    """Position of the ring, with `published` in place of the word."""
     steps, life, exploration = (int(ring.header[word]) for word in (STEPS, INCARNATION, EXPLORATION))
     return RingPosition(published, ring.granted, steps, life, exploration)
 
 
 def begin_at(ring: RingReader, position: RingPosition) -> None:
-    """Let a fresh ring stand at `position`; before any actor and the learner look at it.
+    """Set the words of a new ring to `position`, before an actor or the learner uses it.
 
     Raises:
-        ValueError: the position cannot be one of this ring.
+        ValueError: the position is invalid for this ring.
     """
     published, granted = position.published, position.granted
     if not 0 <= published <= granted <= published + ring.num_slots:
@@ -64,12 +64,12 @@ def begin_at(ring: RingReader, position: RingPosition) -> None:
 
 
 def first_kept(published: int, granted: int, num_slots: int) -> int:
-    """The first row that may be read, if so many were granted."""
+    """First readable row of a ring with these positions."""
     return min(published, max(0, granted - num_slots))
 
 
 def arrays_of(ring: RingReader) -> dict[str, tuple[NDArray[Any], int]]:
-    """Every array of rows by name, and its axis of slots."""
+    """Arrays of rows by name, each with its axis of slots."""
     streams: dict[str, NDArray[Any]] = {
         "obs": ring.obs,
         "action": ring.action,
@@ -89,7 +89,7 @@ def arrays_of(ring: RingReader) -> dict[str, tuple[NDArray[Any], int]]:
 
 
 def pieces(array: NDArray[Any], axis: int, first: int, rows: int, num_slots: int) -> Iterator[NDArray[Any]]:
-    """Views of the rows `first ...` of an array, stream by stream, each contiguous: in the order of a file."""
+    """Contiguous views of `rows` rows from `first` on, stream by stream, in the order of a file."""
     streams = [array] if axis == 0 else list(array)
     start = first & (num_slots - 1)
     head = min(rows, num_slots - start)
@@ -100,15 +100,15 @@ def pieces(array: NDArray[Any], axis: int, first: int, rows: int, num_slots: int
 
 
 def put_rows(ring: RingReader, first: int, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Write saved rows back to where they stood.
+    """Write saved rows into a ring at their positions.
 
     Args:
-        ring: fresh, of the same layout up to its length.
+        ring: new ring of the same layout; `num_slots` may differ.
         first: position of the first row.
         saved: arrays by the names of `arrays_of`; the axis of slots holds the rows from `first` on.
 
     Raises:
-        ValueError: an array is missing, or of another shape or dtype.
+        ValueError: an array is missing, has another shape or dtype, or has more rows than the ring has slots.
     """
     for name, (array, axis) in arrays_of(ring).items():
         values = saved.get(name)

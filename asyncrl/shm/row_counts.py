@@ -1,7 +1,7 @@
-"""Flags and counters of a row, for all streams of an actor in one kernel.
+"""Kernels for flags, rewards and episode counts of a row, over all streams of an actor.
 
-A vector of a thousand short-lived environments ends dozens of episodes in every row; counted one by one in Python
-they took longer than the step that ended them.
+With a vector of a thousand environments of short episodes, dozens of episodes end in every row. Counting them in Python
+took longer than the step itself.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def count_row(
     episode_return: NDArray[np.float64],
     episode_length: NDArray[np.int64],
 ) -> int:
-    """Write rewards and flags of a row into its slot, log the episodes that ended; how many steps were taken.
+    """Write rewards and flags of a row into its slot, and log the episodes that ended.
 
     Args:
-        events: `[n, 2]`, (stream, flags) of the streams whose flags are not 0, ascending.
-        rewards: `[E]` of this row, 0 where it was a reset.
-        returns: `[E]`, sums over the episodes that go on; updated.
-        began_at: `[E]`, the row before each episode's first; updated.
+        events: `[n, 2]`, (stream, flags) of the streams with flags other than 0, ascending.
+        rewards: `[E]` of this row, 0 for a reset.
+        returns: `[E]`, returns of the running episodes; updated.
+        began_at: `[E]`, number of the row before each episode's first; updated.
         row: number of this row in the actor's life, from 1.
         ring_flags: `[E, S]`.
         ring_rewards: `[E, S]`.
-        slot: of this row.
-        header: the ring's; its count of episodes moves by one at a time, which readers of the log rely on.
-        episode_return: the ring's log.
-        episode_length: likewise.
+        slot: slot of this row.
+        header: the ring's header; EPISODES is incremented by one at a time, which readers of the log rely on.
+        episode_return: the ring's log of returns.
+        episode_length: the ring's log of lengths.
 
     Returns:
-        E less the rows that were resets.
+        Environment steps taken: E minus the number of resets.
     """
     num_envs = rewards.shape[0]
     for i in range(num_envs):
@@ -62,7 +62,7 @@ def count_row(
             taken -= 1
         else:
             record_episode(header, episode_return, episode_length, returns[i], row - began_at[i])
-        # After an ended step: for the reset row to come. After a reset row: for the episode to come.
+        # Both after the end of an episode, for the reset row, and after a reset row, for the new episode.
         returns[i] = 0.0
         began_at[i] = row
     return taken  # type: ignore[no-any-return]
@@ -76,17 +76,17 @@ def find_events(
     rewards: NDArray[np.float64],
     events: NDArray[np.int64],
 ) -> int:
-    """Which streams of a vector ended in a row or were reset by it.
+    """Find the streams of a vector environment that ended an episode in a row or were reset by it.
 
     Args:
-        terminated: `[E]`, what the step said.
-        truncated: likewise.
-        resets: `[E]`, streams whose episode had ended before this row; becomes those that end in it.
-        rewards: `[E]`; those of resets become 0.
-        events: `[E, 2]`, filled from the front with (stream, flags) of streams whose flags are not 0, ascending.
+        terminated: `[E]`, result of the step.
+        truncated: `[E]`, result of the step.
+        resets: `[E]`, streams whose episode ended in the previous row; updated to those that end in this row.
+        rewards: `[E]`; rewards of resets are set to 0.
+        events: `[E, 2]`, filled from the start with (stream, flags) of the streams with flags other than 0, ascending.
 
     Returns:
-        How many events.
+        Number of events.
     """
     found = 0
     for i in range(rewards.shape[0]):

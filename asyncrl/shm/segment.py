@@ -1,13 +1,12 @@
-"""Anonymous shared memory, laid out from a list of arrays.
+"""Anonymous shared memory with the layout of a list of arrays.
 
-A segment has no name that could be leaked: on Linux it is a memfd sealed against shrinking and growing,
-elsewhere a POSIX shared-memory object unlinked as soon as it is open. Whoever shall see it is handed the file
-descriptor. When the last process that holds it is gone, however it died, so is the memory.
-(`multiprocessing.shared_memory` leaks when its process group is killed, is unlinked by an unrelated exit, and
-dies of SIGBUS where /dev/shm is small.)
+A segment has no name that could leak. On Linux it is a memfd sealed against shrinking and growing; elsewhere it is a
+POSIX shared-memory object, unlinked after it is opened. Other processes get its file descriptor. The memory is freed
+when the last process that holds it has ended, however it ended. (`multiprocessing.shared_memory` leaks when its process
+group is killed, is unlinked by an unrelated exit, and dies of SIGBUS if /dev/shm is small.)
 
-Memory is found and reserved when the segment is made: first by arithmetic against what the machine and the
-control group have left, then by allocating every page, so that no process can fail for want of it later.
+The memory is reserved when the segment is created: its size is compared with the free memory of the machine and the
+control group, then every page is allocated, so that no process can run out of it later.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from asyncrl.errors import SharedMemoryTooSmall
 from asyncrl.shm.free_memory import available_bytes
 
 ALIGNMENT = 64
-"""Bytes; every array begins on a cache line of its own."""
+"""Alignment of the arrays in bytes, a cache line."""
 POISON = 0xFB
-"""What fills unwritten bytes of a poisoned segment: -2.6e36 as float32, negative as any signed integer."""
+"""Value of unwritten bytes of a poisoned segment: -2.6e36 as float32, negative as any signed integer."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ class ArraySpec:
     """One array of a segment.
 
     Attributes:
-        name: how `Segment[name]` finds it.
+        name: key of `Segment[name]`.
         shape: C order, every axis at least 1.
         dtype: NumPy dtype name.
-        control: True for words that mean something (zero) before anybody wrote them; never poisoned.
+        control: True for control words, which are valid (zero) before the first write; never poisoned.
     """
 
     name: str
@@ -54,12 +53,12 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array itself."""
+        """Bytes of the array, without alignment."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def _offsets(arrays: Sequence[ArraySpec]) -> list[int]:
-    """Where each array begins, and at the end where the segment ends."""
+    """Offset of each array in bytes, then the size of the segment."""
     if not arrays:
         raise ValueError("arrays must hold at least one ArraySpec, got none")
     names = [a.name for a in arrays]
@@ -76,23 +75,23 @@ def _offsets(arrays: Sequence[ArraySpec]) -> list[int]:
 
 
 def bytes_needed(arrays: Sequence[ArraySpec]) -> int:
-    """Bytes a segment of these arrays takes, alignment included."""
+    """Bytes of a segment of these arrays, alignment included."""
     return _offsets(arrays)[-1]
 
 
 class Segment:
-    """A block of shared memory and the arrays laid out in it, each on cache lines of its own.
+    """Block of shared memory with arrays, each on its own cache lines.
 
-    Made once by the process that owns the run (`create`), attached by those that were handed the descriptor
-    (`attach`). The layout is not stored in it: both sides are given the same list of `ArraySpec`.
+    The process that owns the run creates it (`create`); processes that were given the file descriptor attach it
+    (`attach`). The layout is not stored in the memory: both sides need the same list of `ArraySpec`.
 
-    `segment[name]` is a view, never a copy, and keeps the mapping (and with it a duplicate of the descriptor)
-    open for as long as it lives, also past `close`: who closes lets go of its views first. Where the owner closes,
-    the memory is given back at once, on Linux, and views that are left see zeros: the parts of a run know each other,
-    so that only a garbage collection would free its rings, and the next run would find too little memory.
+    `segment[name]` is a view, never a copy. A view keeps the mapping (and with it a duplicate of the descriptor) open
+    even after `close`, so drop the views before closing. On Linux, when the creator closes, the memory is freed at once
+    and remaining views read zeros. The parts of a run form reference cycles: otherwise only a garbage collection would
+    free its rings, and the next run would find too little memory.
 
     Attributes:
-        fd: the descriptor to hand on; not inheritable; owned and closed by the segment.
+        fd: file descriptor for other processes; not inheritable; owned and closed by the segment.
         nbytes: bytes of the layout.
         arrays: the layout.
     """
@@ -107,7 +106,7 @@ class Segment:
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._map: mmap.mmap | None = mmap.mmap(fd, self.nbytes, flags=flags, prot=protection)
-        # `frombuffer` holds the map open; `ndarray(buffer=map)` does not: `close` would unmap live views.
+        # `frombuffer` keeps the map open. With `ndarray(buffer=map)`, `close` would unmap live views.
         block = np.frombuffer(self._map, np.uint8)
         if not writable:
             block = np.asarray(_SaysWritable(block))
@@ -123,14 +122,14 @@ class Segment:
         """Reserve new memory, all zero.
 
         Args:
-            name: what the memory is for, in words; shown in errors and in /proc/*/maps.
-            arrays: what to lay out, in this order.
-            poison: fill all but control words with `POISON` bytes, so that reading what nobody wrote shows.
+            name: purpose of the memory; shown in errors and in /proc/*/maps.
+            arrays: the layout, in this order.
+            poison: fill all but control words with `POISON` bytes, so that reads of unwritten memory are noticed.
             populate: map every page now (30 ms per 50 MB) instead of at its first use.
 
         Raises:
-            SharedMemoryTooSmall: the machine or the control group has less left than that (ASYNC008).
-            ValueError: the layout is empty, or has an empty axis or two arrays of one name.
+            SharedMemoryTooSmall: the machine or the control group has too little free memory (ASYNC008).
+            ValueError: the layout is empty, or has an empty axis, a dtype with objects or two arrays of one name.
         """
         needed, there = bytes_needed(arrays), available_bytes()
         if needed > there:
@@ -153,16 +152,16 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, arrays: Sequence[ArraySpec], *, writable: bool = True) -> Segment:
-        """Map memory that another process created; takes `fd` over and closes it in `close`.
+        """Map memory that another process created; takes ownership of `fd` and closes it in `close`.
 
-        A process that forks keeps the mapping to itself, on Linux: a child of an environment that goes on as if it
-        were the actor would be a second writer of its ring. It ends with SIGSEGV instead.
+        On Linux forked children do not get the mapping: a child process of an environment that continued as the actor
+        would be a second writer of its ring. It ends with SIGSEGV instead.
 
         Args:
-            fd: its descriptor.
+            fd: file descriptor of the memory.
             arrays: the layout that it was created with.
-            writable: False has the system end this process (SIGSEGV) where anything in it writes there. NumPy is
-                not told, since kernels are compiled for writable arrays only: the flag of a view still says so.
+            writable: if False, a write to the memory ends this process (SIGSEGV). The views are still flagged as
+                writable for NumPy, because kernels are compiled for writable arrays only.
 
         Raises:
             ValueError: the memory is smaller than the layout.
@@ -176,7 +175,7 @@ class Segment:
         return segment
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The array of that name: a view. Raises KeyError where there is none or the segment is closed."""
+        """View of the array `name`. Raises KeyError if there is none or the segment is closed."""
         return self._views[name]
 
     @property
@@ -185,7 +184,7 @@ class Segment:
         return self.fd < 0
 
     def close(self) -> None:
-        """Close the descriptor, drop the views, free the memory; the mapping goes with the last view held elsewhere."""
+        """Close the descriptor, drop the views, unmap the memory; a view held elsewhere delays the unmapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -196,7 +195,7 @@ class Segment:
                     self._map.madvise(mmap.MADV_REMOVE)
             with contextlib.suppress(
                 BufferError
-            ):  # a view elsewhere holds the map, and unmaps it when it dies
+            ):  # a view held elsewhere keeps the map open until it is deleted
                 self._map.close()
             self._map = None
 
@@ -207,13 +206,13 @@ class Segment:
         self.close()
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit modules are half gone, and the system closes everything anyway.
+        # At interpreter exit modules are partly torn down, and the system closes everything anyway.
         if not _finalizing() and hasattr(self, "_views"):
             self.close()
 
 
 class _SaysWritable:
-    """The memory of a read-only array, offered as writable; keeps the array, and with it the mapping, alive."""
+    """Array interface that presents a read-only array as writable; keeps the array, and so the mapping, alive."""
 
     def __init__(self, block: NDArray[np.uint8]) -> None:
         self.block = block
@@ -221,7 +220,7 @@ class _SaysWritable:
 
 
 def _anonymous_file(name: str) -> int:
-    """A descriptor of shared memory that has no name in any file system; empty, not inheritable."""
+    """File descriptor of new shared memory without a name in any file system; empty, not inheritable."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     import _posixshmem  # type: ignore[import-not-found]
@@ -234,7 +233,7 @@ def _anonymous_file(name: str) -> int:
 
 
 def _reserve(fd: int, nbytes: int) -> None:
-    """Allocate every page, so that a later write cannot fail, and seal the size where the system can."""
+    """Allocate every page, so that a later write cannot fail, and seal the size if the system can."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except AttributeError:
@@ -242,7 +241,7 @@ def _reserve(fd: int, nbytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        os.ftruncate(fd, nbytes)  # a kernel that cannot reserve: arithmetic alone has decided
+        os.ftruncate(fd, nbytes)  # no reservation: only the comparison with free memory protects
     if hasattr(os, "memfd_create"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
@@ -250,7 +249,7 @@ def _reserve(fd: int, nbytes: int) -> None:
 def _too_small(
     name: str, arrays: Sequence[ArraySpec], needed: int, there: int, reason: str = ""
 ) -> SharedMemoryTooSmall:
-    """ASYNC008: bytes needed by what, bytes there."""
+    """Error ASYNC008 with the bytes needed, the bytes available, and the largest arrays."""
     largest = sorted(arrays, key=lambda a: a.nbytes, reverse=True)[:3]
     facts: dict[str, object] = {
         "needed": f"{needed:,} bytes",

@@ -1,7 +1,7 @@
-"""Python functions that kernels may call too, lowered without a function of their own, and views of memory among them.
+"""Python functions with an inline lowering for kernels, such as views of memory.
 
 `numba.extending.overload` would compile a function for each of them and for each caller. A kernel whose only arrays are
-views needs no reference counts either, which numba leaves out where nothing that is compiled returns an array.
+views also needs no reference counts, which numba leaves out if no compiled function returns an array.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def lowered(
     """Let kernels call `function`.
 
     Args:
-        function: what Python calls.
-        typer: numba signature of a call, from the types of its arguments.
-        generate: writes the LLVM instructions, from context, builder, signature and values.
+        function: the Python function.
+        typer: function of the argument types that returns the numba signature of a call.
+        generate: function of context, builder, signature and values that writes the LLVM instructions.
     """
     type_callable(function)(lambda context: typer)
     lower_builtin(function, types.VarArg(types.Any))(generate)
 
 
 def view_at(context: Any, builder: Any, array_type: Any, data: Any, shape: tuple[Any, ...]) -> Any:
-    """LLVM value of a C-contiguous array of `shape` over the memory at `data`, which it does not own."""
+    """LLVM value of a C-contiguous array of `shape` on the memory at `data`, not owned."""
     array = _make_array(array_type)(context, builder)
     width = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype)))
     strides = [width]
@@ -53,9 +53,9 @@ def view_at(context: Any, builder: Any, array_type: Any, data: Any, shape: tuple
 
 
 def matrix(values: NDArray[Any], start: int, rows: int, columns: int) -> NDArray[Any]:
-    """`values[start : start + rows * columns]` as a view `[rows, columns]`. In kernels nothing checks the bounds.
+    """`values[start : start + rows * columns]` as a view `[rows, columns]`; bounds are not checked in kernels.
 
-    `reshape` in a kernel says the same, with the text of an error for a wrong shape, which takes seconds to compile.
+    `reshape` in a kernel also has the error for a wrong shape, which takes seconds to compile.
     """
     return values[start : start + rows * columns].reshape(rows, columns)
 

@@ -1,7 +1,7 @@
-"""The weight mailbox: the newest weights, for whoever looks.
+"""Weight mailbox: the newest weights in shared memory, for any number of readers.
 
-A flat float32 block in shared memory, twice. Version v lives in buffer v mod 2, so the publisher writes where
-nobody is sent to read:
+The mailbox has two buffers, each a flat float32 block. Version v is in buffer v mod 2, so the publisher never writes
+into the newest complete buffer:
 
     header[LATEST]         version of the newest complete weights; 0 = nothing published yet
     header[HOLDS + 16 b]   version that buffer b holds completely, or -v while version v is written into it
@@ -9,14 +9,13 @@ nobody is sent to read:
     values[b]              float32 [weight_count]
 
 Publishing v: HOLDS[b] = -v, fence, write, HOLDS[b] = v (release), LATEST = v (release). Weights that are not finite
-are never committed. Refreshing: read
-LATEST, check that its buffer holds it, copy, fence, check again; a reader that was overtaken (by two
-publications during one copy) tries again with the newer version, a bounded number of times, and otherwise
-keeps what it has.
+are never committed. Refreshing: read LATEST, check that its buffer holds that version, copy, fence, check again. If
+the buffer was overwritten (by two publications during one copy), the reader copies the newer version. Attempts are
+bounded; a reader that has copied nothing keeps its weights.
 
-A publisher that dies while it writes leaves LATEST where it was, at the other buffer, so readers never
-notice, and a successor writes the same version number again. With a single buffer readers starve (49,337 gave
-up in the same test) and a publisher killed inside blocks them for ever.
+If a publisher dies while writing, LATEST still points to the other buffer, so readers do not notice, and its successor
+writes the same version number again. With a single buffer readers starve (49,337 gave up in the same test), and a
+publisher killed while writing blocks them forever.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ LATEST = 0
 HOLDS = 16
 UPDATES = 17
 ATTEMPTS = 16
-"""How often one `refresh` looks for a complete buffer before it keeps what it has."""
+"""Attempts of one `refresh` to find a complete buffer before it keeps its weights."""
 ATTEMPTS_WHEN_SPOILT = 10_000
-"""How often it copies again once it was overtaken; only memory overwritten by accident needs more."""
+"""Attempts once a copy was overwritten during the copy; more are needed only if the memory is corrupt."""
 
 
 def _arrays(weight_count: int) -> tuple[ArraySpec, ...]:
@@ -50,7 +49,7 @@ def _arrays(weight_count: int) -> tuple[ArraySpec, ...]:
 
 @kernel("int64(int64[::1])", nogil=False)
 def _begin(header: NDArray[np.int64]) -> int:
-    """Mark the back buffer as being written; returns the version that will be in it."""
+    """Mark the back buffer as being written; returns the version that it will hold."""
     version = load_acquire(header, LATEST) + 1
     store_release(header, HOLDS + 16 * (version & 1), -version)
     fence()
@@ -59,10 +58,10 @@ def _begin(header: NDArray[np.int64]) -> int:
 
 @kernel("boolean(int64[::1], float32[::1], int64, int64)", fastmath={"reassoc"})
 def _commit(header: NDArray[np.int64], values: NDArray[np.float32], version: int, updates: int) -> bool:
-    """Make `version`, written into `values`, the newest, unless one of `values` is not finite; whether it is now."""
+    """Commit `version`, written into `values`, as the newest; False and no commit if a value is not finite."""
     total = np.float32(0.0)
     for i in range(values.shape[0]):
-        total += values[i] * np.float32(0.0)  # 0 of a number, NaN of what is none
+        total += values[i] * np.float32(0.0)  # 0 if finite, NaN if not
     if total != 0.0:
         return False
     header[UPDATES + 16 * (version & 1)] = updates
@@ -79,9 +78,9 @@ def _refresh(
     have: int,
     updates: NDArray[np.int64],
 ) -> int:
-    """Version now in `out`, or `have` with `out` untouched, or -1 where `out` is spoilt for good.
+    """Copy the newest weights; returns the version in `out`, `have` if `out` is unchanged, or -1 if `out` is torn.
 
-    `updates[0]` becomes those of a new version.
+    `updates[0]` is set to the updates of a new version.
     """
     attempts = ATTEMPTS
     while attempts > 0:
@@ -98,7 +97,7 @@ def _refresh(
         if load_acquire(header, holds) == version:
             updates[0] = made
             return version  # type: ignore[no-any-return]
-        if have >= 0:  # overtaken in mid-copy: `out` is neither old nor new, there is no way back
+        if have >= 0:  # overwritten during the copy: `out` is torn and must be copied again
             have, attempts = -1, ATTEMPTS_WHEN_SPOILT
     return have
 
@@ -111,8 +110,8 @@ def _latest(header: NDArray[np.int64]) -> int:
 class WeightMailbox:
     """Both ends of the mailbox: one publisher at a time, any number of readers, each in its own process.
 
-    `create` and `attach` differ in who owns the memory, not in what may be called; by contract the learner's
-    side publishes and actors refresh. A publisher that takes over after another's death attaches and goes on.
+    The creator owns the memory; all methods are available after `create` and `attach`. By contract the learner side
+    publishes and actors refresh. A publisher that replaces a dead one attaches and continues.
     """
 
     def __init__(self, segment: Segment, weight_count: int) -> None:
@@ -125,49 +124,49 @@ class WeightMailbox:
 
     @classmethod
     def create(cls, weight_count: int, *, poison: bool = False) -> WeightMailbox:
-        """A new mailbox for `weight_count` float32 values, at version 0.
+        """Create a mailbox for `weight_count` float32 values, at version 0.
 
-        Raises `SharedMemoryTooSmall` (ASYNC008), or ValueError where `weight_count` is below 1.
+        Raises `SharedMemoryTooSmall` (ASYNC008), or ValueError if `weight_count` is below 1.
         """
         arrays = _arrays(weight_count)
         return cls(Segment.create("weights", arrays, poison=poison, populate=True), weight_count)
 
     @classmethod
     def attach(cls, fd: int, weight_count: int, *, writable: bool = True) -> WeightMailbox:
-        """The mailbox behind a descriptor, which is taken over. Raises ValueError where it is too small.
+        """Attach a mailbox; takes ownership of `fd`. Raises ValueError if its memory is too small.
 
         Args:
-            fd: its descriptor.
-            weight_count: what it was created for.
-            writable: False for a process that only refreshes: whatever writes there ends it (SIGSEGV).
+            fd: file descriptor of the mailbox.
+            weight_count: number of values that it was created for.
+            writable: False for a process that only refreshes: a write to the memory ends it (SIGSEGV).
         """
         return cls(Segment.attach(fd, _arrays(weight_count), writable=writable), weight_count)
 
     @property
     def fd(self) -> int:
-        """Descriptor to hand to another process; owned by the mailbox."""
+        """File descriptor for other processes; owned by the mailbox."""
         return self.segment.fd
 
     @property
     def version(self) -> int:
-        """Version of the newest complete weights; 0 where nothing was published yet."""
+        """Version of the newest complete weights; 0 before the first publication."""
         return _latest(self._header)
 
     @property
     def updates(self) -> int:
-        """Updates that had been made when the weights of the last `refresh` were published; 0 before the first."""
+        """Learner updates of the weights of the last `refresh`, at their publication; 0 before the first."""
         return int(self._refreshed[0])
 
     def count_from(self, version: int) -> None:
-        """Let the next publication be version + 1: a run goes on. Publisher only, before the first publication."""
+        """Make the next version `version` + 1, to resume a run. Publisher only, before the first publication."""
         if self.version != 0:
             raise ValueError(f"nothing must have been published yet, got version {self.version}")
         self._header[LATEST] = version
 
     def publish(self, values: NDArray[np.float32], updates: int = 0) -> int:
-        """Copy `values` (float32 `[weight_count]`, contiguous) in; returns their version. Publisher only.
+        """Publish a copy of `values` (float32 `[weight_count]`, contiguous); returns their version. Publisher only.
 
-        Raises ValueError where shape, dtype or layout differ, or a value is NaN or infinite; nothing is published then.
+        Raises ValueError if shape, dtype or layout differ, or a value is NaN or infinite; then nothing is published.
         """
         self._check("values", values)
         version = self.publish_with(lambda out: np.copyto(out, values), updates)
@@ -176,16 +175,15 @@ class WeightMailbox:
         return version
 
     def publish_with(self, fill: Callable[[NDArray[np.float32]], object], updates: int = 0) -> int:
-        """Let `fill` write the new weights straight into shared memory. Publisher only.
+        """Publish weights that `fill` writes directly into shared memory. Publisher only.
 
         Args:
-            fill: is given the back buffer, float32 `[weight_count]`, holding older weights or nothing, and
-                must write every element before it returns. Where it raises, nothing is published and the
-                exception goes on.
+            fill: called with the back buffer, float32 `[weight_count]`, with older weights or nothing; must write every
+                element before it returns. If it raises, nothing is published and the exception propagates.
             updates: updates that the learner has made.
 
         Returns:
-            Their version, or 0 where a weight is NaN or infinite: nothing is published then.
+            The version, or 0 if a weight is NaN or infinite; then nothing is published.
         """
         version = _begin(self._header)
         values = self._buffers[version & 1]
@@ -193,13 +191,13 @@ class WeightMailbox:
         return version if _commit(self._header, values, version, updates) else 0
 
     def refresh(self, out: NDArray[np.float32], have: int) -> int:
-        """Copy the newest weights into `out` unless that is version `have`; returns the version in `out`.
+        """Copy the newest weights into `out` unless it holds them already; returns the version in `out`.
 
-        Any reader may call it at any time; it never waits for the publisher and never leaves `out` torn.
+        Any reader may call it at any time. It never waits for the publisher and never returns with `out` torn.
 
         Args:
             out: float32 `[weight_count]`, contiguous, holding version `have`.
-            have: version held, 0 before the first.
+            have: version in `out`, 0 before the first.
 
         Raises:
             ValueError: shape, dtype or layout differ, or `have` is negative.
@@ -212,7 +210,7 @@ class WeightMailbox:
         return version
 
     def close(self) -> None:
-        """Let go of the memory; idempotent. The mailbox must not be used afterwards."""
+        """Drop the views and close the segment; idempotent. The mailbox must not be used afterwards."""
         vars(self).pop("_header", None)
         vars(self).pop("_values", None)
         vars(self).pop("_buffers", None)
