@@ -3,13 +3,13 @@
 An environment with native code can write anywhere in its process, including the words that its actor shares with the
 learner side. Then only this ring is quarantined:
 
-    trusted ── a word is out of range ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
-              found by the actor,                by the supervisor,                by the learner's thread, which
-              supervisor or learner              event loop                        discarded all rows of the ring
+    trusted ── a word is invalid ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
+               found by the actor,            by the supervisor,                  by the learner's thread, which
+               supervisor or learner          event loop                          discarded all rows of the ring
 
 The learner's thread neither reads nor grants a ring with a fault. It begins the ring again at the position up to which
-it had taken rows, with every word set anew, as if the actor had been killed. Overwritten words are detected, overwritten
-observations and rewards are not. Therefore all rows of the ring are discarded.
+it had taken rows, with every word set anew, as if the actor had been killed. Overwritten words are detected,
+overwritten observations and rewards are not. Therefore all rows of the ring are discarded.
 """
 
 from __future__ import annotations

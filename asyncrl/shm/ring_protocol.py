@@ -38,8 +38,8 @@ def store_word(header: NDArray[np.int64], word: int, value: int) -> None:
 def publish_rows(header: NDArray[np.int64], armed: NDArray[np.int64], rows: int, steps: int) -> int:
     """Publish `rows` rows. Returns 0 if done, 1 if done and the caller must ring, 2 if refused.
 
-    Refuses `rows` below 1 or beyond the grant. For kernels that write rows: the caller is the ring's only writer and has
-    written the rows completely.
+    Refuses `rows` below 1 or beyond the grant. For kernels that write rows; the caller is the ring's only writer and
+    has written the rows completely.
     """
     position = header[PUBLISHED] + rows
     if rows < 1 or position > load_acquire(header, GRANTED):
