@@ -18,8 +18,7 @@ class AsyncMessage:
 
     Attributes:
         bytes: `[16 + 4 K + message_bytes]` uint8.
-        head: `[2]` int64; to rank 0 the base version and whether the group has finished, back the new version and the
-            delta's staleness.
+        head: `[2]` int64; to rank 0 the base version and `finished`, back the new version and the delta's staleness.
         told: `[K]` float32, the statistics.
         body: `[message_bytes]` uint8, the encoded vector.
     """

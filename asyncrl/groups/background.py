@@ -7,11 +7,10 @@ The updates made meanwhile are kept. If numbers must be exact, the learner waits
 at a fixed update, an eighth of `interval` after the snapshot. Otherwise a slow fusion never blocks the learner.
 
 A group takes its next snapshot `interval` updates after the last one, or after twice as many updates as the last fusion
-took, whichever is later, so that slow fusions become less frequent. A fusion that takes as long as the interval H would
-destroy progress: two learners of one problem approach its solution meanwhile, so that their difference d shrinks to
-nearly nothing; the late correction for d makes it -d, and the next one d again. Loss of two Adam learners of a noisy
-quadratic with H = 32: 36e-6 if applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 after 32
-updates.
+took, whichever is later, so that slow fusions become less frequent. A fusion that takes the whole interval H would undo
+the learning: meanwhile two learners approach the solution and their difference d shrinks to nearly 0; the late
+correction for d makes it -d, and the next one d again. Loss of two Adam learners of a noisy quadratic, H = 32: 36e-6 if
+applied at once, 46e-6 after 16 updates, 2180e-6 after 32; with H = 64, 47e-6 after 32 updates.
 
 The fusion has no Python thread. Its wake-ups and its waits for the GIL took 3 to 7 ms of the learner's time per fusion
 when other work shared the cores (docs/groups.md).
@@ -37,7 +36,7 @@ class Fuser(Protocol):
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """Begin to fuse `snapshot` `[P]` on the CPU, which must not change until `end`; does not wait.
 
-        With `finished` this group makes no further updates, and fuses again until the result is final.
+        With `finished` this group makes no further updates, and fuses until the result is final.
         """
         ...
 

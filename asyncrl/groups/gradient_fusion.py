@@ -10,9 +10,8 @@ each, and let f_i be the gradient at an item. An unbiased estimate of one replay
     sum_g P_g mean_g(w_i f_i) / sum_g P_g                                                       (1)
     w_i = (p_i / p_min)^-beta        p_min the smallest p_i drawn by any group                   (2)
 
-A group has normalised its importance weights by their own largest. It therefore multiplies its gradient by this largest
-weight before the sum, and all groups divide by the largest of all after it. This is exact, and needs no message before
-the update.
+A group has divided its weights by its own largest, so it multiplies its gradient by that before the sum, and all groups
+divide by the largest of all after it. This is exact, and needs no message before the update.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class Heartbeat:
         status: returns this rank's status; called on the thread that beats.
         on_stop: called once with the reason when another rank has stopped the job.
         on_failure: called once with the text when another rank has failed the job.
-        on_silence: called with a rank without a new status for `SILENT_SECONDS`, once per silence; and once with -1 if
-            the store is gone.
+        on_silence: called once per silence with a rank that is silent for `SILENT_SECONDS`, or with -1 for the store.
         on_beat: called with the statuses of all ranks after every beat.
 
     Attributes:

@@ -30,8 +30,7 @@ class Launch:
         command: command of each rank; a rank reads its place from its environment.
         ranks: number of ranks.
         alone: whether each rank has its own agent.
-        max_restarts: restarts of a dead rank. With one agent per rank, rank 0 is not restarted, because the others end
-            with it.
+        max_restarts: restarts of a dead rank. With one agent per rank not of rank 0, as the others end with it.
         on_end: called with the failures when all ranks have ended; on one of the launch's threads.
     """
 

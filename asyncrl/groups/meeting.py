@@ -1,7 +1,6 @@
 """Start of a job: every rank publishes its card in the store, and the ranks are refused if they do not match.
 
-A card holds the rank's host, process, versions and options. All ranks read all cards, so all of them raise the same
-error.
+A card holds the rank's host, process, versions and options. All ranks read all cards, so all raise the same error.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ Card = dict[str, Any]
 
 
 def open_store(place: Place, *, every_life: bool) -> Any:
-    """Open the job's store, with one namespace for all lives of its ranks or one per life.
-
-    Raises `GroupLost` if the store cannot be reached.
-    """
+    """Open the job's store, for all lives of its ranks or only this one. Raises `GroupLost` if it does not answer."""
     try:
         store = dist.TCPStore(
             place.host,

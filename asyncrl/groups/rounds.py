@@ -70,8 +70,7 @@ class Rounds:
 
     Args:
         peers: the connection of all ranks.
-        encoding: encoding of the vectors. With an exact one a round is one all-reduce; other messages are gathered and
-            summed in rank order.
+        encoding: encoding of the vectors. An exact one takes one all-reduce; others are gathered, summed in rank order.
         tail: K, number of further values per rank.
         shared: statistics that are part of every round.
 

@@ -10,8 +10,7 @@ class FusionStatistics:
     """Statistics of one group's fusion.
 
     Attributes:
-        fusions: number of fusions of this group's vector with those of others; with `async`, on rank 0 the deltas of
-            all groups that were fused.
+        fusions: number of fusions of this group's vector; on rank 0 of `async`, of the deltas of all groups.
         discarded: number of deltas that were too stale and dropped; counted on rank 0 of `async` only.
         sent_bytes, received_bytes: payload of the messages.
         wait_seconds: time that the learner has waited for other groups; measured with fused gradients only.

@@ -33,10 +33,7 @@ class Alone:
         self.resumed = resumed
         self._before = (0, 0)
         if resumed is not None and config.groups == 1 and (before := resumed.other_steps):
-            self._before = (
-                before,
-                resumed.other_updates,
-            )  # of groups that the earlier run had and this one has not
+            self._before = before, resumed.other_updates  # of the earlier run's other groups
             if config.total_steps is not None:
                 self.config = dataclasses.replace(config, total_steps=max(1, config.total_steps - before))
 

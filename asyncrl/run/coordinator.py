@@ -154,10 +154,9 @@ class Coordinator:
     # --- build -------------------------------------------------------------------------------------------------------
 
     async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> RunParts:
-        """Build, unless `stop` or `fail` is called meanwhile.
+        """Build, unless `fail` is called, whose error is raised, or `stop`.
 
-        Raises `StoppedWhileStarting` if the run is interrupted, or stopped and not built within `STOP_SECONDS`; the
-        error given to `fail` if that is called.
+        Raises `StoppedWhileStarting` if the run is interrupted, or stopped and not built within `STOP_SECONDS`.
         """
         building = asyncio.create_task(self._build(stack), name="build")
         try:

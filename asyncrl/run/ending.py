@@ -2,9 +2,8 @@
 
     learner stopped ─ its last report ─ checkpoint ─ evaluation within limits ─ summary and last snapshot ─ close
 
-The checkpoint comes before everything that can fail or take long. A step that fails gives a warning, or becomes the
-run's error if there is none yet, and the next step follows. Every step has a time limit. A request to stop interrupts
-a running evaluation, not the other steps.
+The checkpoint comes before everything that can fail or take long. A step that fails gives a warning, or the run's error
+if there is none yet; the next step follows. Every step has a time limit. A request to stop ends only the evaluation.
 """
 
 from __future__ import annotations

@@ -17,10 +17,6 @@ def last_checkpoint(config: TrainerConfig) -> Resumption | None:
 
 
 def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
-    """Steps and updates of the earlier run that the `groups` groups' own counters do not include.
-
-    Every group counts on from the counters of rank 0's checkpoint, so (groups - 1) times those are subtracted from the
-    other groups' steps and updates; fused gradients are the same updates in all groups, which count once.
-    """
+    """Steps and updates of the earlier run that are not in the counters from which `groups` groups count on."""
     again = (groups - 1) * resumed.env_steps, (groups - 1) * resumed.meta.updates
     return resumed.other_steps - again[0], resumed.other_updates - (fusion != "gradients") * again[1]

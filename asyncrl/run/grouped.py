@@ -219,9 +219,7 @@ class Group:
             return snapshot
         groups, counted = self.groups(), self.others()
         others = [group for group in groups if group.rank]
-        together = (
-            self.whole[0].fusion != "gradients"
-        )  # with fused gradients all groups make the same updates
+        together = self.whole[0].fusion != "gradients"  # otherwise all groups make the same updates
         return dataclasses.replace(
             snapshot,
             groups=groups,

@@ -56,10 +56,9 @@ class SnapshotBuilder:
         self.actor_wait_seconds, self.restarts_before = waited, restarts
 
     def count_waiting(self, seconds: float) -> None:
-        """Update `actor_wait_seconds` from the actors' mean waiting time since the start, in seconds.
+        """Update `actor_wait_seconds` from the actors' mean waiting time since the start.
 
-        Time while the clock is paused does not count: the time between two calls counts if the clock runs at the
-        second call, which is exact enough because calls are frequent.
+        The time between two calls, which are frequent, counts if the training clock runs at the second one.
         """
         if self._clock.running:
             self.actor_wait_seconds += seconds - self._actors_waited

@@ -62,11 +62,7 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
 
 
 def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> list[RingPosition]:
-    """First position of each ring: the saved one, or, without saved rows, one after all rows that can have existed.
-
-    The latter is the same for all rings: the larger of the most published rows and the inserted steps divided by the
-    streams, rounded up to a whole segment.
-    """
+    """First position of each ring: the saved one, or, without saved rows, one after all rows that can have existed."""
     saved, num = resumed.run["rings"], len(pool.actors)
     if resumed.rows is not None:
         columns = (saved[field.name].tolist() for field in dataclasses.fields(RingPosition))

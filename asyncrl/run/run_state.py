@@ -75,10 +75,7 @@ class RunCapture:
         return {"core": learner.pop("core"), "run": self._run_state(learner)}
 
     async def take_with_rows(self, folder: Path) -> dict[str, Any]:
-        """Return the same entries and write rows and actor states to a file in `folder`, with the learner held.
-
-        A file that already has this state is not written again. Raises OSError.
-        """
+        """`take`, with rows and actor states written to a file in `folder`; the learner is held. Raises OSError."""
         await self.learner.hold()
         try:
             states, why = await self._actor_states()

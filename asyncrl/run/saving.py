@@ -84,8 +84,7 @@ class CheckpointSaver:
     async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
         """Save the learner with these acting weights, or its current ones; returns the path, "" if none was written.
 
-        A state that was already written is not written again, because the end of a run saves before every step that
-        may fail.
+        A state that is already on disk is not written again: the end of a run saves before every step that may fail.
 
         Raises:
             TrainingDiverged: the weights are NaN or infinite.
@@ -118,8 +117,7 @@ class CheckpointSaver:
             await self.save_latest()
 
     async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
-        # If the caller is cancelled, the task continues and holds the lock until its file is written, so that its
-        # worker thread never writes at the same time as the next save.
+        # If the caller is cancelled, the task keeps the lock until its file is written: no two threads write at a time.
         saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
         saving.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(saving)

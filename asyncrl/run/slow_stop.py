@@ -1,6 +1,6 @@
 """Warning about a run that was asked to stop and has not ended, with the stack of each of its tasks.
 
-Every step of a run's end has its own time limit, but together they may take minutes if a disk or an environment hangs.
+Every step of a run's end has a time limit, but all together may take minutes if a disk or an environment hangs.
 """
 
 from __future__ import annotations

@@ -286,8 +286,7 @@ def loop_builder(
 ) -> ReplayBuilder | SegmentBuilder:
     """Make the builder of the update loop that `algorithm` names.
 
-    Schedules run over `config.total_steps`. Environment steps are limited by `step_limit`, or by `config.total_steps`
-    where that is None.
+    Schedules run over `config.total_steps`, which also limits the environment steps unless `step_limit` is given.
     """
     limit = config.total_steps if step_limit is None else step_limit
     return BUILDERS[algorithm.update_loop](algorithm, config, spec, limit)

@@ -14,8 +14,7 @@ Layout, little-endian:
 Sizes and digest come first because a reader checks them before it parses anything; safetensors has no digest. No part
 is a pickle: `torch.load` silently returned wrong numbers for 300 of 300 single flipped bits, and excludes code only by
 an allow-list. A file gets its name by a rename, after its bytes are synced and before its directory entry is, so that a
-kill at any moment leaves the old file or the new one. Of files written in place, 136 of 150 were unreadable after a
-kill.
+kill at any moment leaves the old or the new file; written in place, 136 of 150 files were unreadable after a kill.
 """
 
 from __future__ import annotations

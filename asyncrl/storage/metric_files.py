@@ -1,8 +1,8 @@
 """Metric files of a resumed run: entries after its checkpoint are removed.
 
-A run that was killed has reported steps after its last checkpoint. The resumed run makes these steps again, and the old
-entries would be duplicates. `metrics.jsonl` and `progress.csv` keep the entries up to the checkpoint; the removed lines
-of `metrics.jsonl` are appended to `metrics_lost.jsonl`. TensorBoard gets another event file.
+A killed run has reported steps after its last checkpoint, which the resumed run makes and reports again. So
+`metrics.jsonl` and `progress.csv` keep only the entries up to the checkpoint; the removed lines of `metrics.jsonl` are
+appended to `metrics_lost.jsonl`. TensorBoard gets another event file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ STEPS = ("time/total_timesteps", "eval/total_timesteps")
 def cut_metrics(directory: Path, env_steps: int, again: Collection[int]) -> None:
     """Keep the entries up to `env_steps`. Raises OSError.
 
-    Evaluations at the steps `again`, which will be repeated, and lines that cannot be parsed (such as a last line that
-    a kill has truncated) are removed too.
+    Also removes evaluations at the steps `again`, which will be repeated, and lines that a kill has truncated.
     """
     kept, lost = _split(_lines(directory / JSONL), _of_json, env_steps, again)
     if lost:

@@ -150,10 +150,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _holder(descriptor: int) -> str:
-    """Process that holds the lock, from the lock file.
-
-    The holder writes it just after it takes the lock; until then the file is empty or has a dead process's id.
-    """
+    """Read the lock's holder, which writes its id just after locking; until then the file has none or a dead one's."""
     for _ in range(100):
         holder = os.pread(descriptor, 200, 0).decode(errors="replace")
         found = re.fullmatch(r"pid (\d+) on (.*)", holder)

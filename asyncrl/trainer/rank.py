@@ -1,7 +1,6 @@
 """Process of one rank that `Trainer(groups=N)` has started: `python -m asyncrl.trainer.rank DIRECTORY`.
 
-It runs the directory's job as one group, sends messages to the launcher, and ends in the normal order if the launcher
-dies.
+It runs the directory's job as one group, sends messages to the launcher, and ends normally if the launcher dies.
 """
 
 from __future__ import annotations

@@ -221,8 +221,8 @@ class RunThread:
 
     async def _main(self, config: TrainerConfig) -> TrainResult:
         assert self._server is not None
-        # Imported here because it imports torch. Torch then loads in parallel with the fork server, and an actor that
-        # imports an environment's module, which may import Trainer, does not load torch.
+        # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
+        # by an actor whose environment's module imports Trainer.
         try:
             from asyncrl.trainer.make_run import join_groups, make_run
 

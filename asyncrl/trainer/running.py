@@ -1,7 +1,6 @@
 """Registry of this process's runs that have not ended, with the notebook cell that started each.
 
-A notebook cell that is executed again first ends the runs of its earlier execution, because their variables are about
-to be rebound and nothing else could reach them.
+A notebook cell that is executed again ends the runs of its earlier execution, because their variables were rebound.
 """
 
 from __future__ import annotations
