@@ -53,7 +53,7 @@ class Fuser(Protocol):
         ...
 
     def statistics(self) -> FusionStatistics:
-        """A frozen record; any thread."""
+        """Statistics so far; any thread."""
         ...
 
 
@@ -155,5 +155,5 @@ class BackgroundFusion:
         self.abort()
 
     def statistics(self) -> FusionStatistics:
-        """A frozen record; any thread."""
+        """Statistics so far; any thread."""
         return self._fuser.statistics()

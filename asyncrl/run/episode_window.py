@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 EPISODE_WINDOW = 100
-"""Training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
+"""Number of training episodes in the mean `rollout/ep_rew_mean`, as in Stable-Baselines3."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class EpisodeWindow:
     """Number of steps in finished episodes, by actor."""
 
     def extend(self, episodes: Iterable[tuple[int, float, int]]) -> None:
-        """Add finished episodes (actor's index, undiscounted return, length in steps), each actor's in their order."""
+        """Add finished episodes (actor's index, undiscounted return, length in steps), in order for each actor."""
         for actor, episode_return, length in episodes:
             self.count += 1
             self._steps[actor] = self._steps.get(actor, 0) + length
@@ -70,7 +70,7 @@ class EpisodeWindow:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over `state()` of an earlier run."""
+        """Restore the `state()` of an earlier run."""
         columns = (state[name].tolist() for name in ("places", "actors", "returns", "lengths"))
         self._last = list(zip(*columns, strict=True))
         self._steps = dict(enumerate(state["steps"].tolist()))

@@ -91,7 +91,7 @@ class EvaluationSchedule:
         best: the best of them (the first of several), or None.
         best_weights: the weights of `best`, or None.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
-        rounds: number of copies that were evaluated.
+        rounds: number of copies that were evaluated, including failed evaluations.
     """
 
     def __init__(

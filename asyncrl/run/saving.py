@@ -144,7 +144,7 @@ class CheckpointSaver:
                     self._written = (path, what)
             except TrainingDiverged:
                 raise
-            except Exception as error:  # of a full disk or of a bug: neither may end training
+            except Exception as error:  # a full disk or a bug must not end training
                 self._warn(error)
                 return ""
             self.failure = ""

@@ -127,7 +127,7 @@ def run_pilot(
                 trainer.stop()
 
     with warnings.catch_warnings(), Trainer.from_config(changed, algorithm) as trainer:
-        warnings.simplefilter("ignore", EvaluationIncomplete)  # its episodes are cut on purpose
+        warnings.simplefilter("ignore", EvaluationIncomplete)  # its episodes are truncated on purpose
         result = trainer.learn(on_snapshot=collect)
         last = trainer.snapshot()
     assert last is not None
