@@ -1,10 +1,10 @@
-"""Identity environments, and random images: does every algorithm take them, and in how many steps is each solved?
+"""Identity environments, and random images: steps in which every algorithm solves each kind of environment.
 
-After Stable-Baselines3's test environments (`stable_baselines3.common.envs`): in `IdentityEnv` the observation says
-which action is rewarded, and an episode has 20 steps. Here it says so as Discrete, MultiDiscrete, MultiBinary, Box,
-Dict, Tuple, an image, or beside an action mask whose forbidden action must never come. Solved is a greedy return of 18
-over 5 episodes, of a Box a mean distance of 0.05. `FakeImageEnv` is random 40 x 40 images in colour: nothing to learn.
-All runs are in lockstep, one actor of 16 environments, seed 0.
+After Stable-Baselines3's test environments (`stable_baselines3.common.envs`): in `IdentityEnv` the observation is the
+rewarded action, and an episode has 20 steps. Here it is shown as Discrete, MultiDiscrete, MultiBinary, Box, Dict,
+Tuple, an image, or with an action mask whose forbidden action must never be taken. Solved is a greedy return of 18 over
+5 episodes, for a Box a mean distance of 0.05. `FakeImageEnv` shows random 40 x 40 colour images and cannot be learned.
+All runs are in lockstep, with one actor of 16 environments and seed 0.
 
     python benchmarks/identity.py
 """
@@ -31,10 +31,10 @@ LENGTH = 20
 
 
 class Identity(gymnasium.Env[Any, Any]):
-    """Rewards 1 where the action is the state; episodes of 20 steps.
+    """Environment with reward 1 if the action equals the state; episodes of 20 steps.
 
     Args:
-        kind: how the state is shown and acted upon.
+        kind: key of the observation and action spaces.
     """
 
     def __init__(self, kind: str) -> None:
@@ -150,7 +150,7 @@ CASES = [
 
 
 def solve(name: str, kind: str) -> Any:
-    """The result of a run that ends when the environment is solved."""
+    """Result of a run that ends when the environment is solved."""
     with Trainer(
         partial(Identity, kind), record(name), num_actors=1, envs_per_actor=16, seed=0, http="off",
         eval_interval_steps=1000, eval_episodes=5, target_eval_episodes=5,
@@ -160,7 +160,7 @@ def solve(name: str, kind: str) -> Any:
 
 
 def look(name: str) -> Any:
-    """The result of a short run on random images."""
+    """Result of a short run on random images."""
     discrete = DiscreteAction in ALGORITHMS[name].action_kinds
     small = {} if ALGORITHMS[name].update_loop == "segments" else {"batch_size": 8, "samples_per_insert": 1.0}
     with Trainer(

@@ -1,9 +1,9 @@
 """Updates/s of DQN with the Nature CNN on stacks of 4 frames of 84 x 84, against Stable-Baselines3's, one thread each.
 
-Both sample their batch from a replay of 4,096 steps, uniformly, and make one update: Huber loss, no double Q-learning,
-gradients clipped to 10, Adam, target copied by hand. Ours cuts stacks out of a ring; Stable-Baselines3's buffer holds
-them ready made. Rates are updates per CPU second of the process, so that neighbours on the machine count little; both
-take turns in every repeat. *medium* is our `matmul_precision="medium"`: factors of bfloat16.
+Both sample their batch uniformly from a replay of 4,096 steps and make one update: Huber loss, no double Q-learning,
+gradients clipped to 10, Adam, hard target updates. Ours cuts stacks out of a ring; Stable-Baselines3's buffer holds
+complete stacks. Rates are updates per CPU second of the process, which other load on the machine affects little. The
+contenders take turns in every repeat. *medium* is our `matmul_precision="medium"`: factors of bfloat16.
 
     python benchmarks/image_updates.py [--repeats 7]
 """
@@ -64,7 +64,7 @@ class Ours:
 
 
 class Game(gymnasium.Env[Any, Any]):
-    """Spaces of an Atari game."""
+    """Environment with the spaces of an Atari game."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = gymnasium.spaces.Discrete(ACTIONS)

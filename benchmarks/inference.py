@@ -1,13 +1,13 @@
-"""Where actors' convolutional networks should run: `inference="actor"` against `"server"`, environment steps/s.
+"""Environment steps/s of `inference="actor"` against `"server"`, for actors with convolutional networks.
 
-Acting alone: actors, rings and the server as in a run, with a main process that grants rows and learns nothing. Images
-of 84 x 84 with a stack of four frames and the Nature CNN, from an environment whose step costs what an Atari game's
-does, and Catch (21 x 21, two frames, the small network). One torch thread everywhere.
+Acting only: actors, rings and the server as in a run, with a main process that grants rows and does not learn. Images
+of 84 x 84 with a stack of four frames and the Nature CNN, from an environment whose step takes as long as an Atari
+game's; and Catch (21 x 21, two frames, the small network). One torch thread everywhere.
 
-Three ways at the same number of environments: `actor`, `server` (an actor steps one half while the other waits) and
-`whole` (the server, without halves). Their actors stand side by side and are granted rows in turn, so the ways of a
-figure are measured next to each other; ratios are repeat by repeat. `cpu_` figures are CPU milliseconds of all
-processes for 1,000 steps, which say what a way costs where cores are shared with others.
+Three ways with the same number of environments: `actor`, `server` (an actor steps one half while the other waits) and
+`whole` (the server, without halves). Their actors exist at the same time and are granted rows in turn, so the ways of a
+figure are measured next to each other; ratios are formed repeat by repeat. `cpu_` figures are CPU milliseconds of all
+processes per 1,000 steps, the cost of a way if other work shares the cores.
 
     python benchmarks/inference.py
 """
@@ -51,23 +51,23 @@ from asyncrl.shm.requests import ServerRequests
 SIZES = (1, 4, 16, 64)
 SLOTS = 16
 STEP_SECONDS = 240e-6
-"""CPU time that a step of an Atari game costs with 4 skipped frames (4,200 steps/s through ale-py)."""
+"""CPU time of a step of an Atari game with 4 skipped frames (4,200 steps/s through ale-py)."""
 
 
 class Images(gymnasium.Env[Any, Any]):
-    """Noise of 84 x 84 bytes; a step takes `STEP_SECONDS` of the core."""
+    """Random image of 84 x 84 bytes; a step takes `STEP_SECONDS` of CPU time."""
 
     observation_space = Box(0, 255, (84, 84), np.uint8)
     action_space = Discrete(6)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """A fixed image."""
+        """Begin an episode with a fixed image."""
         super().reset(seed=seed)
         self.image = np.random.default_rng(seed).integers(0, 256, (84, 84), np.uint8)
         return self.image, {}
 
     def step(self, action: Any) -> Any:
-        """The same image again."""
+        """Return the same image again."""
         end = time.thread_time() + STEP_SECONDS
         while time.thread_time() < end:
             pass
@@ -82,7 +82,7 @@ WAYS = ("actor", "server", "whole")
 
 
 class Acting:
-    """Actors that run their network in one of the ways; they sleep unless `rate` grants them rows."""
+    """Actors that run their network in one of the ways; they sleep until `rate` grants them rows."""
 
     def __init__(self, way: str, world: str, spec: EnvSpec, actors: int, envs: int) -> None:
         make_env, algorithm = WORLDS[world]
@@ -105,7 +105,7 @@ class Acting:
         self.server: InferenceServer | None = None
 
     async def start(self, processes: ForkServer) -> None:
-        """Start the actors, and the server where there is one."""
+        """Start the actors, and the server if there is one."""
         connections = Connections(self.mailbox, self.doorbell, self.requests)
         self.pool = ActorPool(processes, self.plan, connections, on_failure=print)
         await self.pool.start()
@@ -136,7 +136,7 @@ class Acting:
         return time.process_time() + sum(sum(process.cpu_times()[:2]) for process in processes)
 
     async def rate(self, seconds: float) -> tuple[float, float]:
-        """Environment steps/s over a while, and CPU milliseconds for 1,000 steps."""
+        """Environment steps/s during `seconds`, and CPU milliseconds per 1,000 steps."""
         begun = self._steps()
         while self._steps() < begun + 2 * self.plan.num_actors * self.plan.layout.num_envs:  # under way
             self._grant(SLOTS // 2)
@@ -151,7 +151,7 @@ class Acting:
         return made / elapsed, 1e6 * spent / max(1, made)
 
     async def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         if self.server is not None:
             self.server.close()
         await self.pool.close()
@@ -164,7 +164,7 @@ class Acting:
 async def compare(
     report: Report, processes: ForkServer, world: str, actors: int, envs: int, repeats: int, seconds: float
 ) -> None:
-    """Figures of one number of environments."""
+    """Measure all ways with one number of environments."""
     env = WORLDS[world][0]()
     spec = spec_of(world, env)
     async with contextlib.AsyncExitStack() as stack:
@@ -186,7 +186,7 @@ async def compare(
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """All figures."""
+    """Measure all figures and write results/inference.json."""
     report = Report("inference")
     report.note("step_seconds_of_images", STEP_SECONDS)
     processes = ForkServer()

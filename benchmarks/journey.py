@@ -1,7 +1,7 @@
-"""A new user's first hour without the waiting: the README's commands in a fresh folder, each with its seconds.
+"""A new user's first hour without the waiting: the README's commands in a new folder, with the duration of each.
 
-Trains, lists, resumes, evaluates, films, plots, explains, exports and loads without torch. A step that fails ends it
-with its output. The interactive part (terminal, page, Ctrl-C, notebook) is in the tests.
+Trains, lists, resumes, evaluates, films, plots, explains, exports, and loads without torch. A step that fails ends the
+script with its output. The tests cover the interactive part (terminal, page, Ctrl-C, notebook).
 
     python benchmarks/journey.py [--out benchmarks/results/journey.md]
 """
@@ -48,11 +48,11 @@ STEPS = {
     "save the policy": ["python", "-c", SAVE],
     "load and act without torch": ["python", "-c", WITHOUT_TORCH],
 }
-"""Every step and its command line."""
+"""Command line of every step."""
 
 
 def timed(command: list[str], folder: Path) -> tuple[float, float]:
-    """(seconds, CPU seconds of its processes that have ended) of a command. Raises SystemExit where it fails."""
+    """Run a command; returns its seconds and the CPU seconds of its processes. Raises SystemExit if it fails."""
     program = [sys.executable, *(["-m", "asyncrl"] if command[0] == "asyncrl" else [])]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -64,12 +64,12 @@ def timed(command: list[str], folder: Path) -> tuple[float, float]:
 
 
 def shown(command: list[str]) -> str:
-    """A command line as it stands in the table."""
+    """Command line in the form of the table."""
     return "`python -c ...`" if command[0] == "python" else f"`{' '.join(command)}`"
 
 
 def main() -> None:
-    """Walk through the steps; print the table, and write it where `--out` says."""
+    """Run all steps, print the table, and write it to the file of `--out`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

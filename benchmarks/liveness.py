@@ -1,6 +1,6 @@
-"""How long the event loop leaves a caller waiting while a 256x256 network learns: latency of `/healthz`.
+"""Latency of `/healthz`, which the event loop answers, while a 256x256 network learns.
 
-One client in a process of its own asks again and again over a kept connection.
+One client in another process sends requests over a persistent connection.
 
     python benchmarks/liveness.py
 """
@@ -35,7 +35,7 @@ print(json.dumps(latencies))
 
 
 def latencies(seconds: float) -> list[float]:
-    """Seconds of every request during one run."""
+    """Sorted latencies of all requests during one run, in seconds."""
     algorithm = DQN(hidden_sizes=(256, 256), batch_size=256, samples_per_insert=256.0)
     with Trainer("CartPole-v1", algorithm, num_actors=1, eval_interval_seconds=1.0) as trainer:
         trainer.start()

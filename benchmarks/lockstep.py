@@ -1,13 +1,13 @@
-"""What lockstep costs: environment steps/s and updates/s of replay training, lockstep against relaxed.
+"""Cost of lockstep: environment steps/s and updates/s of replay training, lockstep against relaxed.
 
     cartpole        DQN's preset for CartPole-v1
     lunarlander     DQN's preset for LunarLander-v3
     halfcheetah     SAC's preset for HalfCheetah-v5 (`pip install gymnasium[mujoco]`)
 
-Each at its preset's samples per insert, where the learner is the bottleneck, and at 1, where the actors are more likely
-to be. A run makes a fixed number of steps; the disciplines take turns, in fresh processes. Rates are taken over
-`train_seconds`: from the first step on, without start-up, without evaluation. `learning_starts` is 1,000 everywhere, so
-that steps without updates are a small part of it.
+Each runs at its preset's samples per insert, where the learner is the bottleneck, and at 1, where the actors are more
+likely to be. A run makes a fixed number of steps; the disciplines take turns, in new processes. Rates are over
+`train_seconds`: from the first step on, without start-up and evaluation. `learning_starts` is 1,000 everywhere, so that
+steps without updates are a small part.
 
     python benchmarks/lockstep.py
     python benchmarks/lockstep.py --only cartpole --seeds 3
@@ -27,7 +27,7 @@ RATES = {"steps_per_second": "env_steps", "updates_per_second": "updates"}
 
 @dataclass(frozen=True)
 class Task:
-    """What is run: environment, algorithm, and steps at the preset's samples per insert and at 1."""
+    """Environment, algorithm, and numbers of steps at the preset's samples per insert and at 1."""
 
     env: str
     algo: str
@@ -43,7 +43,7 @@ TASKS = {
 
 
 def run(task: Task, pace: str, discipline: str, seed: int, steps: int, options: list[str]) -> runs.Summary:
-    """The summary of one run of `steps` steps; `pace` is `preset` or samples per insert."""
+    """Summary of one run of `steps` steps; `pace` is `preset` or samples per insert."""
     flags = ["--total-steps", str(steps), "--eval-interval-seconds", str(runs.NO_EVALUATION)]
     flags += [f"--{task.algo}.discipline", discipline, f"--{task.algo}.learning-starts", "1000"]
     if pace != "preset":
@@ -52,7 +52,7 @@ def run(task: Task, pace: str, discipline: str, seed: int, steps: int, options: 
 
 
 def compare(report: Report, item: str, seeds: int, share: float, options: list[str]) -> list[list[object]]:
-    """Both disciplines at both paces; a row of the table for each pace."""
+    """Run both disciplines at both paces; returns one row of the table per pace."""
     task, rows = TASKS[item], []
     for pace in ("preset", ONE):
         steps = max(1, round(share * (task.steps if pace == "preset" else task.steps_at_one)))

@@ -1,11 +1,11 @@
-"""Whether lockstep replay gives the same weights to the bit: five runs of each algorithm under three conditions.
+"""Bitwise reproducibility of lockstep replay: five runs of each algorithm under three conditions.
 
-    quiet        twice, as it is
-    one-core     once, all processes pinned to one core
-    suspended    twice, with an actor or the whole group of actors stopped at random for 20 to 50 milliseconds
+    quiet        twice, without disturbance
+    one-core     once, with all processes pinned to one core
+    suspended    twice, with an actor or all actors stopped at random for 20 to 50 milliseconds
 
-Each run is a fresh process that makes `--updates` updates with one seed. Compared are the SHA-256 of the final weights,
-the updates and the environment steps. The script ends with status 1 where two of them differ.
+Each run is a new process that makes `--updates` updates with one seed. Compared are the SHA-256 of the final weights,
+the updates and the environment steps. The script ends with status 1 if two runs differ.
 
     python benchmarks/lockstep_exact.py
 """
@@ -38,7 +38,7 @@ BATCH, SAMPLES_PER_INSERT, LEARNING_STARTS = 64, 16.0, 500
 
 
 def algorithm(name: str) -> Any:
-    """The record of that name: prioritized DQN, and the others as they are by default."""
+    """The algorithm of that name: prioritized DQN, or another with default options."""
     from asyncrl.algorithms import ALGORITHMS
 
     options: dict[str, Any] = {
@@ -55,7 +55,7 @@ def algorithm(name: str) -> Any:
 
 
 def one(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
-    """Train once, in this process; what came out of it."""
+    """Train once in this process; returns the results."""
     from asyncrl import Trainer
 
     if condition == "one-core":
@@ -85,7 +85,7 @@ def one(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
 
 
 def suspend(trainer: Any, over: threading.Event, count: list[int]) -> None:
-    """Stop one actor, or all at once, for 20 to 50 milliseconds, again and again until `over`."""
+    """Stop one actor or all for 20 to 50 milliseconds, repeatedly until `over` is set."""
     rng = random.Random(os.getpid())
     while not over.wait(rng.uniform(0.0, 0.1)):
         snapshot = trainer.snapshot()
@@ -102,12 +102,12 @@ def suspend(trainer: Any, over: threading.Event, count: list[int]) -> None:
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+    with contextlib.suppress(ProcessLookupError):  # the process has ended
         os.kill(pid, number)
 
 
 def fresh(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
-    """`one` in a process of its own."""
+    """Call `one` in a new process."""
     line = [sys.executable, __file__, "--one", name, "--condition", condition]
     line += ["--updates", str(updates), "--seed", str(seed)]
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=3_600)

@@ -1,7 +1,7 @@
-"""What a recurrent cell costs: an actor's step, and a gradient step of PPO, against the policy without memory.
+"""Cost of a recurrent cell: an actor's step and a gradient step of PPO, against the policy without memory.
 
 Hidden layers of 64 and 64, a cell of 64; 16 environments act; a minibatch is four segments of 64 rows, with episodes of
-50 steps. CPU time of one thread, by turns.
+50 steps. CPU time of one thread; the kinds take turns.
 
     python benchmarks/memory_cost.py
 """
@@ -30,12 +30,12 @@ KINDS = ("none", "gru", "lstm")
 
 
 def algorithm(kind: Any) -> PPO:
-    """The record."""
+    """PPO with this cell."""
     return PPO(recurrent=kind, segment_length=ROWS, minibatch_size=4 * ROWS, epochs=1)
 
 
 def act_microseconds(kind: str, steps: int) -> float:
-    """CPU time of a call of `act` for all environments."""
+    """CPU time of one call of `act` for all environments."""
     policy, rng = algorithm(kind).make_policy(SPEC), np.random.default_rng(0)
     policy.load_weights(0.1 * rng.normal(size=policy.weight_count).astype(np.float32))
     policy.assign_streams(0, ENVS, ENVS)
@@ -48,7 +48,7 @@ def act_microseconds(kind: str, steps: int) -> float:
 
 
 def segment(made: PPO) -> Segment:
-    """Random observations and rewards; episodes begin at random rows."""
+    """Segment of random observations and rewards; episodes begin at random rows."""
     rng = np.random.default_rng(0)
     age = (np.arange(ROWS) + rng.integers(EPISODE + 1, size=(ENVS, 1))) % (EPISODE + 1)
     flags = np.where(age == EPISODE, RESET, np.where(age == EPISODE - 1, TERMINATED, 0)).astype(np.uint8)

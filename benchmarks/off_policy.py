@@ -1,15 +1,15 @@
 """Continuous control from replay: seconds to a target of SAC, TD3 and DDPG at their presets, and SAC against others.
 
 pendulum        -200 over 100 greedy episodes of Pendulum-v1 by every algorithm, and by Stable-Baselines3's SAC at its
-                zoo's settings; runs alternate
+                zoo settings; runs alternate
 cheetah         3000 over 10 greedy episodes of HalfCheetah-v5 (whose episodes all have 1,000 steps) by SAC, and by
                 Stable-Baselines3's and, with --sbx, SBX's; needs the mujoco extra. A peer's run ends after
-                --peer-max-seconds of training and counts with them, so that a ratio with such runs in it is a lower
-                bound; the notes say how many got there, of ours too, which count with their limit likewise
-presets         one run of each algorithm in each environment that it has a preset for
+                --peer-max-seconds of training and counts with them, so that a ratio with such runs is a lower bound.
+                The notes have the number of runs that reached the target. Ours that did not count with their limit too
+presets         one run of each algorithm in each environment for which it has a preset
 
-Clocks stand still during evaluations that training waits for, and begin with the first environment step. The peer
-looks at its greedy returns every 250 steps (Pendulum) or 1,000 steps (HalfCheetah) without its clock.
+Clocks are stopped during evaluations for which training waits, and begin with the first environment step. The peer
+checks its greedy returns every 250 steps (Pendulum) or 1,000 steps (HalfCheetah) with its clock stopped.
 
     python benchmarks/off_policy.py --peer-python /path/to/python/with/stable-baselines3
     python benchmarks/off_policy.py --only cheetah --seeds 3 --peer-seeds 1 --sbx
@@ -40,7 +40,7 @@ TARGETS = {
     "Walker2d-v5": (2000.0, 150.0),
     "Ant-v5": (2000.0, 300.0),
 }
-"""Targets, and limits in seconds of training."""
+"""Targets, and time limits in seconds of training."""
 LONG_EPISODES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 DECIDED_BY_TEN = ("--eval-episodes", "3", "--target-eval-episodes", "10")
 PEERS = {"sb3": "sb3_sac.py", "sbx": "sbx_sac.py"}
@@ -90,7 +90,7 @@ def run_peer(name: str, env: str, seed: int, parsed: argparse.Namespace) -> runs
 
 
 def pendulum(report: Report, parsed: argparse.Namespace, options: Sequence[str]) -> None:
-    """Every algorithm, and Stable-Baselines3's SAC."""
+    """Run every algorithm, and Stable-Baselines3's SAC."""
     algos, limit = parsed.algos.split(","), TARGETS[PENDULUM][1]
     runs.announce(parsed.seeds * len(algos), limit)
     runs.announce(parsed.peer_seeds, parsed.peer_max_seconds)
@@ -110,7 +110,7 @@ def pendulum(report: Report, parsed: argparse.Namespace, options: Sequence[str])
 
 
 def cheetah(report: Report, parsed: argparse.Namespace, options: Sequence[str]) -> None:
-    """SAC and its peers."""
+    """Run SAC and its peers."""
     limit, peers = TARGETS[CHEETAH][1], ["sb3", "sbx"] if parsed.sbx else ["sb3"]
     runs.announce(parsed.seeds, limit)
     runs.announce(parsed.peer_seeds * len(peers), parsed.peer_max_seconds)
@@ -139,7 +139,7 @@ def add_peer(
     our_seconds: dict[str, float],
     goal: str,
 ) -> None:
-    """A peer's figures and the ratios of medians; SAC's ratio carries the goal."""
+    """Add a peer's figures and the ratios of medians; SAC's ratio has the goal."""
     sides = {name: Side.of(results)}
     reached = sum(r["reached"] for r in results)
     name_of_all = f"{key}_{name}_greedy"
@@ -168,7 +168,7 @@ def add_peer(
 
 
 def presets(report: Report, algos: Sequence[str], options: Sequence[str], mujoco: bool) -> None:
-    """One run of each."""
+    """Run each algorithm once in each environment with a preset."""
     chosen = [(algo, env) for algo in algos for env in preset_envs(algo) if mujoco or not env.endswith("-v5")]
     runs.announce(len(chosen), max(limit for _, limit in TARGETS.values()))
     for algo, env in chosen:
@@ -178,7 +178,7 @@ def presets(report: Report, algos: Sequence[str], options: Sequence[str], mujoco
 
 
 def preset_envs(algo: str) -> list[str]:
-    """The environments out of `TARGETS` that an algorithm has settings of its own for."""
+    """Environments in `TARGETS` for which an algorithm has preset options."""
     from asyncrl.algorithms import ALGORITHMS as KNOWN
 
     record = KNOWN[algo]

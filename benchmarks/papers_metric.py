@@ -1,9 +1,9 @@
 """The papers' metric on CartPole-v1: seconds until the last 100 training episodes of all actors have a mean of 300.
 
-PPO and IMPALA at their presets, DQN with `DQN_OPTIONS` (its preset makes as few steps as it can, and this metric needs
-a hundred episodes to end), seed by seed in turn, each run a fresh process with one torch thread. The greedy
-clock (300 over 100 greedy episodes) is measured beside it. What the figures are held against was measured on a machine
-of this size with the released code of the papers, and is not measured here.
+PPO and IMPALA at their presets, DQN with `DQN_OPTIONS` (its preset minimizes steps, and this metric needs a hundred
+finished episodes). Algorithms take turns seed by seed, each run a new process with one torch thread. The greedy clock
+(300 over 100 greedy episodes) is measured in addition. The reference figures were measured on a machine of this size
+with the papers' released code, not by this script.
 
     python benchmarks/papers_metric.py
     python benchmarks/papers_metric.py --only ppo --seeds 10

@@ -1,4 +1,4 @@
-"""SAC's update as it is commonly written (Haarnoja et al. 2018, after CleanRL): what the core's is held against.
+"""SAC's update in its common form (Haarnoja et al. 2018, after CleanRL), as a reference for the core's.
 
 Modules, autograd, separate critics, torch.optim.Adam, and a loop over parameters for the targets.
 """
@@ -13,14 +13,14 @@ from asyncrl.interfaces import Batch
 
 
 class PlainSAC:
-    """The learner's half of SAC with two critics and an adapted temperature, for actions in -1..1.
+    """Learner of SAC with two critics and an adapted temperature, for actions in -1..1.
 
     Args:
-        inputs: values of an observation.
-        actions: values of an action; minus their number is the entropy that the temperature is adapted to.
+        inputs: number of values of an observation.
+        actions: number of values of an action; the target entropy is minus this number.
         hidden: widths of the hidden layers of the actor and of each critic.
         learning_rate: step size of every Adam.
-        tau: fraction of the way that the targets go at every update.
+        tau: fraction by which the targets move to the critics at every update.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PlainSAC:
         self.actions, self.tau = actions, tau
 
     def update(self, batch: Batch) -> None:
-        """One gradient step of everything."""
+        """Make one gradient step of actor, critics and temperature."""
         obs, next_obs = torch.from_numpy(batch.obs.copy()), torch.from_numpy(batch.next_obs.copy())
         action = torch.from_numpy(batch.action.copy())
         reward, discount = torch.from_numpy(batch.reward.copy()), torch.from_numpy(batch.discount.copy())
@@ -62,7 +62,7 @@ class PlainSAC:
         return action, log_prob.sum(1)
 
     def target(self, reward: Tensor, discount: Tensor, next_obs: Tensor, alpha: Tensor) -> Tensor:
-        """What the critics shall say `[B]`."""
+        """Targets of the critics `[B]`."""
         with torch.no_grad():
             action, log_prob = self.draw(next_obs)
             rows = torch.cat([next_obs, action], 1)

@@ -1,4 +1,4 @@
-"""A plot of a few lines as one SVG file, without a plotting library: it must be there wherever results are made."""
+"""Line plots as one SVG file, without a plotting library, which may be absent where results are made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = tuple[str, Sequence[tuple[float, float]]]
 
 
 def panels(path: Path, plots: Sequence[tuple[str, str, Sequence[Line]]]) -> None:
-    """Write plots side by side: each a title, the name of its x axis (base 2 logarithm) and its lines."""
+    """Write plots side by side, each with a title, the label of its x axis (base 2 logarithm) and its lines."""
     drawn = [_panel(i * WIDTH, *plot) for i, plot in enumerate(plots)]
     size = f'width="{WIDTH * len(plots)}" height="{HEIGHT}"'
     style = 'font-family="system-ui,sans-serif" font-size="11"'

@@ -1,7 +1,7 @@
-"""What a gradient step of PPO costs, with the loss by its formula and autograd and by the kernel of the CPU.
+"""Cost of a gradient step of PPO, with the loss by formula and autograd and by the CPU kernel.
 
-A 64x64 policy and value network, minibatches of 64 and 256, discrete actions of CartPole's shape; both ways in turn on
-one core, each round a fresh core that has the same weights and segments.
+A 64x64 policy and value network, minibatches of 64 and 256, discrete actions of CartPole's shape. Both ways take turns
+on one core; each round has a new core with the same weights and segments.
 
     python benchmarks/ppo_step.py
 """
@@ -29,7 +29,7 @@ WAYS = {"formula": PPO._by_formula, "kernel": PPO._by_kernel}
 
 
 def segment(algorithm: PPO, weights: np.ndarray) -> Segment:
-    """Random observations and rewards, acted by these weights."""
+    """Segment of random observations and rewards, with actions of these weights."""
     rng = np.random.default_rng(0)
     policy = algorithm.make_policy(SPEC)
     policy.load_weights(weights)
@@ -45,7 +45,7 @@ def segment(algorithm: PPO, weights: np.ndarray) -> Segment:
 
 
 def step_microseconds(way: str, minibatch_size: int, steps: int) -> float:
-    """Median over `steps` gradient steps."""
+    """Median duration over `steps` gradient steps."""
     PPO._by_kernel = WAYS[way]  # type: ignore[method-assign]
     algorithm = PPO(minibatch_size=minibatch_size, epochs=1)
     core = algorithm.make_updater(SPEC, "cpu", 0)

@@ -1,8 +1,8 @@
-"""What a publication of weights costs, against the memcpy that it contains.
+"""Cost of a publication of weights, against the memcpy that it contains.
 
-A publication is `Publisher.publish`: the network's flat parameters go into the mailbox's back buffer and are checked
-there. The memcpy copies the same parameters into the same two buffers. They alternate, call by call, with everything
-warm; each repeat is the median of its calls. The requirement: at most twice the memcpy plus 3 microseconds.
+A publication is `Publisher.publish`: the network's flat parameters are copied into the mailbox's back buffer and
+checked there. The memcpy copies the same parameters into the same two buffers. They alternate call by call, with warm
+caches; each repeat is the median of its calls. The requirement: at most twice the memcpy plus 3 microseconds.
 
     python benchmarks/publication.py
 """
@@ -25,12 +25,12 @@ from asyncrl.networks.parameters import HostCopy
 from asyncrl.shm.weights import WeightMailbox
 
 COUNTS = (17_410, 70_000, 300_000)
-"""Weights; the first is the CartPole preset of DQN."""
+"""Numbers of weights; the first is the CartPole preset of DQN."""
 FACTOR, EXTRA_MICROSECONDS = 2.0, 3.0
 
 
 class Network:
-    """Flat parameters that are published as every algorithm's are."""
+    """Flat parameters, published like every algorithm's."""
 
     def __init__(self, count: int) -> None:
         self.weight_count = count
@@ -54,7 +54,7 @@ class Network:
 
 
 def measure(count: int, calls: int, repeats: int) -> tuple[list[float], list[float], list[float]]:
-    """Microseconds of a publication, of its memcpy, and of the first publication, cold, one of each per repeat."""
+    """Microseconds of a publication, of its memcpy, and of the first, cold publication, one of each per repeat."""
     published, copied, cold = [], [], []
     for _ in range(repeats):
         network, mailbox = Network(count), WeightMailbox.create(count)
@@ -65,7 +65,7 @@ def measure(count: int, calls: int, repeats: int) -> tuple[list[float], list[flo
             started = time.perf_counter()
             publisher.publish()
             between = time.perf_counter()
-            np.copyto(buffers[(mailbox.version + 1) & 1], source)  # the buffer that nobody reads
+            np.copyto(buffers[(mailbox.version + 1) & 1], source)  # the buffer without readers
             ended = time.perf_counter()
             if call == -20:
                 cold.append((between - started) * 1e6)

@@ -1,4 +1,4 @@
-"""A cue shown once and asked for 20 steps later: steps and seconds to a greedy 0.95, on held-out seeds.
+"""Recall of a cue that is shown once and needed 20 steps later: steps and seconds to a greedy 0.95 on held-out seeds.
 
 The presets of PPO (GRU), IMPALA (LSTM) and R2D2 (LSTM), in lockstep, and the same without memory, which must stay at
 chance, 0; for R2D2 that is DQN. Options were chosen on seeds below 200.

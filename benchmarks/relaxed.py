@@ -1,11 +1,11 @@
-"""What relaxed assignment costs and holds, for PPO and DQN on CartPole-v1 with two actors.
+"""Costs and guarantees of the relaxed discipline, for PPO and DQN on CartPole-v1 with two actors.
 
-    messages    frames, grants' wake-ups and bells between processes, per thousand environment steps
-    learner     with the learner stopped, when actors stop, and the share of a core that each then costs
-    actors      with the actors stopped (SIGSTOP), the share of a core that the learner's thread costs, and beside it
+    messages    frames, wake-ups by grants, and bells between processes, per thousand environment steps
+    learner     with the learner stopped: steps until the actors stop, and the fraction of a core that each then uses
+    actors      with the actors stopped (SIGSTOP): the fraction of a core that the learner's thread uses, and that of
                 its whole process, which also supervises and reports
-    publishing  share of their time that actors wait for room while the learner keeps up (one pass, no bound)
-    bound       largest staleness that entered an update under a bound, beside what was discarded
+    publishing  fraction of their time that actors wait for space while the learner keeps up (one pass, no bound)
+    bound       largest staleness in an update under a bound, and the discarded fraction
     ratio       samples per insert, achieved to target
 
 Every figure is of a run in this process.
@@ -42,12 +42,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def ppo(**options: Any) -> SlowPPO:
-    """Short segments, so that a batch is small against what is measured."""
+    """PPO with short segments, so that a batch is small compared with the measured figures."""
     return SlowPPO(**{"segment_length": 32, "discipline": "relaxed", "queue_batches": 2, **options})
 
 
 def dqn(**options: Any) -> SlowDQN:
-    """As many samples per insert as the learner and two actors make about equally fast."""
+    """DQN with samples per insert at which the learner and two actors are about equally fast."""
     return SlowDQN(**{"samples_per_insert": 4.0, "learning_starts": 1_000, **options})
 
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def running(algorithm: Any, seed: int, report_seconds: float = 0.05) -> Iterator[Trainer]:
-    """A run that has made its first updates and is evaluated only when it has ended."""
+    """Run that has made its first updates and is evaluated only after its end."""
     options: dict[str, Any] = {
         "http": "off",
         "report_interval_seconds": report_seconds,
@@ -89,7 +89,7 @@ def running(algorithm: Any, seed: int, report_seconds: float = 0.05) -> Iterator
 
 
 def until(trainer: Trainer, holds: Callable[[Snapshot], bool], patience_seconds: float = 30.0) -> Snapshot:
-    """The first snapshot of which it holds."""
+    """Wait for the first snapshot for which `holds` is true."""
     deadline = time.monotonic() + patience_seconds
     while (snapshot := trainer.snapshot()) is None or not holds(snapshot):
         if trainer.done or time.monotonic() > deadline:
@@ -99,7 +99,7 @@ def until(trainer: Trainer, holds: Callable[[Snapshot], bool], patience_seconds:
 
 
 def messages(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """What crosses between processes beside rows, while actors and learner are at work."""
+    """Measure messages between processes, rows excluded, while actors and learner work."""
     counts: dict[str, list[float]] = {"frames": [], "wakeups": [], "bells": []}
     for seed in range(seeds):
         with counting() as counted, running(make(), seed) as trainer:
@@ -117,7 +117,7 @@ def messages(report: Report, name: str, make: Callable[..., Any], seeds: int, se
 
 @contextlib.contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Counts what the main process receives and sends: frames, bytes that wake an actor, bells."""
+    """Count what the main process receives and sends: frames, bytes that wake an actor, bells."""
     counted = {"frames": 0, "wakeups": 0, "bells": 0}
     frames, wake, drain = FrameReader.frames, ActorPool.wake, Doorbell.drain
 
@@ -143,12 +143,12 @@ def counting() -> Iterator[dict[str, int]]:
 
 
 def now(trainer: Trainer) -> Snapshot:
-    """The newest snapshot of a run that goes on."""
+    """Newest snapshot of a running run."""
     return until(trainer, lambda _: True)
 
 
 def learner(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """The learner stands still in a gradient step: actors run until the balance stops them."""
+    """Stop the learner in a gradient step: actors run until the balance stops them."""
     ahead, cost = [], []
     for seed in range(seeds):
         with running(make(), seed) as trainer:
@@ -170,7 +170,7 @@ def learner(report: Report, name: str, make: Callable[..., Any], seeds: int, sec
 
 
 def steps_taken(trainer: Trainer, after_seconds: float = 0.0) -> int:
-    """Environment steps by the actors' own counters: while the learner stands still there are no snapshots."""
+    """Environment steps by the actors' own counters, as there are no snapshots while the learner is stopped."""
     time.sleep(after_seconds)
     coordinator = trainer._run.coordinator
     assert isinstance(coordinator, Coordinator) and coordinator.parts is not None
@@ -178,7 +178,7 @@ def steps_taken(trainer: Trainer, after_seconds: float = 0.0) -> int:
 
 
 def actors(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """The actors are stopped by a signal: the learner has nothing to learn from."""
+    """Stop the actors by a signal: the learner gets no data."""
     thread_cost, process_cost = [], []
     for seed in range(seeds):
         with running(make(), seed, report_seconds=0.5) as trainer:
@@ -204,19 +204,19 @@ def actors(report: Report, name: str, make: Callable[..., Any], seeds: int, seco
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, to a hundredth of a second."""
+    """CPU time of a process so far, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def learner_seconds() -> float:
-    """Processor time of the learner's thread so far."""
+    """CPU time of the learner's thread so far."""
     (thread,) = [t for t in threading.enumerate() if t.name.startswith("asyncrl-learner")]
     return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
 
 
 def publishing(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """How long actors wait for room where the learner is the faster side."""
+    """Measure the time that actors wait for space if the learner is faster."""
     light: dict[str, dict[str, Any]] = {
         "ppo": {"epochs": 1, "minibatch_size": 1024, "queue_batches": 4},
         "dqn": {"samples_per_insert": 0.05},
@@ -236,19 +236,19 @@ def publishing(report: Report, name: str, make: Callable[..., Any], seeds: int, 
 
 
 class NappingPPO(SlowPPO):
-    """A slow learner, so that segments grow old."""
+    """PPO with a slow learner, so that segments become stale."""
 
     step_seconds: ClassVar[float] = 0.002
 
 
 class NappingDQN(SlowDQN):
-    """A slow learner beside a free pace, so that rows grow old."""
+    """DQN with a slow learner and a free pace, so that rows become stale."""
 
     step_seconds: ClassVar[float] = 0.0005
 
 
 def bound(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """What enters an update under a staleness bound, seen by the core itself."""
+    """Measure the staleness of data in updates under a bound, in the core itself."""
     limit = BOUND[name]
     largest, discarded, rows = [], [], []
     for seed in range(seeds):
@@ -269,7 +269,7 @@ def bound(report: Report, name: str, make: Callable[..., Any], seeds: int, secon
 
 
 def ratio(report: Report, name: str, make: Callable[..., Any], seeds: int, seconds: float) -> None:
-    """Whether consumption follows production at the target: C / P between two looks, so that what waits cancels."""
+    """Measure C / P over its target between two snapshots, so that waiting data cancel."""
     achieved = []
     for seed in range(seeds):
         with running(make(), seed) as trainer:

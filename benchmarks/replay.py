@@ -1,20 +1,20 @@
-"""How long prioritized replay takes: insert 64 steps, sample 256 transitions, update 256 priorities.
+"""Duration of prioritized replay's operations: insert 64 steps, sample 256 transitions, update 256 priorities.
 
     python benchmarks/replay.py [--repeats 7] [--capacity 1048576]
 
 Capacity 2**20, observations of 4 float32, one int64 action, full buffers that wrap around. *Mixed* is the loop of a
 learner: insert 64, sample 256 (transitions gathered into arrays, importance weights included), update 256. Ours and
-every peer that is installed run next to each other in every repeat; ratios are formed within a repeat. A peer that
-does not load is reported with the reason. (torchrl 0.14.1 does not load with torch 2.13 until its extension is
-rebuilt from the sources in its wheel; where the results have figures of it, that was done.)
+all installed peers run next to each other in every repeat; ratios are formed within a repeat. A peer that cannot be
+imported is reported with the reason. (torchrl 0.14.1 cannot be imported with torch 2.13 until its extension is rebuilt
+from the sources in its wheel; that was done for results with its figures.)
 
-Ours inserts as an actor does: it writes rows into a shared-memory ring, publishes them, the replay ingests them, and
-every row it overwrites was retired and granted before; all of that is in the figure. Steps of an insert lie in E
-streams side by side, so there are 64 / E rows to an insert; the headline is E = 16 as two actors of 16 environments
-would have it each, `mixed_envs_*` shows other shapes. Ours samples 3-step transitions cut on the fly; the peers store
-one-step transitions ready made.
+Ours inserts like an actor: it writes rows into a shared-memory ring and publishes them, the replay ingests them, and
+every row that it overwrites was retired and granted before; the figure includes all of that. Steps of an insert are in
+E streams, so there are 64 / E rows in an insert. The headline is E = 16, as for two actors of 16 environments each;
+`mixed_envs_*` are other shapes. Ours samples 3-step transitions cut out of the ring; the peers store complete one-step
+transitions.
 
-*fanout* compares children per node of the tree alone (a capacity of leaves, 256 at once).
+*fanout* compares numbers of children per node of the tree alone (a capacity of leaves, 256 at once).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ INSERT, SAMPLE = 64, 256
 SPEC = EnvSpec("bench", (4,), "float32", DiscreteAction(2))
 ALPHA, BETA = 0.6, 0.4
 MARGIN = 64
-"""Rows granted beyond the next insert."""
+"""Rows granted in addition to the next insert."""
 
 
 def microseconds(call: Callable[[], Any], seconds: float = 0.25) -> float:
-    """Time of one call: the mean over calls that take about `seconds` together."""
+    """Mean duration of a call, over calls that take about `seconds` together."""
     start, calls = time.perf_counter(), 0
     while time.perf_counter() - start < 0.02:
         call()
@@ -84,7 +84,7 @@ class Ours:
         self.turn = 0
         for _ in range(slots // self.rows + 1):
             self.insert()
-        for _ in range(2 * capacity // sample):  # a priority of its own for almost every row
+        for _ in range(2 * capacity // sample):  # give almost every row a different priority
             self.sample()
             self.update()
 
@@ -94,7 +94,7 @@ class Ours:
                 self.replay.grant(ring, max(writer.num_slots, writer.published + self.rows + MARGIN))
             slot = writer.published & (writer.num_slots - 1)
             stop = slot + self.rows
-            # Observations stand one row ahead of the rest: obs of row t + 1 is written with row t.
+            # Observations are one row ahead of the other fields: obs of row t + 1 is written with row t.
             if stop < writer.num_slots:
                 writer.obs[:, slot + 1 : stop + 1] = self.obs
             else:
@@ -288,7 +288,7 @@ def measure_against_peers(report: Report, repeats: int, capacity: int) -> None:
 
 
 def measure_shapes(report: Report, repeats: int, capacity: int) -> None:
-    """The same loop for other numbers of streams, and what a small learner pays per update of batch 64."""
+    """Measure the loop with other numbers of streams, and the cost of a small learner's update of batch 64."""
     shapes = {"1": (1, 1), "64": (64, 1), "2x16": (16, 2), "4x16": (16, 4)}
     for name, (envs, actors) in shapes.items():
         ours = Ours(capacity, envs, actors)
@@ -307,7 +307,7 @@ def measure_shapes(report: Report, repeats: int, capacity: int) -> None:
 
 
 def measure_fanout(report: Report, repeats: int, capacity: int) -> None:
-    """Children per node: the tree alone, 256 priorities set in ascending order and 256 drawn."""
+    """Measure numbers of children per node: the tree alone, 256 priorities set in ascending order and 256 drawn."""
     rng = np.random.default_rng(0)
     batches = [np.sort(rng.integers(0, capacity, SAMPLE)) for _ in range(500)]
     values, uniforms = rng.random(SAMPLE), rng.random((500, SAMPLE))

@@ -1,11 +1,11 @@
-"""Runs until a target, on either clock, in fresh processes or in this one, and the figures they add up to.
+"""Runs until a target, on either clock, in new processes or in this one, and their figures.
 
-    greedy      a mean of the target over 100 greedy episodes, played after a first hint; training stands still then
+    greedy      a mean of the target over 100 greedy episodes, played after a first hint; training waits meanwhile
     training    a mean of the target over the last 100 training episodes of all actors: TianJi's and XingTian's metric
 
 A run has one clock, because it stops at its target. Times are `train_seconds` of the stop: from the first environment
-step on, pauses for evaluations excluded, start-up excluded (it is reported beside them). A run that does not get there
-counts with its time limit, and `<key>_reached` says how many did.
+step on, without pauses for evaluations and without start-up, which is reported separately. A run that misses its target
+counts with its time limit; `<key>_reached` is the number of runs that reached it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from typing import Any
 
 from harness import FOLDER, Report, Side, usable_cores
 
-# Set here as well, and before torch is imported: some scripts run the trainer in their own process.
+# Set here too, before torch is imported, as some scripts run the trainer in their own process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CLOCKS = ("greedy", "training")
 STOPPED_BY = {"greedy": "target_return", "training": "target_training_return"}
 NO_EVALUATION = 1e6
-"""Seconds between evaluations of a run that needs none; its last weights are evaluated when it has ended."""
+"""Seconds between evaluations of a run without evaluations; its last weights are evaluated after its end."""
 START_SECONDS = 4.0
-"""What a process costs beside its training, for the estimate that is printed."""
+"""Time of a process in addition to its training, for the printed estimate."""
 
 Summary = dict[str, Any]
 
 
 def flags(description: str | None, items: Sequence[str], seeds: int = 5) -> argparse.ArgumentParser:
-    """A parser of the flags that the scripts share, for `parse`."""
+    """Parser of the flags that the scripts share, for `parse`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,10 +54,10 @@ def flags(description: str | None, items: Sequence[str], seeds: int = 5) -> argp
 def parse(
     parser: argparse.ArgumentParser, name: str, items: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """The flags, with `items` that were chosen and `name` of the result file; and what no flag was found for.
+    """Parse the flags, set the chosen `items` and the `name` of the result file; returns them and unknown arguments.
 
-    A result of some items only has their names in its own, and a quick one "quick", so that neither takes the place of
-    the whole.
+    The result file of some items has their names in its own, and that of a quick run "quick", so that neither
+    overwrites the complete result.
     """
     parsed, rest = parser.parse_known_args()
     parsed.items = parsed.only.split(",") if parsed.only else list(items)
@@ -72,7 +72,7 @@ def parse(
 
 
 def announce(runs: int, seconds: float) -> None:
-    """Say beforehand how long it may take: `runs` runs of at most `seconds` of training each."""
+    """Print the maximum duration of `runs` runs with at most `seconds` of training each."""
     most = runs * (seconds + START_SECONDS)
     print(f"{runs} runs of at most {seconds:g} s, {most / 60:.1f} min at most", flush=True)
 
@@ -80,7 +80,7 @@ def announce(runs: int, seconds: float) -> None:
 def command(
     env: str, algo: str, seed: int, clock: str, target: float, limit: float, options: Sequence[str] = ()
 ) -> Summary:
-    """`summary.json` of one run of the command line in a fresh process; `process_seconds` is its whole life."""
+    """`summary.json` of one run of the command line in a new process; `process_seconds` is its whole duration."""
     flag = "--target-return" if clock == "greedy" else "--target-training-return"
     rules = [flag, str(target), "--max-seconds", str(limit)]
     if clock == "training":
@@ -89,7 +89,7 @@ def command(
 
 
 def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds: float) -> Summary:
-    """`summary.json` of `asyncrl train` with these options, in a fresh process without a page; and its `means`."""
+    """`summary.json` of `asyncrl train` with these options, in a new process without a page, with its `means`."""
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "asyncrl", "train", env, "--algo", algo, "--seed", str(seed)]
         line += ["--http", "off", "--run-dir", f"{folder}/run", *options]
@@ -102,9 +102,10 @@ def cli(env: str, algo: str, seed: int, options: Sequence[str], patience_seconds
 
 
 def means(config: Mapping[str, Any]) -> Summary:
-    """What a run of ours had: `cores` that it might use, and `environments` of all its actors.
+    """Resources of one of our runs: `cores` that it may use, and `environments` of all its actors.
 
-    `config` are the options of the run; without `num_actors` it has one for each core but one (`TrainerConfig.actors`).
+    `config` has the options of the run; without `num_actors` there is one actor per core but one
+    (`TrainerConfig.actors`).
     """
     cores = usable_cores()
     actors = config.get("num_actors") or max(1, cores - 1)
@@ -112,10 +113,10 @@ def means(config: Mapping[str, Any]) -> Summary:
 
 
 def peer(script: str, options: Sequence[str], python: str, patience_seconds: float = 600) -> Summary:
-    """What the last line that `peers/<script>` prints says, run by `python` in a fresh process.
+    """Last line that `peers/<script>` prints, parsed; run by `python` in a new process.
 
     Raises:
-        ValueError: it does not say with which versions, on how many cores and in how many environments it ran.
+        ValueError: it lacks the versions, the number of cores or the number of environments.
     """
     line = [python, str(FOLDER / "peers" / script), *options]
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=patience_seconds)
@@ -128,7 +129,7 @@ def peer(script: str, options: Sequence[str], python: str, patience_seconds: flo
 def learn(
     env: Any, algorithm: Any, seed: int, clock: str, target: float, limit: float, **options: Any
 ) -> Summary:
-    """The summary of one run in this process: for environments and cores that a command line cannot name."""
+    """Summary of one run in this process, for environments that a command line cannot name."""
     from asyncrl import Trainer
 
     rules = {"target_return": target} if clock == "greedy" else {"target_training_return": target}
@@ -140,7 +141,7 @@ def learn(
 
 
 def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: Any) -> float:
-    """Environment steps/s of a run in this process between two looks at its counters, after its first updates."""
+    """Environment steps/s of a run in this process, from two snapshots after its first update."""
     from asyncrl import Trainer
 
     settings = {
@@ -162,19 +163,19 @@ def throughput(env: Any, algorithm: Any, seed: int, seconds: float, **options: A
 
 
 def reached(summary: Summary, clock: str) -> bool:
-    """Whether the run got to its target."""
+    """Whether the run reached its target."""
     return bool(summary["stop_reason"] == STOPPED_BY[clock])
 
 
 def seconds_to_target(summary: Summary, clock: str, limit: float) -> float:
-    """Training seconds at which the run stopped at its target, or its limit."""
+    """Training seconds of a run that reached its target, else its limit."""
     return float(summary["train_seconds"]) if reached(summary, clock) else limit
 
 
 def add_clock(
     report: Report, key: str, runs: Sequence[Summary], clock: str, limit: float, goal: str | None = None
 ) -> float:
-    """Figures of runs of one clock under `<key>_<clock>_...`; returns the median seconds to the target."""
+    """Add figures of runs of one clock under `<key>_<clock>_...`; returns the median seconds to the target."""
     name = f"{key}_{clock}"
     report.note(f"{name}_reached", f"{sum(reached(r, clock) for r in runs)} of {len(runs)}")
     sides = {"asyncrl": Side.of(runs)}

@@ -1,13 +1,13 @@
-"""Where the time of one update of SAC goes, by the profilers of torch and of Python.
+"""Breakdown of the time of one SAC update, by the profilers of torch and of Python.
 
-update              all of it, without a profiler
-profiled            all of it, with torch's
-operations          what that gives to tensor operations, its own cost for each of them included
+update              total, without a profiler
+profiled            total, with torch's profiler
+operations          tensor operations in that profile, its overhead for each of them included
 products            matrix products among them
 products_alone      the same products in a loop
-tiny                an update of networks and batches so small that only its overhead is left: Python, calls of
+tiny                an update of networks and batches so small that only overhead is left: Python, calls of
                     operations, autograd's bookkeeping
-kernels             what numba compiled, by the profiler of Python
+kernels             numba kernels, by the profiler of Python
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PRODUCTS = {
     "aten::baddbmm": 3,
     "aten::addmv": 3,
 }
-"""Products, and how many operands each has."""
+"""Products, with the number of operands of each."""
 
 
 def profile(way: str, seconds: float) -> dict[str, Any]:
-    """Microseconds of one update by part, and the tables of the costliest operations and functions."""
+    """Microseconds of one update by part, and tables of the most expensive operations and functions."""
     rate = bare(way, seconds)["updates_per_second"]
     update = updater(way)
     repeat(update, WARM_UPDATES)
@@ -53,7 +53,7 @@ def profile(way: str, seconds: float) -> dict[str, Any]:
 
 
 def shares(result: dict[str, Any]) -> dict[str, float]:
-    """What is neither a tensor operation nor a compiled kernel, of the profiled time; and what overhead takes."""
+    """Fraction of the profiled time outside of tensor operations and kernels, and the fraction of overhead."""
     computing = result["operations_microseconds"] + result["kernels_microseconds"]
     return {
         "rest_share": 1.0 - computing / result["profiled_microseconds"],
@@ -62,7 +62,7 @@ def shares(result: dict[str, Any]) -> dict[str, float]:
 
 
 def operations(watched: Any, way: Any) -> dict[str, Any]:
-    """What the profiler of torch saw of `PROFILED` updates: tensor operations, and matrix products among them."""
+    """Tensor operations and matrix products in torch's profile of `PROFILED` updates, per update."""
     ops = [e for e in watched.key_averages() if e.key.startswith("aten::")]
     ops.sort(key=lambda event: -event.self_cpu_time_total)
     shaped = [e for e in watched.key_averages(group_by_input_shape=True) if e.key in PRODUCTS]
@@ -79,14 +79,14 @@ def operations(watched: Any, way: Any) -> dict[str, Any]:
 
 
 def tiny(way: str) -> float:
-    """Microseconds of an update of networks of 8x8 with batches of 2."""
+    """Microseconds of an update of 8x8 networks with batches of 2."""
     update = updater(way, (8, 8), 2)
     repeat(update, WARM_UPDATES, 2)
     return 1e6 * min(repeat(update, PROFILED, 2) for _ in range(10 * ROUNDS)) / PROFILED
 
 
 def quietest(update: Update) -> tuple[Any, float]:
-    """Profile and seconds of the quickest round. In early ones memory is fetched page by page, which is slow."""
+    """Profile and seconds of the fastest round. Early rounds are slowed by page faults."""
     best, shortest = None, float("inf")
     for _ in range(ROUNDS):
         with torch.profiler.profile(
@@ -99,7 +99,7 @@ def quietest(update: Update) -> tuple[Any, float]:
 
 
 def alone(event: Any) -> float:
-    """Microseconds of one product with these shapes, contiguous and written to one place."""
+    """Microseconds of one product of these shapes, with contiguous operands and a fixed output."""
     operands = [torch.randn(shape) for shape in event.input_shapes[: PRODUCTS[event.key]]]
     operation = getattr(torch, event.key.removeprefix("aten::"))
     out = torch.empty(0)
@@ -113,9 +113,9 @@ def alone(event: Any) -> float:
 
 
 def functions(update: Update) -> list[tuple[str, float, float, float]]:
-    """The costliest by name: calls, microseconds of their own and with what they call, for one update.
+    """Functions by name, the most expensive first: calls, own and cumulative microseconds, per update.
 
-    The profiler of Python costs about a microsecond a call, so that small functions look larger than they are.
+    Python's profiler costs about a microsecond per call, so that small functions appear more expensive than they are.
     """
     watched = cProfile.Profile()
     watched.runcall(repeat, update, PROFILED)

@@ -1,18 +1,18 @@
-"""What an update of SAC costs: 256x256 networks, batches of 256, the shapes of HalfCheetah-v5.
+"""Cost of a SAC update: 256x256 networks, batches of 256, the shapes of HalfCheetah-v5.
 
-Every figure is measured in a process of its own, with one thread.
+Every figure is measured in a separate process with one thread.
 
-bare        the core's `update` in a loop, in float32 and at "medium" precision; and the same update written plainly
-            (`plain_sac.py`)
-run         whole runs with an actor beside, at both precisions, from when learning is in full swing; the learner's
-            share of waiting stands in the notes
+bare        the core's `update` in a loop, in float32 and at "medium" precision, and the same update in a plain
+            implementation (`plain_sac.py`)
+run         whole runs with one actor, at both precisions, after the first updates; the learner's wait fraction is in
+            the notes
 peers       Stable-Baselines3 and SBX: their whole loop (an environment step per update) and their `train` alone
-profile     where the time of one bare update goes: tensor operations against the rest, matrix products by themselves,
-            and the costliest operations and functions (tables in the notes); see `sac_profile.py`
+profile     breakdown of one bare update: tensor operations against the rest, matrix products alone, and the most
+            expensive operations and functions (tables in the notes); see `sac_profile.py`
 
-What is measured alternates; ratios are repeat by repeat. Bare updates see batches that were drawn beforehand; those of
-runs and peers also draw them. Of a profile `rest_share` is what tensor operations and compiled kernels leave of the
-profiled time, and `overhead_share` the time of an update of tiny networks: two ways to see what Python takes.
+Measurements alternate; ratios are formed repeat by repeat. Bare updates use prepared batches; runs and peers also draw
+theirs. In a profile, `rest_share` is the fraction of the profiled time outside of tensor operations and kernels, and
+`overhead_share` the time of an update of tiny networks over that of a full one: two estimates of Python's share.
 
     python benchmarks/sac_updates.py --peer-python /path/to/python/with/stable-baselines3 --sbx
     python benchmarks/sac_updates.py --only profile
@@ -39,7 +39,7 @@ ITEMS = ("bare", "run", "peers", "profile")
 
 
 def whole_run(precision: str, seconds: float) -> dict[str, Any]:
-    """Updates/s of a run with one actor beside, between two looks at its counters."""
+    """Updates/s of a run with one actor, from two snapshots of its counters."""
     from asyncrl import Trainer
 
     algorithm = record(precision, learning_starts=1_000)
@@ -69,7 +69,7 @@ MEASURES = {"bare": bare, "run": whole_run, "profile": profile}
 
 
 def fresh(kind: str, way: str, seconds: float) -> dict[str, Any]:
-    """What `MEASURES[kind](way, seconds)` says in a process of its own."""
+    """Call `MEASURES[kind](way, seconds)` in a new process."""
     line = [sys.executable, os.path.abspath(__file__), "--measure", f"{kind} {way} {seconds}"]
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, timeout=300 + 10 * seconds)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def alternate(report: Report, parsed: Any) -> dict[str, list[float]]:
-    """Updates/s of everything that was chosen, a value for each repeat."""
+    """Updates/s of all chosen measurements, one value per repeat."""
     rates: dict[str, list[float]] = {}
     waits: dict[str, list[float]] = {}
     peers = {"sb3": "sb3_sac.py"} | ({"sbx": "sbx_sac.py"} if parsed.sbx else {})
@@ -132,7 +132,7 @@ def alternate(report: Report, parsed: Any) -> dict[str, list[float]]:
 
 
 def add_ratios(report: Report, rates: dict[str, list[float]]) -> None:
-    """Ours to what it is held against, where both were measured."""
+    """Add the ratios of measured pairs."""
     pairs = {
         ("bare_highest", "bare_plain"): "",
         ("bare_medium", "bare_plain"): "",
@@ -154,7 +154,7 @@ def add_ratios(report: Report, rates: dict[str, list[float]]) -> None:
 
 
 def add_profiles(report: Report, seconds: float) -> None:
-    """One update of each way, taken apart."""
+    """Profile one update of each way."""
     for way in WAYS:
         result = fresh("profile", way, seconds)
         for table in ("operations", "functions"):

@@ -1,8 +1,8 @@
-"""CartPole whose steps take longer, for all actors alike or for one of them more: environments that are the heavy part.
+"""CartPole with longer steps, in all actors alike or more in one of them: the environment is the bottleneck.
 
-The factory is called in each actor's own process, for each of its environments; also by the process that looks at the
-environment before the run and by the one that evaluates, neither of which is slowed. The slow actor is whichever first
-creates the claim, a file in a directory of the run's own.
+The factory is called in each actor's process for each of its environments; also by the process that probes the
+environment before the run and by the evaluator, neither of which is slowed. The slow actor is the first to create the
+claim, a file in a directory of the run's own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
-# Actors do not find this folder's modules by name, so this one travels by value.
+# Actors cannot import this folder's modules by name, so this module is pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Delayed(gymnasium.Wrapper):
-    """Every step takes `seconds` more.
+    """Wrapper whose every step takes `seconds` longer.
 
     Args:
-        env: what is stepped.
+        env: the wrapped environment.
         seconds: mean delay of a step.
-        busy: keep the core busy meanwhile, in place of sleeping (a simulator that runs elsewhere).
-        uneven: draw the delay of an episode's steps from an exponential distribution, anew at every reset: some
-            levels of a game, some poses of a robot, cost more than others.
+        busy: keep the core busy during the delay, instead of sleeping (like a remote simulator).
+        uneven: draw the delay of an episode's steps from an exponential distribution at every reset, like levels of a
+            game or poses of a robot of different cost.
     """
 
     def __init__(self, env: Any, seconds: float, *, busy: bool, uneven: bool) -> None:
@@ -42,13 +42,13 @@ class Delayed(gymnasium.Wrapper):
         self._own_seconds = seconds
 
     def reset(self, **options: Any) -> Any:
-        """Reset, and draw how long the steps to come take."""
+        """Reset, and draw the delay of the next steps."""
         if self._uneven:
             self._own_seconds = self._random.exponential(self._seconds)
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        """Step, then let the time pass."""
+        """Step, then wait for the delay."""
         result = self.env.step(action)
         seconds = self._own_seconds
         if self._busy:
@@ -62,13 +62,13 @@ class Delayed(gymnasium.Wrapper):
 
 @dataclass(frozen=True)
 class DelayedFactory:
-    """Makes environments of one id that are slow in actors.
+    """Factory of environments of one id that are slow in actors.
 
     Attributes:
         env: gymnasium id.
         seconds: mean delay of a step.
-        slow_factor: how many times longer the delay of the actor with the claim is.
-        claim: path of the file by which one actor says that it is the slow one; None: all are alike.
+        slow_factor: factor of the delay in the actor with the claim.
+        claim: path of the file by which one actor becomes the slow one; None: all are alike.
         busy, uneven: see `Delayed`.
     """
 
@@ -80,7 +80,7 @@ class DelayedFactory:
     uneven: bool = False
 
     def __call__(self) -> Any:
-        """One environment."""
+        """Make one environment."""
         env = gymnasium.make(self.env, disable_env_checker=True)
         if not _in_actor():
             return env
@@ -89,12 +89,12 @@ class DelayedFactory:
 
 
 def _in_actor() -> bool:
-    """Only actors build their environments through `make_streams`."""
+    """Whether this is an actor, by the call stack: only actors build environments through `make_streams`."""
     return any(frame.function == "make_streams" for frame in inspect.stack(0))
 
 
 def _claimed(path: str) -> bool:
-    """Whether this process has the claim; it takes it where nobody has."""
+    """Whether this process has the claim; takes it if it is free."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""PPO and DQN with a learner that sleeps in every gradient step, or stands still while it is told to."""
+"""PPO and DQN with a learner that sleeps in every gradient step, or stops while a gate is closed."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from asyncrl.interfaces import EnvSpec
 
 
 class Watched:
-    """A core that passes everything on, slows its steps, and notes the staleness of what it was given.
+    """Wrapper of a core that delays its steps and records the staleness of its data.
 
     Args:
-        core: the algorithm's own.
-        seconds: how much longer each step takes, asleep.
+        core: the algorithm's core.
+        seconds: additional time that each step sleeps.
     """
 
     gate: ClassVar[threading.Event] = threading.Event()
-    """Steps wait while it is not set; of all cores of this process."""
+    """Gate of all cores of this process: steps wait while it is not set."""
     largest_staleness: ClassVar[int] = 0
-    """Largest staleness of a row that any core of this process was given."""
+    """Largest staleness of a row given to any core of this process."""
     rows: ClassVar[int] = 0
-    """How many rows that were."""
+    """Number of rows given to the cores of this process."""
 
     def __init__(self, core: Any, seconds: float) -> None:
         self._core = core
         self._seconds = seconds
 
     def begin(self, segments: Any, progress: float) -> None:
-        """Look at what came, and pass it on."""
+        """Record the staleness, then begin."""
         for segment in segments:
             Watched.largest_staleness = max(Watched.largest_staleness, int(segment.staleness.max()))
             Watched.rows += segment.num_rows
         self._core.begin(segments, progress)
 
     def step(self) -> bool:
-        """One gradient step, when the gate is open, after a nap."""
+        """Wait for the gate, sleep, and make one gradient step."""
         Watched.gate.wait()
         if self._seconds > 0:
             time.sleep(self._seconds)
         return bool(self._core.step())
 
     def update(self, batch: Any) -> Any:
-        """The same for a core that learns from replay."""
+        """Wait for the gate, record the staleness, sleep, and update; for a core that learns from replay."""
         Watched.gate.wait()
         Watched.largest_staleness = max(Watched.largest_staleness, int(batch.staleness.max()))
         Watched.rows += batch.size
@@ -60,20 +60,20 @@ Watched.gate.set()
 
 
 class SlowPPO(PPO):
-    """PPO whose core is `Watched`; the nap is an attribute of the class, because options travel into files."""
+    """PPO with a `Watched` core; the delay is a class attribute, as options would be written to files."""
 
     step_seconds: ClassVar[float] = 0.0
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
-        """The core of PPO, watched."""
+        """Wrap the core of PPO."""
         return Watched(super().make_updater(spec, device, seed), self.step_seconds)
 
 
 class SlowDQN(DQN):
-    """DQN whose core is `Watched`."""
+    """DQN with a `Watched` core."""
 
     step_seconds: ClassVar[float] = 0.0
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> Any:
-        """The core of DQN, watched."""
+        """Wrap the core of DQN."""
         return Watched(super().make_updater(spec, device, seed), self.step_seconds)

@@ -1,10 +1,10 @@
-"""How long a batch of 256 stacks of 4 frames of 84 x 84 takes: obs and next_obs, sampled and gathered.
+"""Duration of a batch of 256 stacks of 4 frames of 84 x 84: obs and next_obs, sampled and gathered.
 
 *sample* draws and gathers 256 transitions with both stacks. *mixed* is a learner's turn: 64 steps inserted, 256
 sampled, 256 priorities updated. Ours cuts stacks of single frames out of the ring when it samples. cpprb stores single
-frames too, with the options that it has for that (`next_of`, `stack_compress`; `cpprb_frames`), or whole stacks
-(`cpprb_stacks`); torchrl's storage holds whole stacks, ready made. torchrl's buffer is uniform, which is less work: its
-prioritized one does not load with torch 2.13. All buffers are full and hold `--capacity` one-step transitions.
+frames too, by its options `next_of` and `stack_compress` (`cpprb_frames`), or whole stacks (`cpprb_stacks`). torchrl's
+storage holds whole stacks. torchrl's buffer is uniform, which is less work, as its prioritized one cannot be imported
+with torch 2.13. All buffers are full and hold `--capacity` one-step transitions.
 
 *memcpy* copies as many bytes as *sample* has to write, from one place: the limit of the machine at that moment.
 Contenders take turns in every repeat. Times are CPU milliseconds of the process on one thread; a peer that is not
@@ -35,7 +35,7 @@ SPEC = EnvSpec("atari", (SIDE, SIDE), "uint8", DiscreteAction(6))
 
 
 def noise(count: int, seed: int) -> Any:
-    """Frames `[count, 84, 84]`."""
+    """Random frames `[count, 84, 84]`."""
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE), dtype=np.uint8)
 
 
@@ -68,7 +68,7 @@ class Ours:
     def insert(self) -> None:
         writer = self.writer
         self.replay.grant(0, writer.published + INSERT // ENVS + 2)
-        for _ in range(INSERT // ENVS):  # an actor's rows
+        for _ in range(INSERT // ENVS):  # row by row, like an actor
             slot = writer.published & (writer.num_slots - 1)
             writer.obs[:, (slot + 1) & (writer.num_slots - 1)] = self.frames
             for values in (writer.action, writer.reward, writer.flags):
@@ -84,7 +84,7 @@ class Ours:
 
 
 class Cpprb:
-    """cpprb.PrioritizedReplayBuffer, with its options for single frames or without."""
+    """cpprb.PrioritizedReplayBuffer, with or without its options for single frames."""
 
     def __init__(self, capacity: int, compress: bool) -> None:
         import cpprb

@@ -1,7 +1,6 @@
-"""Which staleness correction a replay algorithm should have: time, steps and updates to a greedy 475 on CartPole-v1.
+"""Comparison of staleness corrections for replay: time, steps and updates to a greedy 475 on CartPole-v1.
 
-Every correction, without a bound and with one, over several seeds. A run that does not get there in time counts with
-the time limit.
+Every correction, without and with a bound, over several seeds. A run that misses the target counts with the time limit.
 
     python benchmarks/staleness.py
 """

@@ -1,12 +1,12 @@
-"""PPO under staleness: a learner that is slow on purpose, then actors one of which is ten times slower than the rest.
+"""PPO under staleness: a learner that is slowed, then actors of which one is ten times slower than the rest.
 
-    learner     every gradient step sleeps, so actors work ahead by `queue_batches` and segments are old when they are
-                learned from. Each correction, without a bound and with one: staleness p95, discarded fraction, time to
+    learner     every gradient step sleeps, so actors work ahead by `queue_batches` and segments are stale when they
+                are trained on. Each correction, without and with a bound: staleness p95, discarded fraction, time to
                 the target, final returns.
-    actors      eight actors whose environments sleep, all alike or one ten times slower: how much throughput each
-                discipline loses. An eighth of 90 % is lost by the slow one itself, whatever the others do.
+    actors      eight actors whose environments sleep, all alike or one ten times slower: the throughput that each
+                discipline loses. An eighth of 90 % is the slow actor's own loss, which no discipline can avoid.
 
-Runs are in this process, seed by seed in turn.
+Runs are in this process, in turn seed by seed.
 
     python benchmarks/staleness_segments.py
     python benchmarks/staleness_segments.py --only learner --clock greedy --target 475
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def slow_learner(report: Report, seeds: int, clock: str, target: float, limit: float) -> None:
-    """The table of corrections."""
+    """Run a slow learner with every correction and report the table."""
     cells = [(correction, bound) for correction in CORRECTIONS for bound in (None, BOUND)]
     runs.announce(seeds * len(cells), limit)
     report.note(
@@ -101,9 +101,9 @@ def slow_learner(report: Report, seeds: int, clock: str, target: float, limit: f
 
 
 def slow_actors(report: Report, seeds: int, seconds: float) -> None:
-    """Throughput with all actors alike and with one slow, of each discipline."""
+    """Measure the throughput of each discipline, with all actors alike and with one slow."""
     runs.announce(2 * seeds * len(DISCIPLINES), seconds)
-    # More actors than cores is the point: they sleep.
+    # More actors than cores are intended here, as they sleep.
     warnings.filterwarnings("ignore", message=r"\[ASYNC021\]")
     report.note(
         "actors_settings",

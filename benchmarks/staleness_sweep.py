@@ -1,11 +1,11 @@
 """The papers' staleness sweep on CartPole-v1: replay capacity (DQN) and queue depth (PPO), with and without correction.
 
     dqn     capacity in rows of the ring (a row is a step of all environments of an actor), 32 to 2048
-    ppo     batches that actors may work ahead, 1 to 64; the learner sleeps in every gradient step, because a queue
-            fills only where the actors are the faster side
+    ppo     batches that actors may work ahead, 1 to 64; the learner sleeps in every gradient step, as a queue fills
+            only if the actors are faster
 
 For each: time to the target, staleness p95 and final returns, as results/staleness_sweep.md and .svg. Runs are in this
-process, seed by seed in turn.
+process, in turn seed by seed.
 
     python benchmarks/staleness_sweep.py
     python benchmarks/staleness_sweep.py --only ppo --sizes 1,2,4,8,16,32,64
@@ -28,7 +28,7 @@ SIZES = {"dqn": (32, 128, 512, 2048), "ppo": (1, 4, 16, 64)}
 AXES = {"dqn": "replay capacity, rows", "ppo": "queue depth, batches"}
 CORRECTIONS = {"dqn": ("none", "power"), "ppo": ("none", "importance")}
 CLOCKS = {"dqn": "greedy", "ppo": "training"}
-"""DQN explores to the end, so that its training episodes say little of what it has learned."""
+"""Clock of each algorithm. DQN explores to the end, so that its training returns say little about the greedy policy."""
 FIGURES = ("seconds to target", "staleness p95", "final greedy return")
 
 
@@ -86,7 +86,7 @@ Results = dict[tuple[str, int], list[runs.Summary]]
 
 
 def sweep(item: str, sizes: tuple[int, ...], seeds: int, clock: str, target: float, limit: float) -> Results:
-    """Every size with every correction."""
+    """Run every size with every correction."""
     cells = [(correction, size) for correction in CORRECTIONS[item] for size in sizes]
     runs.announce(seeds * len(cells), limit)
     results: Results = {cell: [] for cell in cells}
@@ -103,7 +103,7 @@ def sweep(item: str, sizes: tuple[int, ...], seeds: int, clock: str, target: flo
 def figures(
     report: Report, item: str, results: Results, clock: str, limit: float
 ) -> tuple[str, dict[str, list[tuple[str, list[tuple[float, float]]]]]]:
-    """The table, and the lines of each figure; everything goes into the report too."""
+    """Table, and the lines of each figure; all figures are also added to the report."""
     rows = []
     points: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in FIGURES}
     for (correction, size), summaries in results.items():

@@ -1,12 +1,12 @@
-"""How long a run takes to start: with no kernel in the cache, as after `pip install`, and with all of them.
+"""Start-up time of a run: without any kernel in the cache, as after `pip install`, and with all of them.
 
     python benchmarks/startup.py [--before TREE] [--repeats 3]
 
-A wheel is built of this checkout, and of another one where `--before` names it, and installed into an empty folder.
-Short runs of DQN and PPO on CartPole-v1 then take turns, each first without a cache of kernels (`cold`), then with the
-one that this run has left (`warm`). `seconds` go from the start of the command to its first update, as the run itself
-reports them; `cpu_seconds` are those of all its processes to its end, which other work on the machine changes less.
-A warm run that still writes to the cache, or says that it compiles, is an error.
+A wheel of this checkout, and of another one given by `--before`, is built and installed into an empty folder. Short
+runs of DQN and PPO on CartPole-v1 then take turns, each first without a kernel cache (`cold`), then with the cache that
+this run has left (`warm`). `seconds` are from the start of the command to its first step, as reported by the run;
+`cpu_seconds` are those of all its processes to its end, which other work on the machine affects less. A warm run that
+writes to the cache or reports compilation is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = "2k"
 
 
 def install(tree: Path, folder: Path) -> Path:
-    """Build a wheel of a checkout and install it, without its requirements, into `folder`."""
+    """Build a wheel of a checkout and install it without its dependencies; returns the folder of the packages."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheels = folder / "wheels"
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(tree)], check=True)
@@ -42,7 +42,7 @@ def entries(site: Path) -> list[Path]:
 
 
 def start(site: Path, algorithm: str) -> tuple[float, float, str]:
-    """(start-up seconds, CPU seconds of all processes, stderr) of a short run."""
+    """Make a short run; returns start-up seconds, CPU seconds of all processes, and standard error."""
     command = [sys.executable, "-P", "-m", "asyncrl", "train", "CartPole-v1", "--algo", algorithm]
     command += ["--steps", STEPS, "--num-actors", "1", "--http", "off", "--target-eval-episodes", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}

@@ -1,7 +1,7 @@
-"""Whether solved stays solved: the runs of `held_out.py` made once more, without a target and three times as long.
+"""Stability after the target: the runs of `held_out.py` once more, without a target and three times as long.
 
-Reads the steps that each seed took from `results/held_out_<env>_<algo>.json`, and counts the greedy evaluations after
-the first success whose mean return is still at least `--kept`.
+Reads the steps of each seed from `results/held_out_<env>_<algo>.json`, and counts the greedy evaluations after the
+first success whose mean return is still at least `kept`.
 
     python benchmarks/stays_solved.py CartPole-v1 dqn 450
 """

@@ -1,29 +1,29 @@
-"""How fast rows and weights cross from one process to another.
+"""Throughput and latency of rows and weights from one process to another.
 
     python benchmarks/transport.py [--repeats 7]
 
-Two processes on two cores: this one writes, a forked one reads. Every figure stands beside a memcpy of the same bytes
-from and to the same memory, on the same core, measured next to it in the same repeat.
+Two processes on two cores: this one writes, a forked one reads. Every figure has a reference next to it: a memcpy of
+the same bytes from and to the same memory on the same core, measured in the same repeat.
 
 Rows of 4 KiB and 28 KiB: one compiled loop copies a row into the ring and publishes it, row by row. A row counts when
-the reader has seen it: has read the position, checked the row's stamp, and granted its slot again. Rings of 256 MiB,
-which like a replay's lie in memory, and of 8 MiB, which lie in the third-level cache; both are gone round many times.
+the reader has read the position, checked the row's stamp, and granted its slot again. Rings of 256 MiB, which like a
+replay's are in main memory, and of 8 MiB, which fit in the third-level cache; both wrap around many times.
 
-    polled      the reader looks every 10 microseconds or so, as a consumer with other work does
-    spun        the reader does nothing but look, so that the position's cache line moves for every row
-    copied_out  the reader looks like `polled` and copies every row; beside it stands the memcpy on the reader's core of
-                rows that the other core has just written. (The replay does not do this: it reads rows in place.)
+    polled      the reader polls every 10 microseconds or so, like a consumer with other work
+    spun        the reader polls without pause, so that the position's cache line moves for every row
+    copied_out  the reader polls like `polled` and copies every row; the reference is the memcpy on the reader's core of
+                rows that the other core has just written. (The replay does not copy: it reads rows in place.)
 
-Small rows: CartPole's. `compiled` publishes each row on its own from a compiled loop; `python` makes one call to a
-compiled row writer and one to `RingWriter.publish` per row, and asks for space once that is used up; the reader spins.
+Small rows: CartPole's. `compiled` publishes each row separately from a compiled loop; `python` calls a compiled row
+writer and `RingWriter.publish` once per row, and checks for space when it is used up; the reader polls without pause.
 
 Weights: `publish` and `refresh` on one core, and with the reader on the other core.
 
-What decides is how often the two sides touch the same cache lines. With no reader at the ring, publishing costs about
-10 % of a 4 KiB memcpy in the cache and 3 % of a 28 KiB one. A reader that spins takes the position's line away again
-and again (a round trip takes 0.5 microseconds, as long as several 4 KiB copies): rows
-of 4 KiB miss the goal of 0.8 when `spun`, and in the cache also when `polled`. `polled` on a ring as large as a
-replay's is the case that asyncrl runs. The goal stands beside every `polled` ratio, also where it is missed.
+The figures depend on how often both sides access the same cache lines. Without a reader at the ring, publishing costs
+about 10 % of a 4 KiB memcpy in the cache and 3 % of a 28 KiB one. A reader that polls without pause repeatedly takes
+the position's cache line (a round trip takes 0.5 microseconds, as long as several 4 KiB copies): rows of 4 KiB miss the
+goal of 0.8 when `spun`, and in the cache also when `polled`. asyncrl's case is `polled` on a ring as large as a
+replay's. The goal is shown with every `polled` ratio, also where it is missed.
 
 Other work on the machine keeps one of the two sides off its core for milliseconds at a time: run it on an idle machine.
 """
@@ -55,10 +55,10 @@ from asyncrl.shm.ring_protocol import publish_rows
 
 Array = NDArray[Any]
 SOURCES = 16
-"""Different rows that are copied from; they stay in the cache, as a fresh observation would."""
+"""Number of different rows to copy from; they stay in the cache, as a new observation would."""
 BYTES_PER_RUN = 1 << 29
 PAUSE = 30_000
-"""Reads of a word of its own between two looks of the reader at the ring; about 10 microseconds."""
+"""Reads of a private word between two polls of the ring by the reader; about 10 microseconds."""
 READY, WRITTEN, NANOSECONDS = 0, 16, 32
 WRITER_CORE, READER_CORE = 0, 1
 WORDS = (ArraySpec("words", (64,), "int64", control=True),)
@@ -79,7 +79,7 @@ def write_rows(header: Array, obs: Array, version: Array, armed: Array, sources:
 
 @kernel("void(uint8[:, :, ::1], uint8[:, ::1], int64)")
 def copy_rows(obs: Array, sources: Array, count: int) -> None:
-    """The memcpy in it: the same rows to the same slots."""
+    """Copy the same rows to the same slots: the memcpy in `write_rows`."""
     mask = obs.shape[1] - 1
     for row in range(count):
         copy_words(obs[0, row & mask], sources[row & 15])
@@ -89,7 +89,7 @@ def copy_rows(obs: Array, sources: Array, count: int) -> None:
 def read_rows(
     header: Array, obs: Array, version: Array, out: Array, words: Array, pause: int, count: int
 ) -> int:
-    """See `count` rows, granting as they come; copies each to `out` if that has rows. Returns wrong stamps."""
+    """Check `count` rows and grant their slots; copy each to `out` if that has rows. Returns the wrong stamps."""
     slots, first, wrong = version.shape[0], load_acquire(header, GRANTED) - version.shape[0], 0
     row = first
     store_release(words, READY, 1)
@@ -109,7 +109,7 @@ def read_rows(
 
 @kernel("void(uint8[:, ::1], uint8[:, :, ::1], int64)")
 def copy_rows_out(out: Array, obs: Array, count: int) -> None:
-    """The memcpy in a reader that copies."""
+    """Copy rows out of the ring: the memcpy of a reader that copies."""
     for row in range(count):
         copy_words(out[row & 15], obs[0, row & (obs.shape[1] - 1)])
 
@@ -130,7 +130,7 @@ def write_small_row(
     incarnation: Array,
     row: int,
 ) -> None:
-    """All fields of one row of one environment."""
+    """Write all fields of one row of one environment."""
     slot = row & (version.shape[0] - 1)
     for i in range(obs.shape[2]):
         obs[0, slot, i] = row
@@ -153,7 +153,7 @@ def write_small_rows(
     armed: Array,
     count: int,
 ) -> None:
-    """Write and publish `count` rows, each on its own."""
+    """Write and publish `count` rows, each separately."""
     first, granted = header[PUBLISHED], load_acquire(header, GRANTED)
     for row in range(first, first + count):
         while granted <= row:
@@ -171,13 +171,13 @@ def wait_for(words: Array, index: int, value: int) -> None:
 
 @kernel("void(int64[::1], int64, int64)")
 def tell(words: Array, index: int, value: int) -> None:
-    """Release the word."""
+    """Store the word with release order."""
     store_release(words, index, value)
 
 
 @contextmanager
 def reader_process(work: Callable[[], int]) -> Iterator[None]:
-    """Fork a reader on its own core that runs `work`, which returns 0 if all was well; waited for at the end."""
+    """Fork a reader on its own core that runs `work`, which returns 0 on success; joined at the exit."""
     prepare_quietly()
     pid = os.fork()
     if pid == 0:
@@ -194,7 +194,7 @@ def reader_process(work: Callable[[], int]) -> Iterator[None]:
 
 
 def pin(core: int) -> None:
-    """Keep this process on one core, where the system can."""
+    """Pin this process to one core, if the system supports it."""
     if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {core})
 
@@ -206,7 +206,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 class Rows:
-    """A ring of uint8 rows of one size, all granted, and its pages touched."""
+    """A ring of uint8 rows of one size, all granted, with all its pages touched."""
 
     def __init__(self, row_bytes: int, ring_bytes: int) -> None:
         slots = 1 << (ring_bytes // row_bytes).bit_length() - 1
@@ -220,7 +220,7 @@ class Rows:
         self.by_memcpy()
 
     def through_ring(self, pause: int, copied_out: bool = False) -> float:
-        """Rows per second, from the first copy to the last row seen."""
+        """Rows per second, from the first copy to the last row granted again."""
         words = Segment.create("words", WORDS)["words"]
         reader, writer, count = self.reader, self.writer, self.count
         last = reader.granted + count

@@ -1,9 +1,9 @@
 """Native vector environments in an actor: rows/s against the same environment and policy in a bare loop, E up to 1024.
 
-CartPole-v1 by its vector entry point, PPO's policy 4-64-64-2 (NumPy and numba, no torch). Three loops on one core, in
-turn: the vector alone with random actions, the vector with the policy, and an actor, which also writes rows, flags,
-episodes and log-probabilities into its ring and publishes. Then a whole run of PPO with one actor, one pass over each
-step. The aim is that an actor costs little beside environment and policy.
+CartPole-v1 by its vector entry point, PPO's policy 4-64-64-2 (NumPy and numba, no torch). Three loops take turns on one
+core: the vector alone with random actions, the vector with the policy, and an actor, which also writes rows, flags,
+episodes and log-probabilities into its ring and publishes. Then a whole run of PPO with one actor and one pass over
+each step. The goal is that an actor costs little compared with environment and policy.
 
     python benchmarks/vector.py
 """
@@ -38,12 +38,12 @@ ALGORITHM = PPO(segment_length=16, epochs=1, minibatch_size=4096, queue_batches=
 
 
 def vector(envs: int) -> Any:
-    """A fresh vector environment."""
+    """Make a vector environment."""
     return gymnasium.make_vec("CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point")
 
 
 class Vector:
-    """The factory of a run: each actor builds its vector of `envs` environments."""
+    """Factory for a run: each actor builds its vector of `envs` environments."""
 
     def __init__(self, envs: int) -> None:
         self.envs = envs
@@ -65,7 +65,7 @@ def rate(row: Callable[[], object], envs: int, seconds: float) -> float:
 
 
 def loops(envs: int) -> tuple[dict[str, Callable[[], object]], Callable[[], None]]:
-    """One row of each loop, and what closes their memory."""
+    """Functions that make one row of each loop, and a function that closes their memory."""
     rng = np.random.default_rng(0)
     alone, acted = vector(envs), vector(envs)
     alone.reset(seed=0)

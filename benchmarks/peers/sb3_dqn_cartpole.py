@@ -1,7 +1,7 @@
-"""Stable-Baselines3's DQN on CartPole-v1 at the hyper-parameters of its zoo, to a greedy mean of 475 over 100 episodes.
+"""Stable-Baselines3's DQN on CartPole-v1 at its zoo's hyper-parameters, to a greedy mean of 475 over 100 episodes.
 
-Prints one JSON line. See `until_target.py` for the clock; the training clock is left out, because exploration at the
-zoo's rate keeps its training mean below 475.
+Prints one JSON line. See `until_target.py` for the clock. The training clock is left out, as exploration at the zoo's
+rate keeps the training mean below 475.
 
     python benchmarks/peers/sb3_dqn_cartpole.py --seed 0
 """
@@ -48,7 +48,7 @@ def main() -> None:
         device="cpu",
     )
     until = UntilTarget("CartPole-v1", arguments.target, arguments.seed, EVALUATE_EVERY, ["greedy"])
-    # exploration_fraction is of the zoo's 50,000 steps, whatever the limit here.
+    # The zoo's exploration_fraction refers to its 50,000 steps, whatever the limit here.
     model.exploration_fraction = 0.16 * 50_000 / MAX_STEPS
     model.learn(MAX_STEPS, callback=until)
     result = {

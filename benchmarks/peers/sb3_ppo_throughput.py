@@ -1,7 +1,7 @@
-"""Steps/s and final return of Stable-Baselines3's PPO with one environment, at the work per step that it is told.
+"""Steps/s and final return of Stable-Baselines3's PPO with one environment, with a given amount of work per step.
 
-Prints one JSON line. Collecting and learning are both in the time; the evaluation at the end is not. Rewards and
-observations are normalised where `--normalize` says so, as asyncrl's preset does.
+Prints one JSON line. The time includes collecting and learning, not the evaluation at the end. `--normalize`
+normalises rewards and observations, as asyncrl's preset does.
 
     python benchmarks/peers/sb3_ppo_throughput.py HalfCheetah-v5 --steps 20000 --rollout 2048 --epochs 10
 """

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's SAC at the hyper-parameters of its zoo: to a greedy target, or its updates per second.
+"""Stable-Baselines3's SAC at its zoo's hyper-parameters: to a greedy target, or its updates per second.
 
     until       trains until the target or `--max-seconds` of training; see `until_target.py` for the clock
     updates     updates/s of the whole loop (`learn`: an environment step and an update in turn) and of `train` alone
@@ -33,7 +33,7 @@ UPDATES_LEARNING_STARTS, WARM_UPDATES, CHUNK = 1_000, 50, 20
 
 @dataclass(frozen=True)
 class Task:
-    """The zoo's settings for an environment (what is not named is Stable-Baselines3's default), and its target."""
+    """Target and the zoo's settings for an environment; other settings are Stable-Baselines3's defaults."""
 
     target: float
     evaluate_every: int
@@ -49,7 +49,7 @@ TASKS = {
 
 
 def flags(description: str | None) -> argparse.Namespace:
-    """The command line; what an environment decides is filled in."""
+    """Parse the command line; defaults that depend on the environment are filled in."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +71,7 @@ def flags(description: str | None) -> argparse.Namespace:
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the model. Where only speed is asked for, learning starts after a few steps."""
+    """Arguments of the model. In mode `updates`, learning starts after `UPDATES_LEARNING_STARTS` steps."""
     chosen = {**TASKS[arguments.env].settings, "seed": arguments.seed, "device": "cpu"}
     if arguments.mode == "updates":
         chosen["learning_starts"] = UPDATES_LEARNING_STARTS
@@ -79,7 +79,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def until(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train until the target or the limit; a run that does not get there says so and has the limit's seconds."""
+    """Train until the target or the limit; a run that misses the target has `reached` False and its training time."""
     callback = UntilTarget(
         arguments.env,
         arguments.target,
@@ -104,7 +104,7 @@ def until(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class Rate(BaseCallback):
-    """Updates/s of the loop over some seconds, from the first `WARM_UPDATES` updates on."""
+    """Updates/s of the loop during `seconds`, after the first `WARM_UPDATES` updates."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Rate(BaseCallback):
 
 
 def updates(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Updates/s of the loop, then of `train` by itself, `CHUNK` updates a call on what the replay then holds."""
+    """Updates/s of the loop, then of `train` alone, `CHUNK` updates per call on the replay's contents."""
     rate = Rate(arguments.seconds)
     model.learn(ENDLESS, callback=rate)
     started = time.perf_counter()

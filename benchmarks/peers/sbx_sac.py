@@ -1,8 +1,8 @@
-"""SBX's SAC (Stable-Baselines3 in JAX) at the same settings and in the same two modes as `sb3_sac.py`.
+"""SBX's SAC (Stable-Baselines3 in JAX) with the settings and the two modes of `sb3_sac.py`.
 
-`train_seconds` of a run include what was compiled while its clock ran; `compile_seconds` say how much that was, and
-`train_seconds_without_compilation` is the rest. What acts is compiled before the clock starts. Updates/s are measured
-after compilation. One thread on one core: XLA has no other way to be held to one.
+`train_seconds` of a run include compilation during its clock; `compile_seconds` is that part, and
+`train_seconds_without_compilation` the rest. Acting is compiled before the clock starts. Updates/s are measured after
+compilation. One thread on one core: XLA can be limited to one thread only in this way.
 
     python benchmarks/peers/sbx_sac.py HalfCheetah-v5 --mode updates
 """
@@ -31,7 +31,7 @@ KEPT = 100
 
 
 def timed_train(model: Any) -> list[float]:
-    """Seconds of the first `KEPT` calls of `model.train` from now on, each of which waits for its result."""
+    """Wrap `model.train`; returns a list that gets the seconds of its next `KEPT` calls, which wait for the result."""
     seconds: list[float] = []
     train = model.train
 
@@ -46,7 +46,7 @@ def timed_train(model: Any) -> list[float]:
 
 
 def compile_acting(model: Any) -> float:
-    """Compile what acts, exploring and greedily, for one observation; returns the seconds."""
+    """Compile exploring and greedy acting for one observation; returns the seconds."""
     started = time.perf_counter()
     for deterministic in (False, True):
         model.predict(model.env.reset(), deterministic=deterministic)

@@ -1,9 +1,8 @@
-"""The two clocks of the peers' runs, as a callback of Stable-Baselines3; both stand still during evaluations.
+"""The two clocks of the peers' runs, as a callback of Stable-Baselines3; both are stopped during evaluations.
 
-At most every `every` steps, between two updates, the present policy plays a few greedy episodes (the hint); if their
-mean reaches the target, fresh ones decide, a hundred unless told otherwise. The training clock reads
-Stable-Baselines3's own window of the last 100 episodes. The run ends when all clocks that it was given have reached the
-target, or when training has taken its seconds.
+At most every `every` steps, between two updates, the current policy plays a few greedy episodes (the hint). If their
+mean reaches the target, new episodes decide, by default a hundred. The training clock uses Stable-Baselines3's window
+of the last 100 episodes. The run ends when all given clocks have reached the target, or at the time limit of training.
 """
 
 from __future__ import annotations
@@ -23,17 +22,19 @@ HINT_EPISODES, EPISODES = 10, 100
 
 
 class UntilTarget(BaseCallback):
-    """Stops when every clock has its target; `seconds` says when each had, None where it had not.
+    """Callback that stops training when every clock has reached its target.
+
+    `seconds` has the time of each clock, None if it has not reached the target.
 
     Args:
-        env: id of the environment, played in vectors of as many as there are episodes.
+        env: id of the environment; evaluations use vectors of as many environments as episodes.
         target: mean return.
-        seed: of the run; episodes have another.
+        seed: seed of the run; episodes have another.
         every: steps between two evaluations.
-        clocks: out of "greedy" and "training".
-        starts: steps before which nothing is evaluated.
-        hint_episodes, episodes: of the first look, and of those that decide.
-        max_seconds: of training, after which the run ends without its target; None for no limit.
+        clocks: "greedy", "training" or both.
+        starts: steps before the first interval of evaluations.
+        hint_episodes, episodes: numbers of episodes of the hint and of the decision.
+        max_seconds: time limit of training; None for no limit.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class UntilTarget(BaseCallback):
         self._resumed = time.perf_counter()
 
     def _on_rollout_start(self) -> None:
-        """Between two updates: stop the clock and look."""
+        """Between two updates: stop the clock, check the targets, restart the clock."""
         self._pause()
         if self.seconds.get("training", 0.0) is None and self._window_has_target():
             self.seconds["training"] = self.train_seconds
@@ -100,7 +101,7 @@ class UntilTarget(BaseCallback):
 
 
 def means(model: Any, *packages: str) -> dict[str, Any]:
-    """What the peer ran with: versions (its packages need not be ours), cores, torch threads and environments."""
+    """Resources of the peer: versions (which may differ from ours), cores, torch threads and environments."""
     names = ("stable-baselines3", "torch", "gymnasium", *packages)
     return {
         "versions": {name: version(name) for name in names},
