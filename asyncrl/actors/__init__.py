@@ -1,1 +1,1 @@
-"""Actor processes: what runs in them, how they are started, watched and ended. Nothing here imports torch."""
+"""Actor processes: their code, start, supervision and end. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""One actor: E streams, a policy and a ring. No process is in it: a test drives it by hand, row by row."""
+"""An actor: E streams, a policy and a ring. It is independent of processes, so a test can step it row by row."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from asyncrl.shm.weights import WeightMailbox
 def actor_seeds(
     seed: int, index: int, incarnation: int, num_envs: int
 ) -> tuple[list[int], np.random.Generator]:
-    """Seeds of an actor's environments and its policy's generator, independent over actors and lives."""
+    """Return the seeds of an actor's environments and its policy's generator, independent for each actor and life."""
     ours = np.random.SeedSequence(seed, spawn_key=(index, incarnation))
     for_envs, for_policy = ours.spawn(2)
     return [int(s) for s in for_envs.generate_state(num_envs)], np.random.default_rng(for_policy)
 
 
 _SQUARE_FITS_FLOAT32 = 1e76
-"""A sum of squared float64 rewards below this: each of them is a number, and finite in float32 too."""
+"""Bound for the sum of squared float64 rewards; below it each reward is finite, in float32 too."""
 
 
 def _all_finite(values: NDArray[Any]) -> bool:
-    """Whether no value is NaN or infinite. A finite sum says so in half the time; one that overflowed says nothing."""
+    """Whether all values are finite. A finite sum proves it in half the time; a sum that overflows proves nothing."""
     return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
 
 
 class Actor:
-    """Steps its environments, one row at a time, as far as the learner side grants.
+    """Actor that steps its environments, one row at a time, within the rows granted by the learner side.
 
     Args:
-        streams: the environments; begun by `begin`.
-        policy: how to act; used by this actor alone.
-        writer: the actor's end of its ring; a new life of an actor goes on where the last one stopped. The next slot
-            holds the last life's true next observation, which the new life keeps in a RESET row of its own.
-        mailbox: where the weights come from.
-        index: which actor, from 0 ...
-        num_actors: ... of how many.
-        seed: the run's seed.
-        incarnation: which life of this actor, from 0; stamped on every row.
+        streams: the environments; `begin` resets them.
+        policy: the policy; used by this actor only.
+        writer: writing end of the actor's ring; a new life of an actor continues at the position of the last one. The
+            next slot contains the last life's true next observation, which the new life keeps in a RESET row.
+        mailbox: source of the weights.
+        index: index of the actor, from 0.
+        num_actors: number of actors.
+        seed: seed of the run.
+        incarnation: index of the life of this actor, from 0; written to every row.
 
     Attributes:
-        weights_version: version of the weights the policy acts with, 0 before the first.
-        state_was_read: whether its state was pickled and read again once (`actor_state.py`).
+        weights_version: version of the policy's weights, 0 before the first.
+        state_was_read: whether a pickle of its state was loaded once as a test (`actor_state.py`).
     """
 
     def __init__(
@@ -114,14 +114,13 @@ class Actor:
             self._stacks.begin(slice(None), self._first_obs)
 
     def step(self) -> bool:
-        """Write and publish one row; False where that must wait, for a grant or for the first weights.
+        """Write and publish one row; return False if it must wait for a grant or for the first weights.
 
-        A row needs the next row's slot too, for its next observation. Nothing is published of a row that
-        fails.
+        A row needs the slot of the next row too, for its next observation. A row that fails is not published.
 
         Raises:
-            EnvironmentRaised, NonFiniteStep, ObservationOffSpace, OldGymAPI: with actor, environment, step,
-                action.
+            EnvironmentRaised, NonFiniteStep, ObservationOffSpace, OldGymAPI: the step failed; the error's facts are
+                actor, environment, step and action.
         """
         writer = self.writer
         position = writer.published
@@ -159,9 +158,9 @@ class Actor:
         return True
 
     def _write_reset_row(self, slot: int, next_slot: int) -> None:
-        """Begin a later life with a row whose action is not taken: from the last life's next observation to our first.
+        """Begin a later life with a RESET row, from the last life's next observation to the first one of this life.
 
-        Whoever reads segments finds there what the value of the cut trajectory is bootstrapped from.
+        Its observation is used to bootstrap the value of the last life's trajectory in segments.
         """
         writer = self.writer
         writer.obs[:, next_slot] = self._first_obs
@@ -172,7 +171,7 @@ class Actor:
         writer.publish(1, 0)
 
     def _begin_episodes(self, events: Events) -> None:
-        """Stack what the row observed; where it was a reset, an episode begins with it: no older frame, no memory."""
+        """Push the row's observations on the stacks; begin new stacks and recurrent states at RESET rows."""
         newest = self.streams.newest
         began = events[(events[:, 1] & RESET) != 0, 0]
         if self._stacks is not None:
@@ -192,7 +191,7 @@ class Actor:
         self.streams.close()
 
     def _take_newest_weights(self) -> bool:
-        """Load the mailbox's weights where they moved; False where nothing was ever published."""
+        """Load the mailbox's weights if there is a new version; return False if none was ever published."""
         version = self._mailbox.refresh(self.policy.weights, self.weights_version)
         if version != self.weights_version:
             self.policy.weights_changed()
@@ -236,7 +235,7 @@ class Actor:
         )
 
     def _where(self, env: int, actions: NDArray[Any] | None) -> dict[str, object]:
-        """What every report of a failed step names."""
+        """Facts common to all reports of a failed step."""
         facts: dict[str, object] = {"actor": self.index, "pid": os.getpid()}
         if env >= 0:
             facts["env index"] = env

@@ -1,7 +1,7 @@
 """State of an actor between two rows: environments in mid-episode, generator, exploration and counters.
 
-With it a later process goes on with the row that this one would have made next, to the bit. The observation to act on
-stands in the ring, the weights in the mailbox, so neither is part of it.
+With it a later process continues with exactly the row that this one would have made next. The observation to act on is
+in the ring and the weights are in the mailbox, so neither is part of the state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS = ("_row", "_steps", "_first_row", "_first_obs", "_returns", "_began_at
 
 
 def state_frame(actor: Actor) -> dict[str, Any]:
-    """The actor's answer to SAVE: the rows it has published, its state as bytes, or None and why there is none."""
+    """Return the actor's answer to SAVE: number of published rows, and its state as bytes, or None with the reason."""
     frame: dict[str, Any] = {"kind": "state", "published": actor.writer.published, "state": None, "why": ""}
     try:
         return {**frame, "state": _state(actor)}
@@ -38,7 +38,7 @@ def _state(actor: Actor) -> bytes:
             **{name: getattr(actor, name) for name in _NUMBERS},
         }
     )
-    if not actor.state_was_read:  # once: an environment may pickle and not come back
+    if not actor.state_was_read:  # once: a pickle of an environment may not load
         try:
             unpack_state(data)
         except Exception as error:
@@ -50,7 +50,7 @@ def _state(actor: Actor) -> bytes:
 
 
 def restore_actor(actor: Actor, data: bytes) -> None:
-    """Go on with the state that `state_frame` has sent, in place of `Actor.begin`.
+    """Restore the state of a `state_frame`, in place of `Actor.begin`.
 
     Raises:
         EnvironmentNotBuilt: it cannot be unpickled here (ASYNC004).
@@ -74,9 +74,9 @@ def restore_actor(actor: Actor, data: bytes) -> None:
 
 
 def _restore_policy(actor: Actor, policy: Any) -> None:
-    """Take over the policy, or one for each half; not where the other kind of `inference` has sent them.
+    """Restore the policy, or one for each part of a served actor, unless the state is of the other kind of `inference`.
 
-    Then noise and random actions that go over several steps begin anew.
+    In that case noise processes and repeated random actions begin anew.
     """
     served = isinstance(policy, list)
     if isinstance(actor, ServedActor):
@@ -98,7 +98,7 @@ def _streams_state(streams: Streams) -> dict[str, Any]:
 
 
 def _restore_streams(streams: Streams, state: dict[str, Any], newest: Any) -> None:
-    """Take over the environments; `newest` is what they observed last."""
+    """Restore the environments; `newest` are their last observations."""
     streams.close()
     if isinstance(streams, PlainStreams):
         streams.envs, streams._ended = state["envs"], state["ended"]

@@ -1,12 +1,12 @@
-"""The states of all actors at one moment, asked for by the coordinator.
+"""States of all actors at one position, collected by the coordinator.
 
     coordinator                                         actors
-    learner stands still (nothing more is granted)      go on to the end of what they were granted, then sleep
-    every ring has published it? ── SAVE ──>            answer between two rows: rows published, state
-    takes the answers of those rows
+    learner is paused (no further grants)               make all rows that were granted, then sleep
+    waits until every ring has them ── SAVE ──>         answer between two rows: rows published, state
+    accepts answers at these positions
 
-Every wait has a limit, and an actor that dies answers None at once. One state that is missing makes all useless: then
-the caller is told why, in words, and the checkpoint holds none.
+Every wait has a limit, and the answer of an actor that dies is None at once. If one state is missing the others are
+useless: then the result is the reason, and the checkpoint contains no states.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LOOK_SECONDS = 0.002
 async def states_of(
     actors: Sequence[SupervisedActor], positions: Sequence[int], limit_seconds: float
 ) -> tuple[list[bytes] | None, str]:
-    """The state of every actor once its ring stands at its position; or None, and why not.
+    """Return the state of every actor at its position; or None and the reason.
 
     Args:
         actors: in the order of their rings.
-        positions: rows that each will have published when it stands still.
-        limit_seconds: of both waits together.
+        positions: number of rows that each will have published once it has used its grant.
+        limit_seconds: time limit of both waits together.
     """
     end = time.monotonic() + limit_seconds
     for actor, position in zip(actors, positions, strict=True):

@@ -1,4 +1,4 @@
-"""Time during which a supervisor was awake: what limits on other processes are counted in."""
+"""Time during which a supervisor was awake, the clock of time limits on other processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ LONGEST_NAP_SECONDS = 0.5
 
 
 class AwakeClock:
-    """Seconds during which the supervisor was awake.
+    """Clock of the seconds during which the supervisor was awake.
 
-    Where everything is stopped for a while (SIGSTOP, a suspended laptop, a debugger), or the loop is blocked
-    by the user's code, the others had no chance to answer either, or nobody looked: such a gap counts for half
-    a second at most.
+    A gap between two calls counts as half a second at most. During a longer one either all processes were stopped
+    (SIGSTOP, a suspended laptop, a debugger), or the user's code blocked the event loop, which then read no answers.
 
     Args:
-        now: source of monotonic seconds (tests give their own).
+        now: source of monotonic seconds (tests pass their own).
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +23,7 @@ class AwakeClock:
         self._last = now()
 
     def advance(self) -> float:
-        """Awake seconds since the last call."""
+        """Return the awake seconds since the last call."""
         now = self._now()
         elapsed, self._last = now - self._last, now
         return min(elapsed, LONGEST_NAP_SECONDS)

@@ -1,4 +1,4 @@
-"""One forked process as the main process holds it: its number, its socket, its end."""
+"""Handle of the main process on a forked process: its id, its socket, its exit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from asyncrl.actors.frames import FrameReader, send_frame
 from asyncrl.actors.stack_file import StackFile
 
 _DEAF_SECONDS = 1.0
-"""How long a process that has closed its socket may take to end; then it is killed."""
+"""Time limit for a process to end after it has closed its socket, in seconds; then it is killed."""
 _LOOK_SECONDS = 0.1
 
 
 class ChildDied(Exception):
-    """A forked process ended without having said why. Internal: callers turn it into an `AsyncRLError`.
+    """A forked process ended without an error frame. Internal: callers turn it into an `AsyncRLError`.
 
     Attributes:
-        exit: how it ended.
-        crash: what its interpreter wrote when a fatal signal ended it: signal and Python stacks; "" where nothing.
+        exit: its exit.
+        crash: report of its interpreter on a fatal signal: the signal and Python stacks; "" without one.
     """
 
     def __init__(self, exit: ChildExit, crash: str = "") -> None:
@@ -37,11 +37,11 @@ class ChildDied(Exception):
 
 
 class ChildSilent(Exception):
-    """A forked process sent nothing for too long. Internal: callers turn it into an `AsyncRLError`.
+    """A forked process sent no frame within a time limit. Internal: callers turn it into an `AsyncRLError`.
 
     Attributes:
-        seconds: how long it was waited for.
-        stack: the Python stacks of its threads, "" where it could not say.
+        seconds: duration of the wait.
+        stack: Python stacks of its threads, "" if not available.
     """
 
     def __init__(self, seconds: float, stack: str) -> None:
@@ -51,15 +51,15 @@ class ChildSilent(Exception):
 
 
 class Child:
-    """A process that plays a role; all methods on the event loop's thread, but `send_bytes`.
+    """Forked process with a role; all methods but `send_bytes` on the event loop's thread only.
 
     Args:
-        server: forks it.
-        role: what it plays, see `worker.py`.
+        server: fork server that forks it.
+        role: its role, see `worker.py`.
 
     Attributes:
         pid: its process id, 0 before `start`.
-        exited: how it ended, or None while it runs.
+        exited: its exit, or None while it runs.
     """
 
     def __init__(self, server: ForkServer, role: str) -> None:
@@ -75,19 +75,19 @@ class Child:
             half_way.pop_all()
         self._reader = FrameReader(self._channel)
         self._frames: deque[dict[str, Any]] = deque()
-        self._news = asyncio.Event()  # set and cleared at once: whoever waits then goes on
+        self._news = asyncio.Event()  # set and cleared at once: wakes all waiters
         self._deaf: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None) -> None:
-        """Fork it; returns when it exists. Raises `ResourceError` where the fork server does not run."""
+        """Fork it; return when it exists. Raises `ResourceError` if the fork server does not run."""
         self._loop = asyncio.get_running_loop()
 
         def handed_over() -> dict[str, int]:
             return {"channel": self._theirs.fileno(), "stack": self._stack.fileno(), **fds}
 
         def on_lost() -> dict[str, int]:
-            # A process that the lost server had forked may have said that it is ready: nobody shall hear it.
+            # A process that the lost server had forked may have sent READY on the old socket, which must not be read.
             with descriptors_or_error(f"The {self._role} process"):
                 self._channel.close()
                 self._theirs.close()
@@ -107,7 +107,7 @@ class Child:
             self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
     async def receive(self) -> dict[str, Any]:
-        """Its next frame.
+        """Return its next frame.
 
         Raises:
             AsyncRLError: it sent an error frame.
@@ -123,7 +123,7 @@ class Child:
         return frame
 
     async def receive_within(self, limit_seconds: float) -> dict[str, Any]:
-        """Its next frame, if it comes in time; time in which this process was stopped does not count.
+        """Return its next frame, with a limit in seconds of `AwakeClock`.
 
         Raises:
             AsyncRLError: it sent an error frame.
@@ -141,12 +141,12 @@ class Child:
         return await self.receive()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send it a small frame; lost where it is gone."""
+        """Send it a small frame; dropped if it has ended."""
         with contextlib.suppress(OSError):
             send_frame(self._channel, message)
 
     def send_bytes(self, command: bytes) -> None:
-        """Send it bytes; any thread, never blocks, lost where it is gone or has unread commands enough."""
+        """Send it bytes; any thread, never blocks; dropped if it has ended or the socket's buffer is full."""
         with contextlib.suppress(OSError):
             self._channel.send(command, socket.MSG_DONTWAIT)
 
@@ -155,7 +155,7 @@ class Child:
         self._server.signal(self.pid, number)
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it has ended (True) or the time is over (False)."""
+        """Wait until it has ended (returns True) or the timeout (False)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while self.exited is None:
@@ -163,9 +163,9 @@ class Child:
         return self.exited is not None
 
     async def end(self, *, patience_seconds: float = 0.5) -> None:
-        """End it: the socket is closed, which it should notice, and then it is killed. Idempotent.
+        """End it: shut its socket down, which ends it, and kill it after `patience_seconds`. Idempotent.
 
-        A caller that is cancelled meanwhile (twice, where its task group ends by an error) leaves nothing either.
+        It is killed also if the caller is cancelled meanwhile (twice, if its task group ends by an error).
         """
         try:
             if self.pid and self.exited is None:
@@ -180,20 +180,20 @@ class Child:
             self._close_files()
 
     async def python_stack(self) -> str:
-        """Python stacks of its threads, most recent call first, whatever it does; empty if it cannot say."""
+        """Return the Python stacks of its threads, most recent call first, even if it hangs; "" if not available."""
         return await self._stack.asked(lambda: self._server.signal(self.pid, signal.SIGUSR1, group=False))
 
     def _on_readable(self) -> None:
         self._frames.extend(self._reader.frames())
         if self._reader.eof and self._loop is not None:
             self._loop.remove_reader(self._channel.fileno())
-            # Its exit should be reported now. If it is not, the fork server is asked to kill it; a server that
-            # does not answer that either is given up, which is reported as the exit of every child.
+            # The fork server should report its exit now. If it does not, it is asked to kill the process. A server that
+            # does not answer that either counts as lost, which is reported as the exit of every child.
             self._deaf = self._loop.call_later(_DEAF_SECONDS, self.kill)
         self._wake()
 
     def _on_exit(self, exit: ChildExit) -> None:
-        """It ended: read what it sent before. Whoever else may hold its socket open is not waited for."""
+        """Record its exit, after reading the frames it sent; do not wait for others that hold its socket open."""
         if self._channel.fileno() >= 0:
             self._frames.extend(self._reader.frames())
         self.exited = exit
@@ -201,7 +201,7 @@ class Child:
         self._wake()
 
     def _wake(self) -> None:
-        """Let whoever waits for a frame or the end look again."""
+        """Wake all waiters for a frame or the exit."""
         self._news.set()
         self._news.clear()
 

@@ -11,15 +11,15 @@ from asyncrl.shm.weights import WeightMailbox
 
 
 class RequestBlocks:
-    """Request blocks of all actors, and the doorbell that they ring when they ask; owned by the main process.
+    """Request blocks of all actors, and the doorbell that they ring after a request; owned by the main process.
 
     Args:
-        layout: of every block.
-        num_actors: how many.
+        layout: layout of every block.
+        num_actors: number of actors.
 
     Attributes:
         segments: one for each actor.
-        doorbell: the server sleeps on it.
+        doorbell: doorbell on which the inference server sleeps.
 
     Raises:
         SharedMemoryTooSmall: the blocks do not fit (ASYNC008).
@@ -45,12 +45,12 @@ class RequestBlocks:
 
 @dataclass(frozen=True)
 class Connections:
-    """Ways between the actors and the main process, beside the rings; owned by whoever made them.
+    """Connections between the actors and the main process, beside the rings; owned by their creator.
 
     Attributes:
-        mailbox: where actors find weights.
-        doorbell: what they ring when they have published.
-        requests: where they ask for their network's outputs; None where they run it themselves.
+        mailbox: the weight mailbox.
+        doorbell: doorbell that actors ring after publishing.
+        requests: request blocks for their network's outputs; None if they run the network themselves.
     """
 
     mailbox: WeightMailbox
@@ -58,7 +58,7 @@ class Connections:
     requests: RequestBlocks | None = None
 
     def descriptors(self, index: int) -> dict[str, int]:
-        """Descriptors to hand to actor `index`, by the names that `worker.py` knows; they stay owned here."""
+        """File descriptors for actor `index`, by the names that `worker.py` uses; they stay owned here."""
         bell, bell_pipe = self.doorbell.writer_fds()
         fds = {"weights": self.mailbox.fd, "bell": bell, "bell_pipe": bell_pipe}
         if self.requests is not None:

@@ -1,4 +1,4 @@
-"""File descriptors: how many a run needs, found before it starts, and the error where they run out."""
+"""File descriptors: the number that a run needs, checked before it starts, and the error when there are too few."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from asyncrl.errors import TooFewDescriptors
 
 PER_ACTOR = 8
-"""Ring, request block and their mappings, socket, stack file; while it starts, its end of the socket, its payload."""
+"""Descriptors per actor: ring, request block and their mappings, socket, stack file; at its start also the other end of
+the socket and its payload."""
 BESIDES = 64
-"""Mailbox, doorbell, evaluator, event loop, the run's files, the page and a few of its readers; with room to spare."""
+"""Other descriptors: mailbox, doorbell, evaluator, event loop, files of the run, the page and a few of its readers, and
+a reserve."""
 
 
 def require_descriptors(num_actors: int) -> None:
-    """Raise `TooFewDescriptors` (ASYNC030) where this process may not open as many files as a run needs."""
+    """Raise `TooFewDescriptors` (ASYNC030) if the limit of open files of this process is below what a run needs."""
     limit, held = _limit(), _held()
     needed = held + BESIDES + PER_ACTOR * num_actors
     if limit is not None and needed > limit:
@@ -33,7 +35,7 @@ def descriptors_or_error(who: str) -> Iterator[None]:
     """Turn the system's "too many open files" into `TooFewDescriptors` (ASYNC030).
 
     Args:
-        who: what cannot be started without them.
+        who: subject of the message, which cannot be started.
     """
     try:
         yield
@@ -49,7 +51,7 @@ def descriptors_or_error(who: str) -> Iterator[None]:
 
 
 def _limit() -> int | None:
-    """Descriptors that this process may hold, None where there is no limit."""
+    """Limit of descriptors of this process, None if unlimited."""
     if sys.platform == "win32":
         return None
     import resource
@@ -59,7 +61,7 @@ def _limit() -> int | None:
 
 
 def _held() -> int:
-    """Descriptors that this process holds; 0 where the system does not list them."""
+    """Number of open descriptors of this process; 0 if the system does not list them."""
     for directory in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(os.listdir(directory))
@@ -67,5 +69,5 @@ def _held() -> int:
 
 
 def _round_up(count: int) -> int:
-    """The next power of two, 1,024 at least: a number that people set."""
+    """Round up to a power of two, at least 1,024: a usual value of the limit."""
     return max(1024, 1 << (count - 1).bit_length())

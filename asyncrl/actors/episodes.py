@@ -1,11 +1,10 @@
-"""Greedy episodes of one policy in lockstep: one forward pass per step for all environments still alive.
+"""Greedy episodes of one policy in lockstep: one forward pass per step for all running episodes.
 
-The number of episodes is exact and each environment is given its share beforehand. (Taking the first n
-episodes to end out of a running vector favours short ones, and short ones are the bad ones in some tasks and
-the good ones in others.)
+The number of episodes is exact, and they are assigned to the environments in advance. (The first n episodes that end in
+a running vector would be biased towards short ones, which are the bad ones in some tasks and the good ones in others.)
 
-An episode that goes on for ever is ended at a limit, of steps or of time, and counted as cut: its return is that of
-the steps it had. After the limit of time only episodes that had begun are returned.
+An episode that does not end is cut at a limit of steps or of time; its return is that of its steps so far. After the
+time limit only episodes that had begun are returned.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.protocols import Policy
 
 MAX_ENVS = 100
-"""Environments played at a time where not told otherwise; more episodes than that take turns."""
+"""Default limit of environments; more episodes than that take turns."""
 
 EPISODE_STEPS = 27_000
-"""Steps at which an episode is ended where neither the caller nor the environment has a limit: half an hour of an Atari
-game at four frames a step, the limit of the literature."""
+"""Step limit of an episode if neither the caller nor the environment has one: half an hour of an Atari game at four
+frames a step, the limit of the literature."""
 
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -49,16 +48,16 @@ def run_episodes(
     max_envs: int = MAX_ENVS,
     max_steps: int | None = None,
 ) -> Episodes:
-    """Play `episodes` greedy episodes in this process; blocks until they are over.
+    """Play `episodes` greedy episodes in this process; blocks until they end.
 
     Args:
-        source: where environments come from, or environments already built (a list of them, or one vector);
-            those that are built here are closed again.
-        policy: acts greedily; its weights are loaded.
-        episodes: how many, at least 1.
-        seed: of the first reset of each episode (of the vector, for a vector environment).
-        max_envs: most environments to build.
-        max_steps: steps after which an episode is ended as it stands; None is no limit.
+        source: source of the environments, or environments already built (one, a list, or one vector); only those built
+            here are closed.
+        policy: the policy, with its weights loaded.
+        episodes: number of episodes, at least 1.
+        seed: seed from which each episode's reset is seeded (a vector environment is seeded with it once).
+        max_envs: largest number of environments to build.
+        max_steps: step limit of an episode; None for no limit.
 
     Returns:
         Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
@@ -70,16 +69,16 @@ def run_episodes(
 
 
 class EpisodePlayer:
-    """Environments kept between evaluations, as many as were ever needed.
+    """Player of greedy episodes that keeps its environments between evaluations.
 
     Args:
         source: as in `run_episodes`.
-        policy: whose greedy actions are taken.
-        max_envs: most environments to build.
-        alive: called whenever an environment was built, reset or stepped, with the number of finished episodes.
+        policy: the policy whose greedy actions are taken.
+        max_envs: largest number of environments to build.
+        alive: callback with the number of finished episodes, after each build, reset and step of an environment.
 
     Attributes:
-        cut_episodes: how many episodes of the last `play` were ended at a limit.
+        cut_episodes: number of episodes of the last `play` that were cut at a limit.
     """
 
     def __init__(
@@ -120,14 +119,14 @@ class EpisodePlayer:
     def play(
         self, episodes: int, seed: int, max_steps: int | None = None, max_seconds: float | None = None
     ) -> Episodes:
-        """Play exactly `episodes` episodes with the policy's present weights; see `run_episodes`.
+        """Play exactly `episodes` episodes with the policy's current weights; see `run_episodes`.
 
         Args:
-            episodes: how many, at least 1.
+            episodes: number of episodes, at least 1.
             seed: as in `run_episodes`.
-            max_steps: steps after which an episode is ended as it stands; an environment of a vector, which cannot be
-                reset by itself, goes on as its next episode. None is no limit.
-            max_seconds: time after which all episodes are ended as they stand, and those that had begun are returned.
+            max_steps: step limit of an episode, None for no limit. An environment of a vector, which cannot be reset
+                alone, continues without a reset as its next episode.
+            max_seconds: time limit after which all episodes are cut, and those that had begun are returned.
 
         Raises:
             EnvironmentFailed: an environment raised or broke gymnasium's contract (ASYNC002, 012, 013).
@@ -180,7 +179,7 @@ class EpisodePlayer:
         returns: NDArray[np.float64],
         lengths: NDArray[np.int64],
     ) -> list[int]:
-        """Step every episode in `live`; those that live after it. Environment k mod n plays episode k."""
+        """Step every episode in `live`; return those that run afterwards. Environment k mod n plays episode k."""
         still = []
         for episode, action in zip(live, actions, strict=True):
             env = self._envs[episode % len(self._envs)]
@@ -202,7 +201,7 @@ class EpisodePlayer:
         return still
 
     def _greedy(self, obs: FrameStacks, live: list[int]) -> NDArray[Any]:
-        """Greedy actions of the episodes in `live`, whose recurrent states advance."""
+        """Return the greedy actions of the episodes in `live`, and advance their recurrent states."""
         if self._memory is None:
             return self._policy.greedy(obs.array[live])
         self._memory.state = self._states[live]
@@ -211,7 +210,7 @@ class EpisodePlayer:
         return actions
 
     def _no_memory(self, episodes: int) -> NDArray[np.float32]:
-        """Recurrent states at the beginning of `episodes` episodes; without columns where the policy has no memory."""
+        """Return the recurrent states at the start of `episodes` episodes; without columns if not recurrent."""
         if self._memory is None:
             return np.zeros((episodes, 0), np.float32)
         self._memory.forget(episodes)

@@ -1,4 +1,4 @@
-"""Greedy evaluation in a process of its own: neither the loop nor the learner waits for an environment."""
+"""Greedy evaluation in a separate process, so neither the event loop nor the learner waits for an environment."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ T = TypeVar("T")
 
 
 class RemoteEvaluator:
-    """Plays greedy episodes on request; event-loop thread only.
+    """Evaluator process that plays greedy episodes on request; event-loop thread only.
 
-    The process is forked at the first request (or by `start`) and kept. If it is killed, another is forked and
+    The process is forked at the first request (or by `start`) and kept. If it is killed, another one is forked and
     plays the same episodes again, a few times a minute at most.
 
     Args:
-        server: forks it.
+        server: fork server that forks it.
         source: the environment.
-        spec: what it looks like.
+        spec: its spec.
         policy_bytes: pickled `Policy`.
-        seed: with the key of an evaluation it decides which episodes are played.
-        max_envs: most environments to build; more episodes than that take turns.
-        limits: how long its first environment, and a step, reset or construction in an evaluation, may take, and how
-            often a process that was killed is replaced.
-        max_episode_steps: steps after which an episode is ended as it stands; None is the environment's own limit, or
-            `EPISODE_STEPS` where it has none.
+        seed: together with the key of an evaluation, the seed of its episodes.
+        max_envs: largest number of environments to build; more episodes than that take turns.
+        limits: time limits of building its first environment, and of a step, reset or construction in an evaluation,
+            and the limit of restarts after it was killed.
+        max_episode_steps: step limit of an episode; None for the environment's own limit, or `EPISODE_STEPS` if it has
+            none.
 
     Attributes:
-        max_seconds: time after which the episodes of an evaluation are ended as they stand; None is no limit.
-        cut_episodes: how many episodes of the last evaluation were ended by one of the two limits.
-        finished_episodes: how many episodes of the present evaluation have finished, about a second ago.
+        max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
+        cut_episodes: number of episodes of the last evaluation that were cut by one of the two limits.
+        finished_episodes: number of finished episodes of the current evaluation, about a second ago.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class RemoteEvaluator:
     async def evaluate(
         self, weights: NDArray[np.float32], episodes: int, key: tuple[int, ...] = ()
     ) -> Episodes:
-        """Play exactly `episodes` episodes with `weights`; requests take turns.
+        """Play exactly `episodes` episodes with `weights`; concurrent requests take turns.
 
         Args:
-            weights: flat float32 `[weight_count]`, contiguous; copied before this first returns to the loop.
-            episodes: how many, at least 1.
-            key: which episodes: the same key plays the same episodes in every run of this seed, whatever was
-                evaluated before; non-negative integers.
+            weights: flat float32 `[weight_count]`, contiguous; copied before the first suspension.
+            episodes: number of episodes, at least 1.
+            key: non-negative integers that select the episodes: the same key plays the same episodes in every run with
+                this seed, regardless of other evaluations.
 
         Returns:
-            Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`. Where `max_seconds`
-            was over before, they are of the episodes that had begun.
+            Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`; after `max_seconds`
+            only those of episodes that had begun.
 
         Raises:
-            AsyncRLError: what the environment did (`EnvironmentHung` where it stood still), or `ActorKilled` where the
-                process was killed too often.
+            AsyncRLError: the environment failed (`EnvironmentHung` if it did not return), or the process was killed too
+                often (`ActorKilled`).
         """
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
@@ -118,12 +118,12 @@ class RemoteEvaluator:
             return await self._despite_deaths(lambda: self._play(weights, request, end))
 
     async def start(self, weight_count: int) -> None:
-        """Fork the process now and wait until it is ready, so that the first evaluation need not."""
+        """Fork the process and wait until it is ready, so that the first evaluation does not wait."""
         async with self._turn:
             await self._despite_deaths(lambda: self._running(weight_count))
 
     async def close(self) -> None:
-        """End the process; a request under way is cancelled by whoever awaits it. Idempotent."""
+        """End the process; the caller of a running `evaluate` must cancel it. Idempotent."""
         child, self._child = self._child, None
         if child is not None:
             await child.end()
@@ -134,7 +134,7 @@ class RemoteEvaluator:
     async def _play(
         self, weights: NDArray[np.float32], request: dict[str, Any], end: float | None
     ) -> Episodes:
-        """One try; `end` on the monotonic clock is that of all tries together."""
+        """Make one attempt; `end`, on the monotonic clock, is the deadline of all attempts together."""
         child = await self._running(weights.shape[0])
         assert self._mailbox is not None
         self._mailbox.publish(weights)
@@ -147,7 +147,7 @@ class RemoteEvaluator:
         return answer["returns"], answer["lengths"]
 
     async def _returns_of(self, child: Child) -> dict[str, Any]:
-        """The answer to a request, between the signs of life that come at least once a second."""
+        """Return the answer to a request; skip the "alive" frames, which arrive about once a second."""
         try:
             while (frame := await child.receive_within(self._limits.step_timeout_seconds))["kind"] == "alive":
                 self.finished_episodes = frame["episodes"]
@@ -156,12 +156,12 @@ class RemoteEvaluator:
         return frame
 
     async def _despite_deaths(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until the process lives to the end of it, or was killed too often."""
+        """Repeat `attempt` until the process survives it or was killed too often."""
         while True:
             try:
                 return await attempt()
             except ChildDied as died:
-                # A fork server that dies has a budget of its own.
+                # The fork server has its own restart budget.
                 pause = 0.0 if died.exit.server_lost else self._budget.spend(useful=False)
                 if pause is None:
                     who = f"The evaluator of {self._name}"
@@ -195,7 +195,7 @@ class RemoteEvaluator:
         return child
 
     async def _answer(self, frame: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """The child's next frame. A caller that gives up leaves a process in mid-air, which is ended."""
+        """Return the child's next frame. After an error or a cancellation its state is unknown, so it is ended."""
         try:
             return await frame
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Words for how a process ended (ASYNC003) or why it had to be ended (ASYNC015)."""
+"""Errors for a process that ended (ASYNC003) or that hung and was killed (ASYNC015)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.errors import ActorKilled, EnvironmentHung
 
 _GIB = 2.0**30
 _SCARCE = 0.1
-"""Share of free memory below which an unexplained SIGKILL looks like the kernel's out-of-memory killer."""
+"""Share of free memory below which an unexplained SIGKILL is attributed to the kernel's out-of-memory killer."""
 
 
 def how_it_ended(status: int) -> str:
-    """An exit status in words, e.g. `was killed by SIGSEGV (Segmentation fault)`."""
+    """Describe an exit status, e.g. `was killed by SIGSEGV (Segmentation fault)`."""
     if status >= 0:
         return f"exited with status {status} without a word"
     try:
@@ -29,14 +29,14 @@ def how_it_ended(status: int) -> str:
 def actor_killed(
     who: str, exit: ChildExit, restarts: int, *, crash: str = "", log: Path | None = None
 ) -> ActorKilled:
-    """ASYNC003.
+    """Return ASYNC003.
 
     Args:
-        who: e.g. `Actor 0`.
-        exit: how its last life ended.
-        restarts: how often it had been started again.
-        crash: what its interpreter wrote of a fatal signal, "" where nothing.
-        log: the file that holds its output, None where that went to standard error.
+        who: subject, e.g. `Actor 0`.
+        exit: exit of its last life.
+        restarts: number of restarts before.
+        crash: report of its interpreter on a fatal signal, "" without one.
+        log: file of its output, None if that is standard error.
     """
     if exit.server_lost:
         return ActorKilled(
@@ -66,11 +66,11 @@ def actor_killed(
 
 
 def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
-    """ASYNC015 of a process that had only to build and reset environments.
+    """Return ASYNC015 for a process that hung while it built and reset environments.
 
     Args:
-        who: e.g. `The environment CartPole-v1`.
-        seconds: how long it was waited for.
+        who: subject, e.g. `The environment CartPole-v1`.
+        seconds: duration of the wait.
         stack: its Python stacks, most recent call first.
     """
     return EnvironmentHung(
@@ -81,7 +81,7 @@ def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
 
 
 def evaluation_hung(name: str, seconds: float, stack: str) -> EnvironmentHung:
-    """ASYNC015 of an environment that stood still while it was evaluated; see `build_hung` for the arguments."""
+    """Return ASYNC015 for an environment that hung in an evaluation; see `build_hung` for the arguments."""
     return EnvironmentHung(
         f"The environment {name} did not return for {seconds:.1f} s in an evaluation.",
         facts={"seconds": f"{seconds:.1f}", **_stack_fact(stack)},
@@ -96,14 +96,14 @@ def _stack_fact(stack: str) -> dict[str, object]:
 def actor_hung(
     actor: int, env: int, seconds: float, ready: bool, median_step_seconds: float | None, stack: str
 ) -> EnvironmentHung:
-    """ASYNC015.
+    """Return ASYNC015 for an actor.
 
     Args:
-        actor: which.
-        env: environment it is in, -1 where unknown.
-        seconds: how long it gave no sign of life, in time that the supervisor was awake.
-        ready: whether it had built its environments.
-        median_step_seconds: of one environment step before, or None where there was none.
+        actor: index of the actor.
+        env: index of the environment that hangs, -1 if unknown.
+        seconds: time without a heartbeat, in which the supervisor was awake.
+        ready: whether it had built and reset its environments.
+        median_step_seconds: median duration of an environment step before, or None without steps.
         stack: its Python stacks, most recent call first.
     """
     where = f"environment {env} of actor {actor}" if env >= 0 else f"an environment of actor {actor}"

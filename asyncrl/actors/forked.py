@@ -1,4 +1,4 @@
-"""Processes that the fork server has forked and that have not ended, and who wants to know how they end."""
+"""Running children of the fork server, with their exit callbacks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChildExit:
-    """How a forked process ended.
+    """Exit of a forked process.
 
     Attributes:
         pid: its process id.
-        status: exit status; the negative signal number where a signal killed it.
-        max_rss_bytes: the most memory it ever had resident, 0 where unknown.
+        status: exit status; the negative signal number if a signal killed it.
+        max_rss_bytes: its peak resident memory, 0 if unknown.
         server_lost: the fork server died, and this process with it.
     """
 
@@ -27,7 +27,7 @@ class ChildExit:
 
 
 class Forked:
-    """The living children of one fork server."""
+    """Running children of one fork server, with their exit callbacks."""
 
     def __init__(self) -> None:
         self._callback_of_tag: dict[int, Callable[[ChildExit], None]] = {}
@@ -37,37 +37,37 @@ class Forked:
         return pid in self._callbacks
 
     def expect(self, tag: int, on_exit: Callable[[ChildExit], None]) -> None:
-        """A process was asked for under this tag."""
+        """Register the exit callback of a fork request."""
         self._callback_of_tag[tag] = on_exit
 
     def begin(self, tag: int, pid: int) -> None:
-        """The process of this tag exists."""
+        """Record the process id of a fork request."""
         self._callbacks[pid] = self._callback_of_tag.pop(tag)
 
     def refuse(self, tag: int) -> None:
-        """There will be no process of this tag."""
+        """Drop a fork request that was refused."""
         self._callback_of_tag.pop(tag, None)
 
     def end(self, exit: ChildExit) -> None:
-        """One has ended."""
+        """Remove a process that has ended, and call its exit callback."""
         callback = self._callbacks.pop(exit.pid, None)
         if callback is not None:
             callback(exit)
 
     def kill_groups(self) -> None:
-        """Kill all, with what they have started."""
+        """Kill the process groups of all."""
         for pid in self._callbacks:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
     def lose(self) -> None:
-        """The server is gone, and all with it."""
+        """Report the exit of all, because the server is lost."""
         self._callback_of_tag.clear()
         callbacks, self._callbacks = self._callbacks, {}
         for pid, callback in callbacks.items():
             callback(ChildExit(pid, -signal.SIGKILL, 0, server_lost=True))
 
     def forget(self) -> None:
-        """Tell nobody any more."""
+        """Drop all callbacks."""
         self._callback_of_tag.clear()
         self._callbacks.clear()

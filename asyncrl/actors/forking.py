@@ -1,9 +1,8 @@
 """The process that forks actors: the other end of `ForkServer`.
 
-It holds what every actor needs, already imported, and nothing that must not be forked: one thread, no event
-loop, no torch. It does three things: it forks on request, it reports exits and ends what a child has left
-behind, and when the main process is gone it leaves, after which its guardian ends everything. It never runs an
-environment's code.
+It has imported everything that actors need, and contains nothing that must not be forked: it has one thread, no event
+loop and no torch. It forks on request; it reports exits and kills processes that a child has left behind; and it exits
+when the main process has ended, after which its guardian kills the rest. It never runs an environment's code.
 
     main -> here      {"do": "fork", "tag", ...} with descriptors
                       {"do": "signal", "tag", "pid", "signal", "group"}
@@ -12,7 +11,7 @@ environment's code.
                       {"event": "signalled", "tag"}
                       {"event": "exited", "pid", "status", "max_rss_bytes"}
 
-Every request is answered, so that the main process notices a server that does not.
+Every request is answered, so the main process notices a server that hangs.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from asyncrl.actors.guardian import (
 )
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Kept at 1 in every child, whatever the main process says: actors are the parallelism."""
+"""Variables set to 1 in every child, regardless of the main process: parallelism is by actors."""
 _CRASHED = 70
 
 
 def serve(control: socket.socket) -> None:
-    """Fork children for whoever holds the other end of `control`, until it is closed."""
+    """Serve the fork requests on `control` until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard(control)
     become_subreaper()
     server = _Server(control)
     _preload()
     gc.collect()
-    gc.freeze()  # pages of what is imported stay shared: no collection in a child ever touches their counts
+    gc.freeze()  # keeps pages of imported objects shared: a collection in a child does not write to them
     with contextlib.suppress(OSError):
         server.run()
 
 
 def _preload() -> None:
-    """Import what actors import and load the kernels they call, so that a fork finds both in memory."""
+    """Import the modules and load the kernels that actors use, so that forks share them."""
     import cloudpickle  # noqa: F401
     import gymnasium.envs.classic_control
     import gymnasium.vector
@@ -70,7 +69,7 @@ def _preload() -> None:
     import asyncrl.actors.worker  # noqa: F401
     from asyncrl.shm.prepare import prepare_quietly
 
-    # Those of served actors are compiled by the main process of a run that has such actors.
+    # The kernels of served actors are compiled by the main process of a run that has such actors.
     prepare_quietly(without=("asyncrl.shm.requests",))
     np.random.default_rng(np.random.SeedSequence(0)).random()
 
@@ -124,11 +123,11 @@ class _Server:
             self._become_child(message, fds)
         self._children.add(pid)
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the child does the same: whoever comes first
+            os.setpgid(pid, pid)  # the child does the same; the first call counts
         return {"event": "forked", "pid": pid}
 
     def _become_child(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Everything a child is; never returns."""
+        """Run the child process; never returns."""
         status = _CRASHED
         try:
             server_pid = os.getppid()
@@ -150,7 +149,7 @@ class _Server:
             os._exit(status)
 
     def _signal(self, pid: int, number: int, group: bool) -> None:
-        # Only children that were not reaped: their numbers cannot have been given to somebody else.
+        # Only children that were not reaped: the kernel cannot have reused their process ids.
         if pid in self._children:
             if group:
                 signal_group(pid, number)
@@ -161,22 +160,22 @@ class _Server:
     def _report_exits(self) -> None:
         while (pid := self._next_exited()) is not None:
             self._reap(pid)
-        # Every actor adopts the orphans among its descendants while it lives. What was left to this process
-        # belonged to one that has ended.
+        # A running actor is the subreaper of its orphaned descendants. A child that this process did not fork is
+        # therefore a descendant of an actor that has ended.
         for pid in children() - self._children:
             kill_with_group(pid)
 
     def _next_exited(self) -> int | None:
-        """A child that has ended and was not reaped, or None."""
+        """Return a child that has ended and was not reaped, or None."""
         try:
-            # It stays a zombie until wait4, so that its group's number is still its own in `_reap`.
+            # It stays a zombie until wait4, so its process group id is not reused before `_reap` kills the group.
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return None
         return None if found is None else found.si_pid
 
     def _reap(self, pid: int) -> None:
-        """Collect a child that has ended, end what is left of its group, and report it if it was forked here."""
+        """Kill the rest of the group of a child that has ended, reap it, and report it if it was forked here."""
         kill_with_group(pid)
         _, status, usage = os.wait4(pid, 0)
         if pid not in self._children:
@@ -189,7 +188,7 @@ class _Server:
 
 
 def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
-    """What a forked process does after it has cut its ties to the server; returns its exit status."""
+    """Run the role of a forked process once it is detached from the server; return its exit status."""
     # Ctrl-C is for the main process, which ends its actors in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if message["log"] is not None:
@@ -197,7 +196,7 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-    # A fatal signal writes its Python stack where the main process finds it; see `ChildDied.crash`.
+    # On a fatal signal faulthandler writes the Python stacks to a file of the main process; see `ChildDied.crash`.
     faulthandler.enable(file=fds["stack"], all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=fds["stack"], all_threads=True)
     packed = os.fdopen(fds["payload"], "rb")
@@ -209,9 +208,10 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
 
 
 def open_log(path: str) -> int:
-    """A descriptor of the log, for appending; of nothing where there is no log any more: a life is worth more than it.
+    """Open the log for appending and return the descriptor; that of the null device if it cannot be opened.
 
-    The run's directory may have been removed or moved while the run goes on; what was removed is made again.
+    The run's directory may have been removed during the run; then it is created again. A log that cannot be opened does
+    not end an actor.
     """
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -221,7 +221,7 @@ def open_log(path: str) -> int:
 
 
 def _mirror(surroundings: dict[str, Any]) -> None:
-    """Look like the main process to user code: same import path, directory and environment variables."""
+    """Copy the main process's import path, working directory and environment variables, but for `THREAD_VARIABLES`."""
     threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update({**surroundings["environ"], **threads})

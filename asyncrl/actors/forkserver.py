@@ -1,15 +1,14 @@
-"""The fork server as the main process sees it.
+"""The main process's end of the fork server.
 
-Actors are never forked from the main process: a child of torch's or numba's threads hangs. They are forked by
-a small process of our own that is started as early as possible, imports what actors need while the main
-process imports torch, and then forks an actor within milliseconds:
+Actors are never forked from the main process: a fork of a process with threads of torch or numba hangs. They are forked
+by a small process that is started as early as possible, imports what actors need while the main process imports torch,
+and then forks an actor within milliseconds:
 
     python -m asyncrl.actors.forkserver FD
 
-What happens in that process stands in `forking.py`, what outlives whom in `guardian.py`, one life of it in
-`server_process.py`. Its end is this process's end and the other way round: the socket between them closes with
-whoever dies, and its guardian then ends every child. A server that dies, or does not answer, is replaced when the
-next process is to be forked, a few times a minute at most.
+`forking.py` is the code of that process, `guardian.py` ends its descendants, `server_process.py` is one life of it. The
+socket between it and the main process closes when either ends; the server then exits, and its guardian kills every
+child. A server that dies, or does not answer, is replaced at the next fork request, a few times a minute at most.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ __all__ = ["ChildExit", "ForkServer"]
 
 
 class ForkServer:
-    """Starts, talks to, replaces and ends the process that forks actors.
+    """Client of the process that forks actors; starts, replaces and ends it.
 
-    `start` and `close` may be called from any thread and need no event loop; all else belongs to the thread
-    of one running event loop.
+    `start` and `close` may be called from any thread and need no event loop; other methods but `kill` are for the
+    thread of a running event loop.
 
     Args:
-        max_restarts: how often a server that died is replaced within a minute.
-        ready_seconds: how long it may import before it counts as hung and is killed.
-        request_seconds: how long it may take to fork a process, or to pass on a signal.
+        max_restarts: limit of restarts of a server that died, within a minute.
+        ready_seconds: time limit of its imports; then it is killed.
+        request_seconds: time limit of a fork or of sending a signal; then it is killed.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, 0 where none runs; of its guardian until the server is ready."""
+        """Process id of the server, 0 if none runs; that of its guardian until the server is ready."""
         return self._life.pid if self._life is not None else 0
 
     def start(self) -> None:
-        """Start the server process; returns at once, while it imports. Does nothing the second time."""
+        """Start the server process and return at once, while it imports; idempotent."""
         if self._life is None:
             self._ending = False
             with descriptors_or_error("The fork server"):
@@ -76,16 +75,16 @@ class ForkServer:
         on_lost: Callable[[], Mapping[str, int]],
         log: Path | None = None,
     ) -> int:
-        """Fork a process that plays `role` (see `worker.py`); returns its process id.
+        """Fork a process with a role (see `worker.py`) and return its process id.
 
         Args:
             role: `"actor"`, `"probe"`, `"trial"` or `"evaluator"`.
-            payload: what the role needs to know, as bytes.
-            fds: descriptors to hand over, by name; they stay open here.
-            on_exit: called once on the loop's thread when the process ended, however it did.
-            on_lost: called where the server was lost before it answered, and another one is asked: returns the
-                descriptors to hand over then. The lost one may have forked, and its child have used those before.
-            log: file to which its output is appended; None sends it to this process's standard error.
+            payload: pickled plan of the role.
+            fds: descriptors to pass, by name; they stay open here.
+            on_exit: callback when the process has ended, once, on the loop's thread.
+            on_lost: callback when the server was lost before it answered, before the request is repeated; returns the
+                descriptors to pass then. The lost server may have forked a child that has used the first ones.
+            log: file to which its output is appended; None for this process's standard error.
 
         Raises:
             ResourceError: the fork server was not started, was closed, cannot fork, or dies too often.
@@ -113,28 +112,28 @@ class ForkServer:
                     ) from refused
 
     def signal(self, pid: int, number: int, *, group: bool = True) -> None:
-        """Send a signal to a child, or to its whole process group; does nothing where it has ended."""
+        """Send a signal to a child or to its process group; do nothing if it has ended."""
         if self._life is not None:
             self._life.signal(pid, number, group)
 
     def kill(self) -> None:
-        """Have all children and the server killed at once; any thread or signal handler, never blocks.
+        """Shut the server's socket down, so that it exits and all children are killed.
 
-        `close` must still be called.
+        Any thread or signal handler; never blocks. `close` must still be called.
         """
         self._ending = True
         if self._life is not None:
             self._life.hang_up()
 
     def close(self) -> None:
-        """End the server and with it every child; takes milliseconds, 2 s at most; idempotent."""
+        """End the server and all its children; takes milliseconds, 2 s at most; idempotent."""
         self._ending = True
         life, self._life = self._life, None
         if life is not None:
             life.close()
 
     async def _running(self) -> ServerProcess:
-        """A server that is ready to fork; one that is lost is replaced first."""
+        """Return a server that is ready to fork; replace a lost one first."""
         loop = asyncio.get_running_loop()
         while True:
             life = self._life
@@ -154,10 +153,10 @@ class ForkServer:
             return life
 
     async def _replace(self, life: ServerProcess) -> None:
-        """Start another server in the place of a lost one, once nothing of that is left."""
+        """Replace a lost server, once all its processes have ended."""
         async with self._replacement_lock():
             if self._life is not life or self._ending:
-                return  # somebody else has
+                return  # another task has replaced it
             await life.gone()
             status = life.exit_status
             crashed = not life.was_ready and status is not None and 0 < status < 128
@@ -177,7 +176,7 @@ class ForkServer:
         )
 
     def _replacement_lock(self) -> asyncio.Lock:
-        """One lock per event loop: this object may be used by several, one after the other."""
+        """Return the lock of the running event loop; several loops may use this object, one after the other."""
         loop = asyncio.get_running_loop()
         if self._replacing is None or self._replacing[0] is not loop:
             self._replacing = (loop, asyncio.Lock())

@@ -1,9 +1,9 @@
-"""Small messages between processes over stream sockets: a length, a pickle, and descriptors where needed.
+"""Frames, small messages between processes over stream sockets: a length, a pickle, and optional file descriptors.
 
     8 bytes     length of the pickle, little-endian
-    n bytes     the pickle; descriptors travel with the first byte of the frame
+    n bytes     the pickle; descriptors are sent with the first byte of the frame
 
-Both ends are processes of one run, forked from one program, so that pickle's trust in its peer is in place.
+Both ends are processes of one run, so unpickling is safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_FDS = 64
 
 
 def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one frame, blocking until the peer's buffer holds it. Raises OSError where the peer is gone."""
+    """Send one frame; block until it is in the socket's buffer. Raises OSError if the peer has closed."""
     data = _pack(message)
     sent = sock.sendmsg([data], _ancillary(fds))
     if sent < len(data):
@@ -39,7 +39,7 @@ def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
 
 
 def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Read one frame, blocking: message and descriptors (not inheritable); None where the peer is gone."""
+    """Read one frame, blocking; return message and descriptors (not inheritable), or None if the peer has closed."""
     header, fds = b"", list[int]()
     while len(header) < _LENGTH.size:
         try:
@@ -64,16 +64,17 @@ def receive_frame(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 
 class FrameWriter:
-    """Puts frames into a socket without ever blocking; what its peer has no room for yet waits here."""
+    """Writer of frames to a socket that never blocks; it queues what does not fit into the socket's buffer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
-        """Send a frame, or as much as there is room for; whether all is out. The descriptors may be closed then.
+        """Send a frame, or as much of it as fits, and queue the rest; return whether all is sent.
 
-        Raises OSError where a descriptor must be kept for later and there is none left.
+        The caller may close the descriptors afterwards. Raises OSError if one must be duplicated for the queue and the
+        limit of open files is reached.
         """
         data = _pack(message)
         if not self._queue:
@@ -92,7 +93,7 @@ class FrameWriter:
         return False
 
     def flush(self) -> bool:
-        """Send what waits, as far as there is room; whether all is out. Of a peer that is gone nothing waits."""
+        """Send as much of the queue as fits; return whether it is empty. It is dropped if the peer has closed."""
         while self._queue:
             data, fds = self._queue.popleft()
             data, left = self._put(data, fds)
@@ -104,18 +105,18 @@ class FrameWriter:
         return True
 
     def _put(self, data: memoryview, fds: Sequence[int]) -> tuple[memoryview, Sequence[int]]:
-        """Send as much as there is room for; returns what is left. Descriptors go with the first byte."""
+        """Send as much as fits; return the rest. Descriptors are sent with the first byte."""
         try:
             while data:
                 data, fds = data[self._sock.sendmsg([data], _ancillary(fds), socket.MSG_DONTWAIT) :], ()
         except BlockingIOError:
             return data, fds
         except OSError:
-            return data[:0], ()  # the peer is gone, which its end of the socket tells
+            return data[:0], ()  # the peer has closed; the reader reports it as eof
         return data, fds
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop the queue."""
         while self._queue:
             _close(self._queue.popleft()[1])
 
@@ -126,10 +127,10 @@ def _close(fds: Sequence[int]) -> None:
 
 
 class FrameReader:
-    """Takes frames out of a non-blocking socket as they arrive; for `loop.add_reader` callbacks.
+    """Reader of frames from a socket that never blocks; for `loop.add_reader` callbacks.
 
     Attributes:
-        eof: the peer is gone, and every complete frame of it was handed out.
+        eof: the peer has closed, and all its data was read.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -138,7 +139,7 @@ class FrameReader:
         self.eof = False
 
     def frames(self) -> Iterator[dict[str, Any]]:
-        """Every frame that is complete now. Never blocks."""
+        """Yield the frames that are complete now; never blocks."""
         self._fill()
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]

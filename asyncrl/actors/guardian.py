@@ -1,16 +1,16 @@
-"""The fork server's parent: whatever the server and its children started does not outlive them.
+"""The guardian, the fork server's parent: it kills all descendants of a server that has ended.
 
-The kernel kills an actor when the fork server dies (PR_SET_PDEATHSIG), but not what the actor's environment has
-started; and the main process, which could, may have died with the server. So the first process of the fork server is
-a guardian. It forks the server before anything is imported, and does nothing but wait for its end:
+The kernel kills an actor when the fork server dies (PR_SET_PDEATHSIG), but not the processes that the actor's
+environment has started; and the main process may have died with the server. So the first process of the fork server is
+a guardian. It forks the server before importing anything else, and waits for its end:
 
     main process ── guardian ── fork server ── actor ── helper processes of an environment
 
-Guardian, server and actors are subreapers (PR_SET_CHILD_SUBREAPER): a process whose parent ended becomes a child of the
-nearest of them above it, in whatever session or group it is. A helper that leaves its session therefore stays under its
-actor while that lives. When the actor ends, its helpers become children of the server, which kills every child that it
-did not fork. When the server ends, everything becomes a child of the guardian, which kills it all and leaves. Its exit
-means that nothing is left.
+Guardian, server and actors are subreapers (PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes a child of
+its nearest such ancestor, also in another session or process group. So a helper that leaves its session stays a
+descendant of its actor. When the actor ends, its helpers become children of the server, which kills every child that it
+did not fork. When the server ends, all of them become children of the guardian, which kills them and exits. After its
+exit no descendant is left.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def guard(control: socket.socket) -> None:
-    """Fork. The child returns and becomes the fork server; the parent is the guardian and never returns.
+    """Fork; the child returns and becomes the fork server, the parent is the guardian and never returns.
 
     Args:
-        control: the server's socket to the main process, which the guardian must not hold open.
+        control: the server's socket to the main process, which the guardian closes.
     """
     become_subreaper()
     guardian = os.getpid()
@@ -52,9 +52,9 @@ def guard(control: socket.socket) -> None:
 
 
 def _guard(server: int) -> int:
-    """Wait for the server's end, end all that it leaves; returns an exit status, 128 + n for signal n.
+    """Wait for the server's end, kill its descendants, and return its exit status, 128 + n for signal n.
 
-    SIGTERM kills the server: the main process sends it where the server does not answer.
+    On SIGTERM the guardian kills the server; the main process sends it when the server does not answer.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -69,7 +69,7 @@ def _guard(server: int) -> int:
 
 
 def _end_all() -> None:
-    """Kill every child, and those that become children by that, until there is none; `_END_SECONDS` at most."""
+    """Kill all children, including those that become children meanwhile, for at most `_END_SECONDS`."""
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         for pid in children():
@@ -83,12 +83,12 @@ def _end_all() -> None:
 
 
 def kill_with_group(pid: int) -> None:
-    """SIGKILL to a child that was not reaped, and to the process group that it leads, if it does."""
+    """Send SIGKILL to a child that was not reaped, and to the process group that it leads, if any."""
     signal_group(pid, signal.SIGKILL)
 
 
 def signal_group(pid: int, number: int) -> None:
-    """A signal to the group that a child led when it was forked, and to the child, which may have left that group."""
+    """Send a signal to the group that a child led when it was forked, and to the child if it has left that group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -97,7 +97,7 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def children() -> set[int]:
-    """Process ids of this single-threaded process's children; empty where the system does not list them."""
+    """Process ids of this single-threaded process's children; empty if the system does not list them."""
     try:
         return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
     except OSError:
@@ -105,25 +105,25 @@ def children() -> set[int]:
 
 
 def _children_by_search() -> set[int]:
-    """The same on a kernel without CONFIG_PROC_CHILDREN: by the parent of every process."""
+    """`children` on a kernel without CONFIG_PROC_CHILDREN, by the parent of every process."""
     found, own = set(), os.getpid()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # "pid (name) state parent ...": the name may hold anything, spaces and brackets too.
+                # "pid (name) state parent ...": the name may contain spaces and brackets.
                 if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == own:
                     found.add(int(entry.name))
     return found
 
 
 def become_subreaper() -> None:
-    """Be the new parent of every descendant whose parent ends, as init is; does nothing but on Linux."""
+    """Become the new parent of every descendant whose parent ends, in place of init; Linux only, else do nothing."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies; leave at once if it already has."""
+    """Have the kernel send SIGKILL when the parent dies (Linux only); exit at once if it already has."""
     if _libc is not None and _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if os.getppid() != parent:

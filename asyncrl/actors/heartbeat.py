@@ -1,4 +1,4 @@
-"""Signs of life of an actor, read from its ring's header by its supervisor."""
+"""Heartbeat of an actor, read from its ring's header by its supervisor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RATE_SECONDS = 1.0
 
 
 class Heartbeat:
-    """What the header of one ring says of the actor that writes it.
+    """Heartbeat and rates of an actor, from the header of its ring.
 
     Args:
-        index: which actor.
+        index: index of the actor.
         ring: its ring.
     """
 
@@ -40,14 +40,14 @@ class Heartbeat:
         self._wait_fraction = 0.0
 
     def begin_life(self) -> None:
-        """A new process begins: it has all the time there is again."""
+        """Reset the time without a heartbeat, for a new process."""
         self._silent_seconds = 0.0
 
     def look(self, awake_seconds: float) -> float:
-        """Take the pulse; returns for how long there has been none.
+        """Read the header; return the awake seconds since its heartbeat or current environment last changed.
 
         Args:
-            awake_seconds: how long the supervisor was awake since it last looked.
+            awake_seconds: seconds that the supervisor was awake since the last call.
         """
         header = self._ring.header
         pulse = (int(header[HEARTBEAT_NS]), int(header[CURRENT_ENV]))
@@ -57,12 +57,12 @@ class Heartbeat:
         return self._silent_seconds
 
     def hung(self, silent_seconds: float, ready: bool, stack: str) -> EnvironmentHung:
-        """ASYNC015 for this actor."""
+        """Return ASYNC015 for this actor."""
         median = statistics.median(self._step_seconds) if self._step_seconds else None
         return actor_hung(self._index, self._pulse[1], silent_seconds, ready, median, stack)
 
     def statistics(self, *, pid: int, state: str, restarts: int, last_error: str) -> ActorStatistics:
-        """The record of this actor; what the header cannot know is given."""
+        """Return the statistics of this actor; the arguments are those that are not in the header."""
         ring = self._ring.statistics()
         return ActorStatistics(
             index=self._index,
@@ -93,10 +93,10 @@ class Heartbeat:
 
 
 def private_bytes(pid: int) -> int:
-    """Resident memory of a process that is not file or shared memory; 0 where unknown.
+    """Resident memory of a process without file and shared memory, in bytes; 0 if unknown.
 
-    Pages still shared with the fork server count here too: telling them apart would walk the whole page
-        table.
+    Pages still shared with the fork server are included: excluding them would need a walk of the whole page table.
+    Without /proc it is all resident memory.
     """
     if pid == 0:
         return 0

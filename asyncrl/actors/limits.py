@@ -1,4 +1,4 @@
-"""Patience with the processes of a run."""
+"""Time and restart limits of the processes of a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """How long a process may take, and how often another one takes its place.
+    """Time and restart limits of a process.
 
     Attributes:
-        step_timeout_seconds: how long one step (or reset) may take before its process counts as hung and is killed.
+        step_timeout_seconds: time limit of one step (or reset), after which its process counts as hung and is killed.
         ready_timeout_seconds: the same for building and resetting all environments of a process.
-        max_restarts: how often one process may be started again within a minute, after it was killed or hung. 0: never.
-            Processes that die with the fork server are started again as often as that is.
+        max_restarts: limit of restarts of one process within a minute, after it was killed or hung; 0 for none.
+            Restarts after the death of the fork server do not count: its own restart limit applies.
     """
 
     step_timeout_seconds: float = 60.0

@@ -1,4 +1,4 @@
-"""The end of an actor process: its reason in words, and the pause before a restart."""
+"""The end of an actor process: the error that describes it, and the pause before a restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.errors import AsyncRLError, RingQuarantined
 
 
 def why_it_died(actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
-    """What ended a life that shipped no error; a crash is written to the actor's log too."""
+    """Return the error for a life that ended without an error frame; append a crash report to the actor's log."""
     if actor.log is not None and died.crash:
         with contextlib.suppress(OSError), actor.log.open("a") as lines:
             lines.write(died.crash)
@@ -22,7 +22,7 @@ def why_it_died(actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
 
 
 def pause_after_death(actor: SupervisedActor, died: ChildDied) -> float | None:
-    """Seconds until its next life, or None where there will be none."""
+    """Return the pause before its next life in seconds, or None if there will be none."""
     if died.exit.server_lost:
         return 0.0
     if actor.hung is not None and not actor.ever_ready:
@@ -31,7 +31,10 @@ def pause_after_death(actor: SupervisedActor, died: ChildDied) -> float | None:
 
 
 def quarantine(actor: SupervisedActor) -> float | None:
-    """Leave the ring of an actor that has ended to the learner's thread; the pause as `pause_after_death` says it."""
+    """Mark the ring of an actor that has ended as abandoned, for the learner's thread to reset, with a warning.
+
+    Returns the pause before the next life as `pause_after_death` does; with None nothing is marked.
+    """
     pause = actor.budget.spend(useful=False)
     if pause is None:
         return None

@@ -1,4 +1,4 @@
-"""Plans that the main process sends to forked processes, and the messages that follow."""
+"""Plans that the main process sends to forked processes, and the commands that follow."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from asyncrl.shm.requests import RequestLayout
 from asyncrl.shm.ring import RingLayout
 
 SPACE, QUIT, SAVE = b"S", b"Q", b"C"
-"""Commands to an actor: rows were granted; close the environments and leave; send your state (`actor_state.py`)."""
+"""Commands to an actor: read the grant or answer again; close the environments and exit; send the state
+(`actor_state.py`)."""
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What all actors of a run have in common.
+    """Part of the plan that is common to all actors of a run.
 
     Attributes:
         source: the environment.
         policy: pickled `Policy`.
-        layout: of every ring.
-        num_actors: how many.
-        seed: the run's seed; seeds of actors, lives and environments are spread from it.
-        requests: of every request block, where the learner's side runs the network; else None.
+        layout: layout of every ring.
+        num_actors: number of actors.
+        seed: seed of the run, from which those of actors, lives and environments are derived.
+        requests: layout of every request block if an inference server runs the network, else None.
     """
 
     source: EnvSource
@@ -39,13 +40,13 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class ActorPlan:
-    """What one life of an actor needs to know; travels pickled.
+    """Plan of one life of an actor; sent pickled.
 
     Attributes:
-        pool: what all actors have in common.
-        index: which actor.
-        incarnation: which life, from 0.
-        state: what the actor of an earlier run had sent, with which this life goes on; None begins new episodes.
+        pool: the common part.
+        index: index of the actor.
+        incarnation: index of the life, from 0.
+        state: state of the actor in an earlier run, from which this life continues; None to begin new episodes.
     """
 
     pool: PoolPlan
@@ -56,12 +57,12 @@ class ActorPlan:
 
 @dataclass(frozen=True)
 class EvaluatorPlan:
-    """What an evaluator needs to know; travels pickled.
+    """Plan of an evaluator; sent pickled.
 
     Attributes:
         source: the environment.
         policy: pickled `Policy`.
-        max_envs: the most environments to build.
+        max_envs: largest number of environments to build.
     """
 
     source: EnvSource

@@ -1,10 +1,10 @@
 """The actor processes of a run: start, supervise, restart, close.
 
-Each actor has one supervising task, whose story is the life of the actor: fork, READY, work, end, and perhaps
-another life. One more task watches heartbeats. An actor that dies of a signal is started again on the same
-ring, as the next incarnation; one whose environment raises is not, because it would raise again, nor one that
-hangs before it was ever ready. One that has overwritten its ring's header is ended, and started again once the
-learner's thread has emptied the ring (`ring_health.py`).
+Each actor has one supervising task: fork, READY, work, end, and perhaps another life. One more task watches the
+heartbeats. An actor whose process dies is started again on the same ring, as the next incarnation. One whose
+environment raises is not, because it would raise again, nor is one that hangs before it was ever ready. One that has
+overwritten its ring's header is killed, and started again once the learner's thread has reset the ring
+(`ring_health.py`).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ QUARANTINE_SECONDS = 0.002
 
 
 class ActorPool:
-    """Starts actors, keeps them alive, and ends them; on the event loop's thread, but `wake`.
+    """Pool of actor processes; starts, supervises, restarts and ends them. All but `wake` on the loop's thread only.
 
     Args:
-        server: forks them.
-        plan: what they do, and how many there are.
-        connections: what they are handed beside their rings; they wait for the first weights.
-        limits: how long each may take, and how often each may be started again.
-        log_dir: directory for `<index>.log`, the output of each actor; None sends it to standard error.
-        on_failure: told the error that ends an actor for good, at most once per actor, after `start` has
-            returned; what fails before is raised by `start`.
-        on_death: told an actor's index whenever a life of it ended, so that the consumer looks at the rings:
-            a bell may have died with it.
+        server: fork server.
+        plan: plan common to all actors.
+        connections: connections beside the rings; actors wait in them for the first weights.
+        limits: time and restart limits of each actor.
+        log_dir: directory for `<index>.log`, the output of each actor; None for standard error.
+        on_failure: callback with the error that ends an actor permanently, at most once per actor, after `start` has
+            returned; `start` raises earlier errors.
+        on_death: callback with the actor's index after each end of a life, so that the consumer reads the rings:
+            a doorbell signal may have been lost with it.
 
     Attributes:
-        rings: the reading end of every actor's ring, there before any process is.
+        rings: reading end of every actor's ring; available before `start`.
 
     Raises:
         SharedMemoryTooSmall: the rings do not fit (ASYNC008).
@@ -94,14 +94,14 @@ class ActorPool:
 
     @property
     def actors(self) -> tuple[SupervisedActor, ...]:
-        """Every actor; whoever goes on from an earlier run says before `start` what their first lives begin with."""
+        """All actors; a resumed run sets the states of their first lives before `start`."""
         return tuple(self._actors)
 
     async def start(self) -> None:
-        """Start every actor; returns when all have built and reset their environments.
+        """Start every actor; return when all have built and reset their environments.
 
         Raises:
-            AsyncRLError: what the first that failed has shipped; the pool must then be closed.
+            AsyncRLError: error of the first actor that failed; the pool must then be closed.
         """
         self._started = asyncio.get_running_loop().create_future()
         for actor in self._actors:
@@ -110,18 +110,18 @@ class ActorPool:
         await self._started
 
     def wake(self, index: int) -> None:
-        """Tell a sleeping actor to look again: at its grant, or for an answer; any thread, never blocks."""
+        """Wake a sleeping actor, to read its grant or an answer; any thread, never blocks."""
         child = self._actors[index].child
         if child is not None:
             child.send_bytes(SPACE)
 
     async def close(self, timeout_seconds: float = 2.0) -> None:
-        """End every actor: asked, then told (SIGTERM), then killed with all it started (SIGKILL). Idempotent.
+        """End every actor: by QUIT, then by SIGTERM, then by SIGKILL, both to its process group. Idempotent.
 
-        An actor that is still building its environments does not listen, and is told at once.
+        An actor that is still building its environments reads no commands, and gets SIGTERM at once.
 
         Args:
-            timeout_seconds: within which all are gone, wherever they are stuck.
+            timeout_seconds: time limit for all actors, even if they hang.
         """
         self._closing = True
         children = [a.child for a in self._actors if a.child is not None and a.alive]
@@ -140,13 +140,13 @@ class ActorPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # Looked up again: an actor may have been in the middle of a restart.
+        # Read again: an actor may have been restarting.
         children = [a.child for a in self._actors if a.child is not None]
         await asyncio.gather(*(child.end(patience_seconds=0.0) for child in children))
         _close(self._segments)
 
     def statistics(self) -> tuple[ActorStatistics, ...]:
-        """One record per actor; rates and fractions are over the last second or so."""
+        """Statistics of every actor; rates and fractions are over about the last second."""
         return tuple(
             a.heartbeat.statistics(
                 pid=a.child.pid if a.child is not None and a.child.exited is None else 0,
@@ -158,23 +158,23 @@ class ActorPool:
         )
 
     def episodes(self) -> Iterator[tuple[int, float, int]]:
-        """Episodes that finished since the last call: actor's index, undiscounted return and length in steps."""
+        """Yield the episodes finished since the last call: actor's index, undiscounted return, length in steps."""
         for actor in self._actors:
             actor.episodes_seen, returns, lengths = actor.ring.episodes_since(actor.episodes_seen)
             for episode_return, length in zip(returns.tolist(), lengths.tolist(), strict=True):
                 yield actor.index, episode_return, length
 
     def wait_seconds(self) -> float:
-        """Time that actors have slept for want of a grant, by all their lives, mean over actors."""
+        """Seconds that an actor has slept waiting for grants, over all its lives, averaged over actors."""
         return sum(int(ring.header[WAIT_NS]) for ring in self.rings) / (1e9 * len(self.rings))
 
     def exploration_rate(self) -> float | None:
-        """Mean exploration rate over the actors that have acted, None before the first."""
+        """Mean exploration rate over the actors that have made steps, None before the first."""
         rates = [s.exploration_rate for s in (ring.statistics() for ring in self.rings) if s.env_steps > 0]
         return sum(rates) / len(rates) if rates else None
 
     async def _supervise(self, actor: SupervisedActor) -> None:
-        """All lives of one actor."""
+        """Run all lives of one actor."""
         while True:
             pause: float | None = None
             try:
@@ -191,7 +191,7 @@ class ActorPool:
             if actor.ring.fault:
                 assert self._started is not None
                 error = ring_corrupt(actor.ring.fault)
-                # Before all have started nobody takes rows in, and nobody could begin the ring again.
+                # Before all have started the learner's thread does not read rows, and cannot reset the ring.
                 pause = quarantine(actor) if self._started.done() else None
             actor.last_error = str(error).splitlines()[0]
             if self._on_death is not None:
@@ -201,12 +201,12 @@ class ActorPool:
                 self._fail(error)
                 return
             await asyncio.sleep(pause)
-            while actor.ring.fault:  # until the learner's thread has begun the ring again
+            while actor.ring.fault:  # until the learner's thread has reset the ring
                 await asyncio.sleep(QUARANTINE_SECONDS)
             actor.restarts += 1
 
     async def _live(self, actor: SupervisedActor) -> None:
-        """One life; ends with `ChildDied` or with the error that the actor shipped."""
+        """Run one life; raises `ChildDied` or the error that the actor sent."""
         child = Child(self._server, "actor")
         actor.begin_life(child)
         plan = ActorPlan(self._plan, actor.index, actor.incarnation, actor.state_to_begin_with)
@@ -233,7 +233,7 @@ class ActorPool:
             self._on_failure(error)
 
     async def _watch(self) -> None:
-        """Take pulses; end whoever has none."""
+        """Check the heartbeats periodically; kill actors that have none."""
         clock = AwakeClock()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -247,7 +247,7 @@ class ActorPool:
         self._tasks.add(task)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Supervision itself broke, by a bug: say so instead of going deaf."""
+        """Report an exception in a supervising task, which is a bug."""
         if task.cancelled() or (error := task.exception()) is None or self._closing:
             return
         report = AsyncRLError(f"Supervision of {task.get_name()} failed: {type(error).__name__}: {error}")
@@ -256,7 +256,7 @@ class ActorPool:
 
 
 def _ring_segments(plan: PoolPlan) -> list[Segment]:
-    """Memory of every ring; where one does not fit, none is left."""
+    """Create the memory of all rings; if one does not fit, close all."""
     segments: list[Segment] = []
     try:
         for i in range(plan.num_actors):

@@ -1,4 +1,4 @@
-"""Description of an environment, and a trial of it, in a process of its own."""
+"""Probe and trial of an environment in a separate process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from asyncrl.interfaces import EnvSpec
 async def probe(
     server: ForkServer, source: EnvSource, ready_timeout_seconds: float = READY_SECONDS
 ) -> EnvSpec:
-    """Build and check one environment in a process of its own; what it looks like.
+    """Build and check one environment in a separate process; return its spec.
 
     Args:
-        server: forks the process; where it dies meanwhile, another tries again.
+        server: fork server; if it dies meanwhile, the probe is repeated with its replacement.
         source: the environment.
-        ready_timeout_seconds: how long the environment may take to be built and reset.
+        ready_timeout_seconds: time limit for building, resetting and checking the environment.
 
     Raises:
         EnvironmentFailed: it does not build, hangs, or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 015, 018).
@@ -45,7 +45,7 @@ async def trial(
 async def _played(
     server: ForkServer, role: str, plan: object, source: EnvSource, timeout_seconds: float
 ) -> dict[str, Any]:
-    """The one frame that a process of this role sends."""
+    """Run a process of this role and return its only frame."""
     while True:
         child = Child(server, role)
         try:

@@ -1,4 +1,4 @@
-"""Requests to the fork server that it has not answered yet, each with a limit."""
+"""Open requests to the fork server, each with a time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 READY = -1
-"""Tag of what every server is asked for without words: to import everything and say so."""
+"""Tag of the implicit request to every server: to import everything and send "ready"."""
 _LOOK_SECONDS = 0.25
 
 
@@ -16,9 +16,9 @@ class _Request:
     """One request.
 
     Attributes:
-        limit_seconds: how long it may take, in time that this process was awake and the server said nothing.
-        waiters: who waits for the answer.
-        waited_seconds: how long it has taken.
+        limit_seconds: time limit, counted while this process is awake and no frame arrives from the server.
+        waiters: futures of the answer.
+        waited_seconds: time so far, counted likewise.
     """
 
     limit_seconds: float
@@ -27,10 +27,10 @@ class _Request:
 
 
 class Requests:
-    """What a server has not answered yet, by tag; from its start on that is `READY`.
+    """Open requests to a server, by tag; at its start the only one is `READY`.
 
     Args:
-        ready_seconds: limit of `READY`.
+        ready_seconds: time limit of `READY`.
     """
 
     def __init__(self, ready_seconds: float) -> None:
@@ -40,40 +40,40 @@ class Requests:
         return bool(self._open)
 
     def add(self, tag: int, limit_seconds: float) -> None:
-        """Begin one."""
+        """Add a request."""
         self._open[tag] = _Request(limit_seconds)
 
     def wait_for(self, tag: int) -> asyncio.Future[dict[str, Any]]:
-        """The answer to come, on the running loop."""
+        """Return a future of the answer, on the running loop."""
         waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._open[tag].waiters.append(waiter)
         return waiter
 
     def answer(self, tag: int, frame: dict[str, Any]) -> bool:
-        """End one; returns whether anybody still waited for it."""
+        """Remove a request and set its futures; return whether one was still waiting."""
         waiters = [waiter for waiter in self._open.pop(tag).waiters if _can_hear(waiter)]
         for waiter in waiters:
             waiter.set_result(frame)
         return bool(waiters)
 
     def heard(self) -> None:
-        """Count anew: the server lives, and answers in order."""
+        """Reset the waiting times after a frame: the server is alive and answers in order."""
         for request in self._open.values():
             request.waited_seconds = 0.0
 
     def overdue(self, elapsed_seconds: float) -> float | None:
-        """Count so much more silence; returns the limit of one that has waited longer than that."""
+        """Add `elapsed_seconds` to the waiting times; return the limit of a request that exceeds it, or None."""
         for request in self._open.values():
             request.waited_seconds += elapsed_seconds
         limits = (r.limit_seconds for r in self._open.values() if r.waited_seconds > r.limit_seconds)
         return next(limits, None)
 
     def look_seconds(self) -> float:
-        """How often `overdue` should be asked while there are some."""
+        """Interval for calls of `overdue` while there are requests, in seconds."""
         return min(_LOOK_SECONDS, min(request.limit_seconds for request in self._open.values()) / 4)
 
     def fail(self, error: Exception) -> None:
-        """End all; whoever waits gets the error."""
+        """Remove all requests and set the error in their futures."""
         requests, self._open = self._open, {}
         for request in requests.values():
             for waiter in request.waiters:

@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 WINDOW_SECONDS = 60.0
 PAUSES_SECONDS = (0.0, 0.125, 0.25, 0.5, 1.0)
-"""Pause before the n-th restart in a row of a life that achieved nothing; the last one for all further ones."""
+"""Pauses before successive restarts after lives that were not useful; the last one applies to all further ones."""
 
 
 class RestartBudget:
     """Restarts of one process: at most `limit` within any `WINDOW_SECONDS`.
 
-    A restart that lies longer back is forgotten, so a process that is killed once an hour lives for ever, and
-    one that dies at once ends the run within seconds. The pause grows only over lives that achieved nothing: a
-    process that worked until it was killed is started again at once.
+    Older restarts do not count, so a process that is killed once an hour is always restarted, and one that always dies
+    at once ends the run within seconds. The pause grows only over lives that were not useful: a process that worked
+    until it was killed is started again at once.
 
     Args:
-        limit: restarts within the window; 0 allows none.
-        now: source of monotonic seconds (tests give their own).
+        limit: number of restarts within the window; 0 for none.
+        now: source of monotonic seconds (tests pass their own).
     """
 
     def __init__(self, limit: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -30,10 +30,10 @@ class RestartBudget:
         self._futile = 0
 
     def spend(self, *, useful: bool) -> float | None:
-        """Take one restart; returns the pause before it in seconds, or None where the budget is used up.
+        """Use one restart; return the pause before it in seconds, or None if the budget is used up.
 
         Args:
-            useful: whether the life that has just ended achieved anything.
+            useful: whether the life that has just ended did any work.
         """
         now = self._now()
         while self._spent and now - self._spent[0] >= WINDOW_SECONDS:

@@ -1,25 +1,24 @@
-"""An actor that runs no network: it asks the learner's side for outputs and steps one half while the other waits.
+"""An actor that requests its network's outputs from an inference server, and steps one half while the other waits.
 
-A row is a step of all E environments, and all E streams of the ring move by one cursor. So a row is made in parts, one
+A row is a step of all E environments, and all E streams of a ring share one cursor. So a row is made in parts, one
 after the other, and published after the last:
 
     part A   | step row t, ask for t + 1 |      (waits)              | step row t + 1, ask for t + 2 |
     part B   |        (waits)            | step row t, ask for t + 1 |           (waits)             |
     ring                                              row t published ^
 
-A part asks as soon as its next observations are written, also before the row is published: nobody but the server
-reads them. It asks only for rows that were granted, so in lockstep all rows of a quantum are acted in by the weights
-that were published before it. The parts take turns in a fixed order, whichever is answered first; so the generator is
-used in the same order on every machine, and each part's exploration (epsilon, noise) has streams of its own. With one
-part (a single environment, or a vector environment, which steps all at once) the rows are those of an `Actor` to the
-bit.
+A part sends its request as soon as its next observations are written, before the row is published: only the server
+reads them. It sends requests for granted rows only, so in lockstep all rows of a quantum are acted with the weights
+published before it. The parts take turns in a fixed order, independent of the order of the answers, so the generator is
+used in the same order on every machine. Each part explores (epsilon, noise) for its own streams. With one part (a
+single environment, or a vector environment, which steps all at once) the rows are exactly those of an `Actor`.
 
-A row has one policy version: the older one, where its parts were answered by two.
+A row has one policy version, the oldest of its parts' answers.
 
-Measured on two busy cores, Nature CNN (benchmarks/inference.py): one actor in halves made 1.12 (16 environments)
-and 1.33 times (64) the steps/s of one that asks for all at once. Two actors fill each other's waits: halves then win
-nothing, and for a small network they cost 10 to 35 % more CPU, with twice as many passes. Which applies depends on the
-machine, and what is learned must not, so there are halves wherever there can be.
+Measured on two busy cores with the Nature CNN (benchmarks/inference.py): one actor in halves made 1.12 (16
+environments) and 1.33 times (64) the steps/s of one with a single request. With two actors, each works while the other
+waits: halves then gain nothing, and for a small network cost 10 to 35 % more CPU, with twice as many passes. Which case
+applies depends on the machine, but the results of training must not, so there are halves whenever possible.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from asyncrl.shm.weights import WeightMailbox
 
 
 class ServedActor(Actor):
-    """Steps its environments by the outputs that a server sends.
+    """Actor whose network outputs come from an inference server.
 
     Args:
         streams: see `Actor`.
-        policies: one for each part of the requests, alike; their networks are not run.
+        policies: one for each part of the requests, all equal; their networks are not run.
         writer, mailbox: see `Actor`; the mailbox is not read.
         requests: the actor's end of its request block.
         identity: `index`, `num_actors`, `seed` and `incarnation`, see `Actor`.
@@ -77,31 +76,31 @@ class ServedActor(Actor):
             policy.assign_streams(first + part.start, part.stop - part.start, total)
 
     def take_policies(self, policies: Sequence[ServedPolicy]) -> None:
-        """Act by these, one for each part, from their state on."""
+        """Set the policies, one for each part, with their state."""
         self.policies = list(policies)
         for part, policy in enumerate(self.policies):
             policy.network.answer = lambda part=part: self.requests.outputs(part)
 
     def take_stacks(self, stacks: NDArray[Any]) -> None:
-        """Go on with these frame stacks `[E, k, *obs_shape]`, in shared memory."""
+        """Copy the frame stacks `[E, k, *obs_shape]` to shared memory and use them there."""
         assert self._stacks is not None and self.requests.stacks is not None
         self.requests.stacks[...] = stacks
         self._stacks.array = self.requests.stacks
 
     @property
     def between_rows(self) -> bool:
-        """Whether no part of the next row is made."""
+        """Whether no part of the next row has been made."""
         return self._part == 0
 
     @property
     def waits_for(self) -> int | None:
-        """The part that is next to be stepped, where it has asked; None where a grant is missing."""
+        """Index of the next part to step, if its request was sent; None if a grant is missing."""
         return self._part if self._asked[self._part] else None
 
     def step(self) -> bool:
-        """Make the parts of a row that were answered, and publish it; False where that must wait.
+        """Make the answered parts of a row, and publish it after the last.
 
-        For a grant, or for an answer (`waits_for`). Raises as `Actor.step`.
+        Returns False if it must wait for a grant or an answer (`waits_for`). Raises as `Actor.step`.
         """
         writer, position = self.writer, self.writer.published
         if writer.granted < position + 2:
@@ -132,7 +131,7 @@ class ServedActor(Actor):
             self.requests.ask(part, slot)
 
     def _take_version(self, part: int) -> None:
-        """Note the policy version of an answer; where it has moved, take the weights that the policy reads itself."""
+        """Record the policy version of an answer; if it is new, copy the weights that the policy itself reads."""
         version, policy = self.requests.version(part), self.policies[part]
         self._versions.append(version)
         if version[0] != self._held_versions[part]:
@@ -160,7 +159,7 @@ class ServedActor(Actor):
                 self._stacks.begin(began, self.streams.newest[began])
 
     def _finish_row(self, slot: int, next_slot: int, resets: bool) -> None:
-        """Check, count and publish a row whose parts are made; or the RESET row of a later life."""
+        """Check, count and publish a row after its last part, or publish the RESET row of a later life."""
         writer = self.writer
         version = min(self._versions)
         if version[0] != self.weights_version:

@@ -1,7 +1,7 @@
-"""One life of the fork server: its process, its socket, the requests that it has not answered yet.
+"""One life of the fork server: its process, its socket, its open requests.
 
-Every request has a limit, and ends by its answer, by the server's end, or by the limit, whichever comes first. A server
-that lets a limit pass is given up: its guardian is told to kill it, and everybody who waits is told at once.
+Every request ends by its answer, by the server's end, or by its time limit. A server that exceeds a limit counts as
+lost: its guardian gets SIGTERM to kill it, and all open requests fail at once.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from asyncrl.actors.wire import Wire
 
 _GONE_SECONDS = 4.0
 _CLOSE_SECONDS = 0.7
-"""How long an ending server is given, before it is killed by its guardian, and then the guardian too."""
+"""Time limit of each stage of `close`, in seconds: the server exits, its guardian kills it, the guardian is killed."""
 
 
 class ServerLost(Exception):
-    """The fork server ended, or was given up, before it answered. Internal to `ForkServer`."""
+    """The fork server ended, or exceeded a time limit, before it answered. Internal to `ForkServer`."""
 
 
 class ForkRefused(Exception):
-    """The fork server could not fork; the text is the system's reason. Internal to `ForkServer`."""
+    """The fork server could not fork; the message is the system's reason. Internal to `ForkServer`."""
 
 
 class ServerProcess:
-    """A fork server from its start to its end.
+    """One fork server process, started by the constructor.
 
-    Made and closed on any thread; all else belongs to the thread of one running event loop.
+    The constructor and `close` may be called on any thread, other methods but `hang_up` on that of one running event
+    loop.
 
     Args:
-        ready_seconds: how long it may import.
-        request_seconds: how long it may take to fork, or to pass on a signal.
+        ready_seconds: time limit of its imports.
+        request_seconds: time limit of a fork or of sending a signal.
 
     Attributes:
-        pid: of the server; of its guardian until the server has said its own.
-        was_ready: whether it ever answered.
-        lost: why it is no more, or "".
+        pid: process id of the server; that of its guardian until the "ready" frame.
+        was_ready: whether the "ready" frame has arrived.
+        lost: reason why it is lost or closed, or "".
     """
 
     def __init__(self, ready_seconds: float, request_seconds: float) -> None:
@@ -72,11 +73,11 @@ class ServerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status of guardian and server, 128 + n where signal n killed the server; None while it runs."""
+        """Exit status of guardian and server, 128 + n if signal n killed the server; None while it runs."""
         return self._process.poll()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen to it on this loop."""
+        """Read its frames on this loop."""
         if self._wire.loop is not loop and not self.lost:
             self._detach()
             self._clock = AwakeClock()
@@ -93,7 +94,7 @@ class ServerProcess:
     async def fork(
         self, message: Mapping[str, Any], fds: list[int], on_exit: Callable[[ChildExit], None]
     ) -> int:
-        """Have it fork; returns the child's process id. Raises `ServerLost` or `ForkRefused`."""
+        """Request a fork; return the child's process id. Raises `ServerLost` or `ForkRefused`."""
         if self.lost:
             raise ServerLost(self.lost)
         tag = self._ask({"do": "fork", **message}, fds)
@@ -105,16 +106,16 @@ class ServerProcess:
         return pid
 
     def signal(self, pid: int, number: int, group: bool) -> None:
-        """Have it send a signal to a child or to its group; does nothing where the child has ended."""
+        """Request a signal to a child or to its group; do nothing if the child has ended."""
         if pid in self._forked and not self.lost:
             self._ask({"do": "signal", "pid": pid, "signal": int(number), "group": group})
 
     def hang_up(self) -> None:
-        """Shut the socket, which ends it; any thread or signal handler, never blocks."""
+        """Shut the socket down, which ends it; any thread or signal handler, never blocks."""
         self._wire.shut_down()
 
     async def gone(self) -> None:
-        """Wait until nothing of it is left: no child, nor what children have started; seconds at most."""
+        """Wait until it and all its descendants have ended, for at most `_GONE_SECONDS`, and close it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _GONE_SECONDS
         while self._process.poll() is None and loop.time() < deadline:
@@ -122,7 +123,7 @@ class ServerProcess:
         self.close()
 
     def close(self) -> None:
-        """End the server and with it every child; takes milliseconds, seconds at most; idempotent."""
+        """End the server and all its children; takes milliseconds, a few seconds at most; idempotent."""
         self._detach()
         self._wire.close()
         for hasten in (self._process.terminate, self._process.kill, self._forked.kill_groups):
@@ -142,7 +143,7 @@ class ServerProcess:
         self._wire.detach()
 
     def _ask(self, message: dict[str, Any], fds: list[int] | None = None) -> int:
-        """Send a request; returns its tag."""
+        """Send a request; return its tag."""
         tag = next(self._tags)
         self._wire.send({**message, "tag": tag}, fds or [])
         self._requests.add(tag, self._request_seconds)
@@ -153,7 +154,7 @@ class ServerProcess:
         return tag
 
     def _tick(self) -> None:
-        """Count how long unanswered requests have waited; runs only while there are some."""
+        """Add to the waiting times of open requests; runs periodically while there are some."""
         self._ticking = None
         if not self._requests or self._wire.loop is None:
             return
@@ -179,14 +180,14 @@ class ServerProcess:
             self._forked.end(ChildExit(frame["pid"], frame["status"], frame["max_rss_bytes"]))
         elif frame["event"] == "forked":
             self._forked.begin(frame["tag"], frame["pid"])
-            if not self._requests.answer(frame["tag"], frame):  # nobody waits for it any more
+            if not self._requests.answer(frame["tag"], frame):  # its caller was cancelled
                 self.signal(frame["pid"], signal.SIGKILL, group=True)
         else:
             self._forked.refuse(frame["tag"])
             self._requests.answer(frame["tag"], frame)
 
     def _on_lost(self, why: str) -> None:
-        """It is gone. Kernel and guardian end what it has started; groups are killed here too, should both fail."""
+        """Mark the server as lost and fail its requests; kill its children, in case kernel and guardian do not."""
         self.lost = why
         self._detach()
         self._forked.kill_groups()
@@ -195,12 +196,12 @@ class ServerProcess:
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the guardian, which forks the server; returns while it imports."""
+    """Start the guardian, which forks the server; return while that imports."""
     environ = dict(os.environ)
     environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     package_root = str(Path(__file__).resolve().parents[2])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-    # Its output is this process's standard error: what environments print must not mix with results.
+    # Its output goes to this process's standard error: what environments print must not mix with results.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno())],
         pass_fds=(theirs.fileno(),),
@@ -213,7 +214,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _error_stream() -> int:
-    """Descriptor of this process's standard error, or of nothing where that is closed."""
+    """Descriptor of this process's standard error, or `DEVNULL` if that is closed."""
     try:
         os.fstat(2)
     except OSError:

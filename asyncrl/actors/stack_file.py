@@ -1,4 +1,4 @@
-"""A file into which a forked process writes its Python stacks: on demand, and when a fatal signal ends it."""
+"""A file to which a forked process writes its Python stacks, on request and on a fatal signal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _CRASH_MARK = "Fatal Python error: "
 
 
 class StackFile:
-    """An unnamed file; the process has its descriptor for `faulthandler`."""
+    """Unnamed file whose descriptor the process passes to `faulthandler`."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """File descriptor."""
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close it; idempotent."""
+        """Close the file; idempotent."""
         self._file.close()
 
     async def asked(self, ask: Callable[[], None]) -> str:
-        """What is written after `ask`, within half a second; "" where nothing is, or where it is closed meanwhile."""
+        """Call `ask` and return what is written within half a second; "" if nothing is, or the file is closed."""
         file = self._file.fileno()
         before = size = os.fstat(file).st_size
         ask()
@@ -39,7 +39,7 @@ class StackFile:
         return os.pread(file, size - before, before).decode(errors="replace")
 
     def crash_report(self) -> str:
-        """What the interpreter wrote when a fatal signal ended the process; "" where nothing."""
+        """Return the interpreter's report on the fatal signal that ended the process; "" without one."""
         if self._file.closed:
             return ""
         file = self._file.fileno()

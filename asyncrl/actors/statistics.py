@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ActorStatistics:
-    """One actor process as its supervisor sees it.
+    """Statistics of one actor process.
 
     Attributes:
-        index: which actor, from 0.
+        index: index of the actor, from 0.
         pid: its process id, or 0 while none runs.
         state: `"starting"`, `"running"`, `"waiting"` (blocked on the balance), `"restarting"` or `"stopped"`.
-        env_steps: environment steps taken by all its lives (RESET rows are not steps).
+        env_steps: environment steps of all its lives (RESET rows are not steps).
         env_steps_per_second: rate over the last report interval.
-        heartbeat_age_seconds: awake time since its last sign of life.
+        heartbeat_age_seconds: awake time since its last heartbeat.
         wait_fraction: share of the last report interval spent waiting for a grant.
-        ring_fill: share of its ring's slots that hold rows the learner side may still read.
-        restarts: how often it was started again.
+        ring_fill: share of its ring's slots with rows that the learner side may still read.
+        restarts: number of restarts.
         last_error: one line, or "".
-        private_bytes: memory of its own (RSS minus shared), 0 where the system does not tell.
-        wait_seconds: time spent waiting for a grant, by all its lives.
+        private_bytes: private memory (RSS minus shared), 0 if unknown.
+        wait_seconds: time spent waiting for a grant, over all its lives.
     """
 
     index: int

@@ -2,15 +2,15 @@
 
 Row t of a stream, with action a_t chosen for observation o_t:
 
-    step in an episode      reward, flags TERMINATED / TRUNCATED and o_{t+1} as `env.step(a_t)` says;
+    step in an episode      reward, flags TERMINATED / TRUNCATED and o_{t+1} from `env.step(a_t)`;
                             after a terminated or truncated step o_{t+1} is the true final observation
-    the row after such one  flagged RESET: a_t is not taken, the reward is 0, and o_{t+1} is the first
+    row after such a step   flag RESET: a_t is not taken, the reward is 0, and o_{t+1} is the first
                             observation of the new episode
 
-which is what `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP` gives, without its copies. The
-first reset is seeded, later ones go on with the environment's own generator.
+This equals `gymnasium.vector.SyncVectorEnv` with `AutoresetMode.NEXT_STEP`, without its copies. The first reset is
+seeded; later ones continue with the environment's own generator.
 
-gymnasium is not imported: environments come built.
+gymnasium is not imported: the environments are built by `EnvSource`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.row_counts import find_events
 
 Events = NDArray[np.int64]
-"""`[n, 2]`: (stream, flags) of the streams of a row whose flags are not 0, ascending; empty for most rows."""
+"""`[n, 2]`: (stream, flags) of the streams of a row with non-zero flags, ascending; empty for most rows."""
 _NO_EVENTS: Events = np.empty((0, 2), np.int64)
 
 
 class Streams(Protocol):
-    """E streams that move together.
+    """E streams that step together.
 
     Attributes:
         num_envs: E.
-        newest: `[E, *obs_shape]` in storage dtype, what the last call of `reset` or `step` observed: for reading, until
-            the next. It is the caller's array, or the environment's own where that lies denser.
+        newest: `[E, *obs_shape]` in storage dtype, observations of the last `reset` or `step`: read-only, valid until
+            the next call. It is the caller's array, or the environment's own, which is denser.
     """
 
     num_envs: int
@@ -46,30 +46,30 @@ class Streams(Protocol):
 
     @property
     def current(self) -> int:
-        """The stream being reset or stepped; -1 between rows, and where one call steps all."""
+        """Index of the stream being reset or stepped; -1 between rows, and for a vector environment."""
         ...
 
     def show_current_in(self, word: NDArray[np.int64]) -> None:
-        """Keep `current` in `word` `[1]` from now on: shared memory, where a supervisor sees it change."""
+        """Store `current` in `word` `[1]` from now on, which is shared memory that the supervisor reads."""
         ...
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
-        """Begin an episode in every stream; first observations into `obs` `[E, *obs_shape]`."""
+        """Begin an episode in every stream; write the first observations to `obs` `[E, *obs_shape]`."""
         ...
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
     ) -> Events:
-        """One row, or a part of it where the streams are of single environments.
+        """Step one row, or, with single environments, a part of it.
 
         Args:
             actions: `[n, *act_shape]` in storage form, for streams `first` to `first + n - 1`; n is E for a row.
             next_obs: `[E, *obs_shape]`, filled for these; may be a strided view of a ring.
             rewards: float64 `[E]`, filled for these.
-            first: the first stream that is stepped.
+            first: index of the first stream to step.
 
-        Returns the streams with flags, not to be written, and read before the next step. Raises `ObservationOffSpace`,
-        `OldGymAPI` (ASYNC012, ASYNC013); whatever an environment raises goes through.
+        Returns the streams with flags; read-only, valid until the next step. Raises `ObservationOffSpace`, `OldGymAPI`
+        (ASYNC012, ASYNC013), and whatever an environment raises.
         """
         ...
 
@@ -85,10 +85,10 @@ def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
 
 
 class ActionForm:
-    """Turns actions as rings hold them (from zero, core's dtypes) into what environments take.
+    """Conversion of actions from storage form (from zero, in the dtypes of `interfaces`) to the environment's form.
 
-    A real-valued action is cut to the finite bounds of its Box, as Stable-Baselines3 does; the ring keeps it as it
-    was drawn, because its log probability is that of the draw.
+    A real-valued action is clipped to the finite bounds of its Box, as in Stable-Baselines3; the ring contains the
+    draw, because the log probability is that of the draw.
 
     Args:
         space: the (single) action space of the environment.
@@ -103,26 +103,26 @@ class ActionForm:
         self._bounds = bounds if any(np.isfinite(b).any() for b in bounds) else None
 
     def batch(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """A fresh array `[E, *space_shape]` of the space's dtype; environments may keep it."""
+        """Return an array `[E, *space_shape]` of the space's dtype, which environments may keep."""
         if self._bounds is None:
             return (actions + self._start).astype(self._dtype, copy=False).reshape(-1, *self._shape)
         low, high = self._bounds
-        # In the wider of both dtypes, so that the bound itself is kept and no integer wraps around before the cut.
+        # In the wider of both dtypes, so that the bounds are exact and no integer wraps around before clipping.
         wide = np.promote_types(actions.dtype, self._dtype)
         cut: NDArray[Any] = np.clip(actions.reshape(-1, *self._shape).astype(wide, copy=False), low, high)
         return cut.astype(self._dtype, copy=False)
 
     def rows(self, actions: NDArray[Any]) -> list[Any]:
-        """One action per environment: NumPy integers for Discrete spaces, array rows otherwise.
+        """Return one action per environment: NumPy integers for Discrete spaces, array rows otherwise.
 
-        NumPy's integer and not Python's: `Discrete.contains`, which many environments call in every step, takes half
-        the time for it (2.6 against 4.8 microseconds in gymnasium 1.4).
+        They are not Python integers because `Discrete.contains`, which many environments call in every step, takes half
+        the time for NumPy's (2.6 against 4.8 microseconds in gymnasium 1.4).
         """
         return list(self.batch(actions))
 
 
 class _CurrentStream:
-    """The word that says which stream is being stepped."""
+    """Storage of the index of the stream being stepped."""
 
     def __init__(self) -> None:
         self.show_current_in(np.empty(1, np.int64))
@@ -134,7 +134,7 @@ class _CurrentStream:
 
     def show_current_in(self, word: NDArray[np.int64]) -> None:
         """See `Streams.show_current_in`."""
-        # A memoryview: storing an integer through it takes 30 ns, through an array 80.
+        # A memoryview: storing an integer takes 30 ns, in an array 80.
         self._current = memoryview(word)  # type: ignore[arg-type]
         self._current[0] = -1
 
@@ -143,8 +143,8 @@ class PlainStreams(_CurrentStream):
     """Streams of single environments, stepped one after the other.
 
     Args:
-        envs: E built environments, all alike.
-        spec: what they look like.
+        envs: E built environments with equal spaces.
+        spec: their spec.
     """
 
     def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
@@ -234,14 +234,13 @@ class PlainStreams(_CurrentStream):
 class VectorStreams(_CurrentStream):
     """Streams of one native vector environment.
 
-    A vector in DISABLED mode resets when it is told to and steps all its environments at once, so that a row
-    in which some reset while others step has to be made: the ended ones are reset before the row's step, take
-    a step that nobody sees, and are reset again after it. That costs a second reset per episode and is exact
-    in every stream.
+    A vector in DISABLED mode resets only on request and always steps all its environments. For a row in which some
+    environments reset while others step, the ended ones are reset before the row's step, make a step whose results are
+    ignored, and are reset again after it. This costs a second reset per episode, and every stream is exact.
 
     Args:
         env: a built `gymnasium.vector.VectorEnv` in NEXT_STEP or DISABLED mode.
-        spec: what one of its environments looks like.
+        spec: spec of one of its environments.
     """
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
@@ -258,7 +257,7 @@ class VectorStreams(_CurrentStream):
         self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
-        """See `Streams.reset`; a vector is seeded by the first of `seeds`."""
+        """See `Streams.reset`; a vector is seeded with the first of `seeds`."""
         returned = env_checks.check_reset(self._name, self.env.reset(seed=int(seeds[0])))
         self._store(self._checked(returned, "reset"), obs)
         self._ended[:] = False
@@ -266,7 +265,7 @@ class VectorStreams(_CurrentStream):
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
     ) -> Events:
-        """See `Streams.step`; all streams at once, so `first` is 0."""
+        """See `Streams.step`; it steps all streams at once, so `first` must be 0."""
         resets = self._ended
         resetting = self._disabled and bool(resets.any())
         if resetting:
@@ -287,7 +286,7 @@ class VectorStreams(_CurrentStream):
         close_env(self.env)
 
     def _store(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
-        """Copy what the environment observed, and read it where it lies from now on if it needs no conversion."""
+        """Copy the observations `obs` to `out`; use the environment's array as `newest` if its dtype is the same."""
         out[:] = obs
         self.newest = obs if obs.dtype == out.dtype else out
 

@@ -19,23 +19,23 @@ class SupervisedActor:
     """One actor over all its lives; written by the pool.
 
     Args:
-        index: which actor.
+        index: index of the actor.
         ring: its ring, the same in every life.
-        budget: how often it may be started again.
-        log: where its output goes; None is standard error.
+        budget: its restart budget.
+        log: file of its output; None for standard error.
 
     Attributes:
-        child: the process of its present or last life, None before the first.
+        child: process of the current or last life, None before the first.
         ready: whether that life has built and reset its environments.
         ever_ready: whether any life has.
-        restarts: lives begun after the first.
-        hung: the report on this life, where it was found hanging and is being killed for it.
+        restarts: number of lives after the first.
+        hung: error of the current life, if it hung and is being killed.
         last_error: one line, or "".
-        heartbeat: signs of life.
-        episodes_seen: finished episodes that the pool has handed out.
+        heartbeat: its heartbeat.
+        episodes_seen: number of finished episodes that the pool has returned.
         ended: there will be no further life.
-        first_incarnation: which life the first one of this run is; those before were of the run that it goes on from.
-        first_state: the actor's state that its first life goes on with, or None.
+        first_incarnation: index of the first life of this run; lower ones were in the run that it resumes.
+        first_state: state from which the first life continues, or None.
     """
 
     def __init__(self, index: int, ring: RingReader, budget: RestartBudget, log: Path | None = None) -> None:
@@ -59,16 +59,16 @@ class SupervisedActor:
 
     @property
     def incarnation(self) -> int:
-        """Which life the present or next one is."""
+        """Index of the current or next life."""
         return self.first_incarnation + self.restarts
 
     @property
     def state_to_begin_with(self) -> bytes | None:
-        """The state for a life that begins now: a later one begins new episodes."""
+        """State for the next life; None after the first, which begins new episodes."""
         return self.first_state if self.restarts == 0 else None
 
     def ask_state(self) -> asyncio.Future[dict[str, Any] | None]:
-        """Ask for the actor's state; the future gives its frame, or None where it has none to send or dies."""
+        """Send SAVE; return a future of the actor's state frame, which is None if it is not ready or dies."""
         self._asked = asyncio.get_running_loop().create_future()
         if self.ready and self.alive and self.child is not None:
             self.child.send_bytes(SAVE)
@@ -77,7 +77,7 @@ class SupervisedActor:
         return self._asked
 
     async def listen(self, child: Child) -> None:
-        """Take what a working actor sends, until it ends. Raises `ChildDied` or the error that it shipped."""
+        """Receive the frames of a working actor until it ends. Raises `ChildDied` or the error that it sent."""
         try:
             while True:
                 self._answer(await child.receive())
@@ -90,22 +90,22 @@ class SupervisedActor:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs now."""
+        """Whether its process is running."""
         return self.child is not None and self.child.pid != 0 and self.child.exited is None
 
     def begin_life(self, child: Child) -> None:
-        """A new process begins."""
+        """Record the start of a new process."""
         self.child = child
         self.ready, self.hung = False, None
         self._began_at = int(self.ring.header[PUBLISHED])
         self.heartbeat.begin_life()
 
     async def take_pulse(self, awake_seconds: float, limits: ProcessLimits) -> None:
-        """End it where its ring is spoilt, or where it has shown no life for too long: then its Python stack is kept.
+        """Kill it if its ring is corrupt, or if it had no heartbeat for too long; then record its Python stacks.
 
         Args:
-            awake_seconds: since the last call, time in which this process was stopped excluded.
-            limits: how long a step, or becoming ready, may take.
+            awake_seconds: seconds that this process was awake since the last call.
+            limits: time limits of a step and of becoming ready.
         """
         child = self.child
         if not self.ring.look_over() and self.alive and child is not None:
@@ -116,21 +116,21 @@ class SupervisedActor:
         if silent <= limit or not self.alive or child is None or self.hung is not None:
             return
         stack = await child.python_stack()
-        if self.child is child and self.alive:  # it may have died while it was asked
+        if self.child is child and self.alive:  # it may have died meanwhile
             self.hung = self.heartbeat.hung(silent, self.ready, stack)
             child.kill()
 
     def set_ready(self) -> None:
-        """Its environments are built and reset."""
+        """Record that its environments are built and reset."""
         self.ready = self.ever_ready = True
 
     @property
     def useful(self) -> bool:
-        """Whether its present or last life has published a row."""
+        """Whether its current or last life has published a row."""
         return int(self.ring.header[PUBLISHED]) != self._began_at
 
     def state(self, closing: bool) -> str:
-        """One of the states of `metrics.ActorStatistics`."""
+        """Return one of the states of `ActorStatistics`."""
         if closing or self.ended:
             return "stopped"
         if self.child is None:

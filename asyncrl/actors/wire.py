@@ -1,4 +1,4 @@
-"""A socket whose frames are read and written on an event loop."""
+"""A socket with frames in both directions, on an event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from asyncrl.actors.frames import FrameReader, FrameWriter
 
 
 class Wire:
-    """One end of a socket that frames go over in both directions.
+    """One end of a socket that carries frames in both directions.
 
     Attributes:
-        loop: the loop that it is attached to, or None.
+        loop: event loop that it is attached to, or None.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -29,34 +29,34 @@ class Wire:
         return self._reader.eof
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[], None]) -> None:
-        """Have `on_readable` called where frames may be there, and send what could not be sent yet."""
+        """Register `on_readable` as the callback for incoming data, and send queued frames."""
         self.loop = loop
         loop.add_reader(self._socket.fileno(), on_readable)
         self._send_rest()
 
     def detach(self) -> None:
-        """Leave the loop; idempotent."""
+        """Remove the callbacks from the loop; idempotent."""
         if self.loop is not None and not self.loop.is_closed() and self._socket.fileno() >= 0:
             self.loop.remove_reader(self._socket.fileno())
             self.loop.remove_writer(self._socket.fileno())
         self.loop = None
 
     def frames(self) -> Iterator[dict[str, Any]]:
-        """The frames that are there."""
+        """Yield the complete frames that have arrived."""
         return self._reader.frames()
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a frame with descriptors, now or as soon as there is room."""
+        """Send a frame with descriptors, at once or as soon as the socket's buffer has room."""
         if not self._writer.send(message, fds):
             self._send_rest()
 
     def shut_down(self) -> None:
-        """End both directions; any thread or signal handler, never blocks."""
+        """Shut both directions down; any thread or signal handler, never blocks."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Detach and close it; what was not sent is dropped."""
+        """Detach and close the socket; frames not yet sent are dropped."""
         self.detach()
         self._socket.close()
         self._writer.clear()

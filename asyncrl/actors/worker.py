@@ -1,16 +1,15 @@
-"""The life of a forked process: take over descriptors, build, say READY, work, report what went wrong.
+"""The main function of forked processes, one for each of four roles.
 
-Four roles share it:
-
-    actor       steps environments into a ring until it is told to quit
-    probe       builds one environment, checks it, and says what it looks like
-    trial       the same, and steps it with random actions for a while
+    actor       steps environments into a ring until QUIT
+    probe       builds one environment, checks it, and sends its spec
+    trial       checks it likewise, and steps it with random actions for a while
     evaluator   plays greedy episodes on request
 
-Frames to the main process: {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "alive", ...}, {"kind": "returns", ...}
-and {"kind": "error", ...}. To an actor: single bytes, SPACE ("you were granted rows"), SAVE and QUIT. The end of the
-main process's end of the socket means that everything is over. SAVE asks an actor for its state, which it sends between
-two rows as {"kind": "state", ...}; who asks waits until the actor has made all that it was granted, for a limited time.
+Frames to the main process are {"kind": "ready"}, {"kind": "spec", ...}, {"kind": "trial", ...}, {"kind": "alive", ...},
+{"kind": "returns", ...}, {"kind": "state", ...} and {"kind": "error", ...}. Commands to an actor are single bytes:
+SPACE (a grant or an answer is there), SAVE and QUIT. A process exits when the main process closes its end of the
+socket. On SAVE an actor sends its state between two rows; the main process sends SAVE once the actor has made all
+granted rows.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 
 _LISTEN_NS = 5_000_000
-"""How often a busy actor looks whether it was told to quit."""
+"""Interval at which a busy actor reads commands, in nanoseconds."""
 _SLEEP_SECONDS = 0.1
-"""Longest sleep for a grant: a wake-up can be lost, and a sleeper must show life."""
+"""Longest sleep while waiting for a grant: a wake-up can be lost, and the heartbeat must continue."""
 _FIRST_WEIGHTS_SECONDS = 0.001
 _ALIVE_SECONDS = 1.0
-"""How often an evaluator says that it is still playing."""
+"""Interval of an evaluator's "alive" frames."""
 _FAILED, _REPORTED = 70, 3
 
 
 def run_role(role: str, packed: BinaryIO, fds: dict[str, int]) -> int:
-    """Play `role` in this process and return its exit status; an exception becomes an error frame.
+    """Run `role` in this process and return its exit status; an exception becomes an error frame.
 
     Args:
         role: a key of `_ROLES`.
-        packed: a file whose next pickle is the role's plan; closed here.
-        fds: descriptors that were handed over, by name.
+        packed: file whose next pickle is the role's plan; closed here.
+        fds: descriptors passed to the process, by name.
     """
     channel = socket.socket(fileno=fds["channel"])
     try:
@@ -65,14 +64,14 @@ def run_role(role: str, packed: BinaryIO, fds: dict[str, int]) -> int:
             plan = pickle.load(packed)
         _ROLES[role](plan, channel, fds)
     except ConnectionError:
-        return 0  # the main process is gone
+        return 0  # the main process has ended
     except BaseException as error:
         return _report(channel, role, error)
     return 0
 
 
 def _report(channel: socket.socket, role: str, error: BaseException) -> int:
-    """Send an error frame; its facts become text, to be readable without the environment's modules."""
+    """Send an error frame; its facts become text, so it unpickles without the environment's modules."""
     if not isinstance(error, AsyncRLError):
         trace = "".join(traceback.format_exception(error))
         error = AsyncRLError(f"The {role} process failed: {describe_error(error)}", remote_traceback=trace)
@@ -88,7 +87,7 @@ def _report(channel: socket.socket, role: str, error: BaseException) -> int:
 
 
 class _Commands:
-    """The actor's end of its socket."""
+    """Commands from the actor's end of its socket."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -98,7 +97,7 @@ class _Commands:
         self._save = False
 
     def listen(self, timeout_seconds: float = 0.0) -> None:
-        """Wait so long for commands; sets `quit` where told to. ConnectionError where nobody is left."""
+        """Wait for commands up to the timeout; QUIT sets `quit`. Raises ConnectionError if the socket was closed."""
         if self._poller.poll(timeout_seconds * 1000):
             data = self._channel.recv(4096)
             if not data:
@@ -107,7 +106,7 @@ class _Commands:
             self._save = self._save or SAVE in data
 
     def answer(self, actor: Actor) -> None:
-        """Send the actor's state where it was asked for; between two rows."""
+        """Send the actor's state after SAVE, between two rows only."""
         if self._save and actor.between_rows:
             self._save = False
             send_frame(self._channel, state_frame(actor))
@@ -168,7 +167,7 @@ def _step_until_quit(actor: Actor, commands: _Commands) -> None:
 
 
 def _sleep(actor: Actor, commands: _Commands) -> None:
-    """Wait until there is something to do, or for a while."""
+    """Wait for a grant, an answer, the first weights or a command, for a limited time."""
     if isinstance(actor, ServedActor) and (part := actor.waits_for) is not None:
         _sleep_until_answered(actor.requests, part, commands)
         return
@@ -202,7 +201,7 @@ def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict
 
 
 class _SignsOfLife:
-    """Says that an evaluation goes on, about once a second."""
+    """Sender of "alive" frames during an evaluation, about once a second."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
