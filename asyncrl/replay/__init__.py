@@ -1,4 +1,4 @@
-"""Replay and segments over the rings: which rows may be sampled, their priorities, and the gathering of batches."""
+"""Replay and segments over the rings: sampleable rows, priorities, and the gathering of batches."""
 
 from asyncrl.replay.replay import PrioritizedReplay, ReplayStatistics
 from asyncrl.replay.segments import SegmentQueue, SegmentStatistics

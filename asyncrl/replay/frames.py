@@ -1,8 +1,8 @@
-"""Places of a batch's observations in a copy of the rings, for a learner that gathers them on another device.
+"""Indices of a batch's observations in a copy of the rings, for a learner that gathers them on another device.
 
-The copy holds the observations of all rings one after the other, as each ring holds them: row `p` of environment e of
-ring r stands at `(r E + e) S + (p & (S - 1))`. Which rows a frame stack and a bootstrap take is decided here, by the
-functions that cut the batch on the CPU, so that both ways give the same bytes.
+The copy holds the observations of all rings, one ring after the other, in the layout of the rings: row `p` of
+environment e of ring r is at index `(r E + e) S + (p & (S - 1))`. The rows of a frame stack and of the bootstrap are
+found by the functions that gather a batch on the CPU, so that both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def find_frames(
     work: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> None:
-    """Fill `places` `[2, B, k]`: of each item the frames of its observation, then of its next one, the newest last."""
+    """Fill `places` `[2, B, k]` with the indices of the frames of `obs` and of `next_obs`, newest last."""
     slots, envs, frames = state[NUM_SLOTS], state[NUM_ENVS], state[STACK]
     for i in range(ids.shape[0]):
         ring, position, env = take_apart(state, ids[i])

@@ -1,15 +1,15 @@
-"""Cutting n-step transitions and frame stacks out of streams, in place: rings are read, the batch is written.
+"""Gathering of n-step transitions and frame stacks from the rings into a batch.
 
-The n-step cut of row i is the sum of at most n rewards. It ends early after a row that TERMINATED (discount 0)
-or TRUNCATED (bootstrap from the true final observation, which Gymnasium's NEXT_STEP autoreset puts into the
-next row), and before the last row of an actor's life, whose successor nobody saw (bootstrap from that row).
+The n-step return of a row sums at most n rewards. It ends early after a TERMINATED row (discount 0), after a TRUNCATED
+row (bootstrap from the true final observation, which Gymnasium's NEXT_STEP autoreset puts into the next row), and
+before the last row of an actor's life, which has no successor (bootstrap from that row).
 
-Cuts are made once, when a row becomes sampleable, and kept on a *card* of 16 bytes per leaf, private to the
-learner: return and discount as float32, then `(policy_updates << 8) + rows to the bootstrap`. A million steps do
-not fit the cache, and what a sample costs is the lines of main memory it waits for: a card is one line where reward,
-flags, updates and incarnation would be four. The version, 8 bytes for all streams of a row, is read in the ring.
-Observations, actions and extras stay in the rings and are copied once, into the batch. `locate` asks for an item's
-lines while other items are still being looked up.
+Returns are computed once, when a row becomes sampleable, and stored in a *card* of 16 bytes per leaf, private to the
+learner: return and discount as float32, then `(policy_updates << 8) + rows to the bootstrap` as int64. A million steps
+do not fit the cache, and the cost of a sample is its cache misses: a card is one line, while reward, flags, updates and
+incarnation would be four. The version, 8 bytes for all streams of a row, is read from the ring. Observations, actions
+and extras stay in the rings and are copied once, into the batch. `locate` prefetches the lines of an item while the
+next items are looked up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from asyncrl.shm.kernel import inlined
 
 @inlined
 def locate(rings: Words, state: Words, leaf: int, work: Words, i: int) -> int:
-    """Write down where the row of item i lies, ask for its cache lines; returns its id."""
+    """Store the location of the row of item i in `work` and prefetch its cache lines; returns its id."""
     row_id = id_of(rings, state, leaf)
     ring, position, env = take_apart(state, row_id)
     here, slots = np.uintp(ring), state[NUM_SLOTS]
@@ -75,7 +75,7 @@ def locate(rings: Words, state: Words, leaf: int, work: Words, i: int) -> int:
 
 @inlined
 def is_trained(flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int) -> bool:
-    """Whether a row may be trained on: its action was taken, and its successor was seen."""
+    """Whether a row may be trained on: it is no RESET row, and not the last row of an actor's life."""
     mask = incarnation.shape[0] - 1
     slot = position & mask
     goes_on = incarnation[np.uintp(slot)] == incarnation[np.uintp((position + 1) & mask)]
@@ -86,7 +86,7 @@ def is_trained(flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream:
 def begins_episode(
     flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int
 ) -> bool:
-    """Whether an episode begins at a row: behind a RESET row, or where an actor's life begins."""
+    """Whether an episode begins at a row: after a RESET row, or at the first row of an actor's life."""
     mask = incarnation.shape[0] - 1
     before = (position - 1) & mask
     lives_on = incarnation[np.uintp(before)] == incarnation[np.uintp(position & mask)]
@@ -103,7 +103,7 @@ def cut(
     n_step: int,
     gamma: float,
 ) -> tuple[float, float, int]:
-    """The n-step return of one row: (sum of rewards, discount of the bootstrap, rows to the bootstrap)."""
+    """N-step return of a row: (sum of rewards, discount of the bootstrap, rows to the bootstrap)."""
     mask = incarnation.shape[0] - 1
     life = incarnation[np.uintp(position & mask)]
     total, discount = 0.0, 1.0
@@ -125,7 +125,7 @@ def cut(
 def first_of_stack(
     flags: NDArray[np.uint8], incarnation: NDArray[np.int32], stream: int, position: int, frames: int
 ) -> int:
-    """The oldest row of the stack that ends at `position`: at most `frames - 1` back, within one episode."""
+    """Oldest row of the stack that ends at `position`: at most `frames - 1` rows back, within one episode."""
     oldest = position
     while oldest > 0 and position - oldest < frames - 1:
         if begins_episode(flags, incarnation, stream, oldest):
@@ -136,11 +136,11 @@ def first_of_stack(
 
 @inlined
 def copy_rows(to: int, of: int, stream: int, first: int, count: int, row_bytes: int, slots: int) -> None:
-    """Copy the rows `first .. first + count - 1` of a stream, at most S, to consecutive places at `to`."""
+    """Copy the rows `first .. first + count - 1` of a stream, at most S, to consecutive addresses from `to`."""
     start = first & (slots - 1)
     head = min(count, slots - start)
     copy_bytes(to, of + (stream + start) * row_bytes, head * row_bytes)
-    if count > head:  # the stream goes on at slot 0
+    if count > head:  # the rows wrap around to slot 0
         copy_bytes(to + head * row_bytes, of + stream * row_bytes, (count - head) * row_bytes)
 
 
@@ -148,7 +148,7 @@ def copy_rows(to: int, of: int, stream: int, first: int, count: int, row_bytes: 
 def copy_stack(
     to: int, obs: int, stream: int, position: int, oldest: int, frames: int, frame_bytes: int, slots: int
 ) -> None:
-    """Write the rows `oldest .. position`, newest last, at `to`; what is missing repeats the oldest."""
+    """Write the stack of rows `oldest .. position` to `to`, newest last; missing rows repeat the oldest."""
     missing = frames - (position - oldest + 1)
     start = oldest & (slots - 1)
     for frame in range(missing):
@@ -161,7 +161,7 @@ def copy_stack(
 def write_card(
     rings: Words, state: Words, gamma: float, ring: int, position: int, env: int, leaf: int
 ) -> None:
-    """Cut the transition of a row and keep what a sample needs of it beside the observations and the action."""
+    """Compute the n-step return of a row and store its card."""
     here, slots = np.uintp(ring), state[NUM_SLOTS]
     steps = slots * state[NUM_ENVS]
     total, discount, ahead = cut(
@@ -181,7 +181,7 @@ def write_card(
 
 @inlined
 def read_cards(rings: Words, state: Words, batch: Words, work: Words) -> None:
-    """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and AFTER."""
+    """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and `work[AFTER]`."""
     size, slots = work.shape[1], state[NUM_SLOTS]
     reward, discount = float32s(batch[TO_REWARD], size), float32s(batch[TO_DISCOUNT], size)
     version, updates = int64s(batch[TO_VERSION], size), int64s(batch[TO_UPDATES], size)
@@ -198,7 +198,7 @@ def read_cards(rings: Words, state: Words, batch: Words, work: Words) -> None:
 
 @inlined
 def copy_field(rings: Words, column: int, row_bytes: int, to: int, work: Words, where: int) -> None:
-    """Copy one field of the rows at `work[where]` to the array at address `to`."""
+    """Copy one field of the rows `work[where]` to the array at address `to`."""
     for i in range(work.shape[1]):
         of = rings[np.uintp(work[RING, i]), column] + work[where, i] * row_bytes
         copy_bytes(to + i * row_bytes, of, row_bytes)
@@ -206,7 +206,7 @@ def copy_field(rings: Words, column: int, row_bytes: int, to: int, work: Words, 
 
 @inlined
 def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
-    """Fills `obs` and `next_obs` with stacks of frames."""
+    """Fill `obs` and `next_obs` with frame stacks."""
     slots, steps = state[NUM_SLOTS], state[NUM_SLOTS] * state[NUM_ENVS]
     frames, frame_bytes = state[STACK], state[OBS_BYTES]
     for i in range(work.shape[1]):
@@ -222,7 +222,7 @@ def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Word
 
 @inlined
 def gather(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
-    """Fill everything of the batch but `ids`, `weight` and `staleness` for the rows that `locate` wrote down."""
+    """Fill all arrays of the batch but `ids`, `weight` and `staleness`, for the rows that `locate` stored."""
     read_cards(rings, state, batch, work)
     copy_field(rings, ACTION, state[ACTION_BYTES], batch[TO_ACTION], work, AT)
     for extra in range(state[NUM_EXTRAS]):

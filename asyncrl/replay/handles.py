@@ -1,18 +1,16 @@
-"""Arrays by address: how one kernel call serves any number of rings of any shape and dtype.
+"""Access to arrays by address, so that one kernel call serves any number of rings of any shape and dtype.
 
-A kernel that takes arrays is compiled anew for each dtype and number of axes, and pays about 0.1 microseconds
-per argument to unpack it; a tuple of arrays per ring would be compiled anew for each number of actors. So the
-replay hands its kernels one int64 table of *addresses* instead: a row per ring, a column per array. The kernels
-are compiled once for all environments, their disk cache always hits, and observations are copied as bytes.
+A kernel with array arguments is compiled for each dtype and number of axes, and unpacking takes about 0.1 microseconds
+per argument. With a tuple of arrays per ring it would be compiled for each number of actors. So the replay passes its
+kernels one int64 table of *addresses*: a row per ring, a column per array. The kernels are compiled once for all
+environments, their disk cache always hits, and observations are copied as bytes.
 
-Safety is the owner's: whoever stores an address also stores a reference to the array it came from
-(`address_of` refuses what is not contiguous), and computes indices from the shapes it has checked. Nothing here
-checks bounds.
+Nothing here checks bounds. Code that stores an address must also store a reference to its array (`address_of` rejects
+arrays that are not contiguous), and compute indices from checked shapes.
 
-The functions run in Python as well (slowly, through ctypes), so that kernels built on them can be tested as
-`.py_func`.
+The functions also run in Python (slowly, through ctypes), so that kernels that use them can be tested as `.py_func`.
 
-    float32s(address, count)     the `count` float32 at `address`; likewise int64s, int32s, uint8s
+    float32s(address, count)     view of `count` float32 at `address`; likewise int64s, int32s, uint8s
     copy_bytes(to, of, count)    memcpy
 """
 
@@ -36,14 +34,14 @@ _raw_memcpy: Any = cgutils.raw_memcpy
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where the first byte of `array` lies. Raises ValueError where it is not C-contiguous."""
+    """Address of the first byte of `array`. Raises ValueError if it is not C-contiguous."""
     if not array.flags.c_contiguous:
         raise ValueError(f"array must be C-contiguous, got strides {array.strides} for shape {array.shape}")
     return int(array.ctypes.data)
 
 
 def _same_bits(function: Callable[..., Any], given: Any, returned: Any) -> None:
-    """Let kernels call `function`, which Python has as a view, as the same bits under another type."""
+    """Let kernels call `function`, which reinterprets the bits of a value as another type."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(returned))
@@ -52,12 +50,12 @@ def _same_bits(function: Callable[..., Any], given: Any, returned: Any) -> None:
 
 
 def bits_of(value):  # type: ignore[no-untyped-def]
-    """The bits of a float32 as int32."""
+    """Bits of a float32 as int32."""
     return np.float32(value).view(np.int32)
 
 
 def float_of(value):  # type: ignore[no-untyped-def]
-    """The float32 of these bits."""
+    """Float32 with these bits."""
     return np.int32(value).view(np.float32)
 
 
@@ -66,7 +64,7 @@ _same_bits(float_of, types.int32, types.float32)
 
 
 def _typed(dtype: Any) -> Callable[[int, int], NDArray[Any]]:
-    """The function that views memory as one-dimensional array of `dtype`, for Python and for kernels."""
+    """Make a function that views memory as a one-dimensional array of `dtype`, for Python and for kernels."""
     result = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
 
     def view(address, count):  # type: ignore[no-untyped-def]
@@ -93,12 +91,12 @@ def copy_bytes(to, of, count):  # type: ignore[no-untyped-def]
 
 
 def _generate_copy(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    """The compiler's memcpy: a move or two where the count is a constant, else the C library's."""
+    """Generate a copy: one or two moves for 4, 8, 16 or 32 bytes, else the C library's memcpy."""
     target, source = (builder.inttoptr(a, cgutils.voidptr_t) for a in args[:2])
     one, word = ir.Constant(ir.IntType(64), 1), ir.IntType(64)
     done = builder.append_basic_block("copied")
     other = builder.append_basic_block("copy.any")
-    # Small rows are the common case and a call would cost more than the copy.
+    # Small rows are common, and a call would cost more than the copy.
     choice = builder.switch(args[2], other)
     for count in (4, 8, 16, 32):
         block = builder.append_basic_block(f"copy.{count}")
@@ -121,7 +119,7 @@ lowered(
 
 
 def prefetch(address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at `address`; changes nothing but when the bytes arrive. Never faults."""
+    """Prefetch the cache line at `address`; never faults. Does nothing in Python."""
 
 
 def _generate_prefetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:

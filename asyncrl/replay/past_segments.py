@@ -1,7 +1,7 @@
-"""Segments kept for a second use: a small store of copies, for off-policy corrected algorithms.
+"""Store of copies of recent segments, for algorithms with off-policy correction.
 
 IMPALA's experiments with replay (Espeholt et al. 2018, arXiv 1802.01561, section 5.2.2) mix segments drawn uniformly
-from the recent past into each batch. They cannot stay in the rings, which the actors need, so they are copied here.
+from the recent past into each batch. The actors need the rings, so the segments are copied.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class PastSegments:
     """The newest `capacity` segments that were trained on, as copies; learner thread only.
 
     Args:
-        capacity: segments kept, at least 1.
-        per_batch: how many `draw` returns, at least 1.
-        max_staleness: oldest policy that may be drawn, in publications, or None.
-        rng: draws, without repetition within a batch.
+        capacity: maximum number of segments, at least 1.
+        per_batch: maximum number of segments that `draw` returns, at least 1.
+        max_staleness: maximum staleness of a drawn segment, in publications, or None.
+        rng: generator of the draws, without replacement within a batch.
 
     Raises:
         ValueError: `capacity` is below `per_batch`, or one of them below 1.
@@ -45,13 +45,13 @@ class PastSegments:
         return len(self._kept)
 
     def keep(self, segments: Sequence[Segment]) -> None:
-        """Copy segments in; the oldest ones make room. They may be released afterwards."""
+        """Add copies of segments, in place of the oldest. The originals may be released afterwards."""
         self._kept.extend(_copy(segment) for segment in segments)
 
     def draw(self, version: int) -> list[Segment]:
-        """As many as wanted of those that are there, none staler than the bound for a learner at `version`.
+        """Draw up to `per_batch` segments that are within the staleness bound at `version`.
 
-        Their rows are this store's and must not be written; `weight` (ones) and `staleness` are fresh arrays.
+        Their rows are shared with the store and must not be written; `weight` (ones) and `staleness` are new arrays.
         """
         bound = math.inf if self._bound is None else self._bound
         usable = [segment for segment in self._kept if version - segment.version.min() <= bound]

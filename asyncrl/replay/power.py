@@ -1,14 +1,14 @@
-"""x ** y for arrays: priorities and importance weights, several at a time.
+"""Vectorised x ** y for priorities and importance weights.
 
-The C library's powf takes 9 ns and cannot be vectorised: 5 microseconds of each update of batch 256, as much as
-the tree itself. The loop below has no call and no branch, so LLVM computes four or eight items at once.
+The C library's powf takes 9 ns and cannot be vectorised: 5 microseconds per update of batch 256, as much as the tree
+itself. The loop below has no call and no branch, so LLVM computes four or eight items at once.
 
 With x = m 2**e, m in [sqrt(1/2), sqrt(2)) and s = (m - 1) / (m + 1):
 
     log2 x = e + 2 / ln 2 (s + s**3 / 3 + s**5 / 5 + ...)       |s| <= 0.172: five terms leave 2e-10
     2**t   = 2**k (1 + r + r**2 / 2! + ...),  r = (t - k) ln 2   |r| <= 0.347: seven powers leave 5e-9
 
-so the result is float32's own rounding away from exact.
+so the error of the result is that of rounding to float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules by which a replay makes priorities of errors."""
+"""Rules for the priorities of a replay."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PriorityRules:
-    """How priorities are made of errors.
+    """Rules that turn absolute TD errors into priorities.
 
     Attributes:
         alpha: exponent, 0 (uniform) to 1 (proportional).
-        uniform: sample all alike and ignore `update_priorities`.
-        priority_eps: added to |TD error|, so that everything keeps a chance.
-        priority_window_updates: calls of `update_priorities` in a window; what is new gets the largest priority of the
-            present and the previous window.
+        uniform: sample uniformly and ignore `update_priorities`.
+        priority_eps: added to |TD error|, so that every priority is above zero; from 1e-30 to 1e30.
+        priority_window_updates: calls of `update_priorities` in a window, at least 1; new rows get the largest priority
+            of the current and the previous window.
+
+    Raises:
+        ValueError: a value is out of its range.
     """
 
     alpha: float = 0.6

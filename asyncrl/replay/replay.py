@@ -1,4 +1,4 @@
-"""Prioritized replay of transitions over rings, in place."""
+"""Prioritized replay of transitions, stored in the rings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncrl.shm import RingReader
 
 
 class PrioritizedReplay(RingReplay[Batch]):
-    """Replay of n-step transitions, each of which begins at a row of its own; see `RingReplay`."""
+    """Replay of n-step transitions, one per row; see `RingReplay`."""
 
     WHAT: ClassVar[str] = "row"
 
@@ -37,18 +37,18 @@ class PrioritizedReplay(RingReplay[Batch]):
         frame_stack: int = 1,
         rng: np.random.Generator,
     ) -> None:
-        """Begin with nothing sampleable.
+        """Create a replay without sampleable rows.
 
         Args:
             rings: at least one; all of one layout.
             n_step: rewards summed before the bootstrap.
             gamma: discount per step, 0 to 1.
-            priorities: how priorities are made; None takes the defaults.
+            priorities: rules for priorities; None takes the defaults.
             frame_stack: observations joined along axis 1; 1 means no such axis.
-            rng: draws the strata.
+            rng: generator of the draws within the strata.
 
         Raises:
-            ValueError: as `RingReplay`, or a wrong `n_step` or `gamma`.
+            ValueError: as `RingReplay`, or `n_step` or `gamma` is out of range.
         """
         shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
         super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
@@ -57,17 +57,17 @@ class PrioritizedReplay(RingReplay[Batch]):
 
     @property
     def frame_stack(self) -> int:
-        """k, observations that are joined."""
+        """k, number of observations joined in a stack."""
         return int(self._state[table.STACK])
 
     def leave_observations(self) -> None:
-        """From now on leave `obs` and `next_obs` of batches as they are: somebody else gathers them."""
+        """Do not fill `obs` and `next_obs` of batches from now on: other code gathers them."""
         self._state[table.OBS_BYTES] = 0
 
     def find_frames(self, batch: Batch, places: NDArray[np.int64]) -> None:
-        """Fill `places` `[2, B, k]` with where the batch's observations stand; right after its `sample`.
+        """Fill `places` `[2, B, k]` with the indices of the batch's observations; called right after its `sample`.
 
-        See `frames.py`. Axis 0 is obs and next_obs; frames stand oldest first.
+        See `frames.py`. Axis 0 is obs and next_obs; frames are in order, oldest first.
         """
         assert places.shape == (2, batch.size, self.frame_stack)
         find_frames(self._table, self._state, batch.ids, self._batches[id(batch)][1].work, places)

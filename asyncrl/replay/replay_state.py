@@ -1,8 +1,7 @@
-"""State of a replay and of a queue of segments, for checkpoints: positions, counters and generators.
+"""State of a replay and of a segment queue in a checkpoint: positions, counters and priorities.
 
-The rows themselves stay in the rings; whoever restores a replay with its rows has put them back before (see
-`shm/ring_rows.py`). Sums of the tree and the cards of the rows are not kept: they are made again from priorities and
-rows, to the same bits.
+The rows are in the rings; before a replay with rows is restored they must be put back (see `shm/ring_rows.py`). The
+tree's sums and the cards are not saved, but recomputed from priorities and rows, to the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _QUEUE_COUNTERS = ("_taken_segments", "_taken_steps", "_inserted_steps", "_copie
 
 
 def replay_state(replay: RingReplay[Any]) -> dict[str, Any]:
-    """Cursors, counters and recent priorities, as copies. Learner thread."""
+    """Cursors, counters and recent largest priorities, as copies. Learner thread."""
     return {
         "cursors": replay._table[:, _CURSORS].copy(),
         "counters": replay._state[_COUNTERS].copy(),
@@ -35,7 +34,7 @@ def replay_state(replay: RingReplay[Any]) -> dict[str, Any]:
 
 
 def priorities_of(replay: RingReplay[Any]) -> NDArray[np.float32]:
-    """The priorities `[rings, slots, leaves of a row]`, a view."""
+    """Priorities `[rings, slots, leaves of a row]`, a view."""
     slots = replay.rings[0].num_slots
     width = 1 << int(replay._state[ENV_BITS])
     leaves = replay.tree.leaves[: len(replay.rings) * slots * width]
@@ -45,24 +44,24 @@ def priorities_of(replay: RingReplay[Any]) -> NDArray[np.float32]:
 def restore_replay(
     replay: RingReplay[Any], state: Mapping[str, Any], priorities: Sequence[tuple[int, NDArray[np.float32]]]
 ) -> None:
-    """Go on with the rows that stand in the rings.
+    """Restore a replay with the rows in its rings.
+
+    After a change of options, a row keeps its priority if a sample may still begin there, else it is never sampled.
 
     Args:
-        replay: fresh, over rings that hold the rows and the positions they were saved with.
-        state: what `replay_state` returned.
-        priorities: of each ring, the first of its rows that were kept, and their priorities `[rows, leaves]`.
+        replay: new replay, over rings that hold the saved rows at the saved positions.
+        state: result of `replay_state`.
+        priorities: of each ring, the position of its first saved row, and the priorities `[rows, leaves]`.
 
     Raises:
-        ValueError: the state is of other rings.
-
-    Where options have changed, a row keeps its priority if a sample may still begin there, else it is never sampled.
+        ValueError: the state does not fit the rings.
     """
     cursors = _like(replay._table[:, _CURSORS], state["cursors"], "cursors")
     slots, every = replay.rings[0].num_slots, priorities_of(replay)
     for ring, (first, _) in enumerate(priorities):
-        replay._table[ring, _CURSORS] = first  # as if the rows from there on were new
+        replay._table[ring, _CURSORS] = first  # as if the rows from `first` on were new
     replay.ingest()
-    allowed = every > 0.0  # fewer than were, where a sample takes more rows now
+    allowed = every > 0.0  # fewer than before if a sample takes more rows now
     every[...] = 0.0
     for ring, (first, values) in enumerate(priorities):
         rows = np.arange(first, first + len(values)) & (slots - 1)
@@ -75,7 +74,7 @@ def restore_replay(
 
 
 def restore_empty_replay(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:
-    """Go on without rows, from where the rings stand; counters and the recent priorities are kept."""
+    """Restore a replay without rows, at the rings' positions, with counters and recent largest priorities."""
     for index, ring in enumerate(replay.rings):
         replay._table[index, _CURSORS] = ring.published()
     _restore_counters(replay, {**state, "counters": _without_rows(state["counters"])})
@@ -93,7 +92,7 @@ def _without_rows(counters: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def queue_state(queue: SegmentQueue) -> dict[str, Any]:
-    """Positions and counters of a queue of segments, as copies. Learner thread."""
+    """Positions, counters and frame stacks of a segment queue, as copies. Learner thread."""
     return {
         "complete": queue._complete.copy(),
         "taken": queue._taken.copy(),
@@ -104,10 +103,10 @@ def queue_state(queue: SegmentQueue) -> dict[str, Any]:
 
 
 def restore_queue(queue: SegmentQueue, state: Mapping[str, Any], *, rows: bool) -> list[Segment]:
-    """Go on with the segments in the rings, or, without rows, with none.
+    """Restore a segment queue with the segments in the rings, or, without rows, without segments.
 
-    With rows the segments that had been counted as complete are ready again, the first of every ring before the second
-    of any; those completed since then are found by the next look.
+    With rows, the segments that were counted as complete are ready again, the first of every ring before the second of
+    any. Later segments are found by the next `poll`.
 
     Returns:
         The segments that were taken and not released.

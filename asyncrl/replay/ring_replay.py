@@ -1,7 +1,7 @@
-"""Base class of both replays: rows of rings that stay where actors wrote them, and a tree of their priorities.
+"""Base class of both replays: rows that stay in the rings, and a sum tree of their priorities.
 
-Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952 (proportional variant); retire-before-grant is
-the lazy writing of Zhang et al., arXiv 2110.01101.
+Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952 (proportional variant). Retiring rows before granting
+them is the lazy writing of Zhang et al., arXiv 2110.01101.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
 
-_BATCHES_KNOWN = 8  # a learner has one or two; whoever makes a new one each time shall not fill the memory
+_BATCHES_KNOWN = 8  # a learner has one or two; the limit bounds the memory if new ones are made each time
 B = TypeVar("B", Batch, SequenceBatch)
 
 
 @dataclass(frozen=True)
 class ReplayStatistics:
-    """The replay at one moment; all counts in env-steps, and since the start where not said otherwise.
+    """Statistics of a replay at one time: env-steps, counted since the start unless noted otherwise.
 
     Attributes:
-        sampleable: that may be sampled now.
-        capacity: that the rings hold at most.
-        inserted: seen by `ingest`, RESET rows excluded.
-        sampled: drawn, repetitions included.
-        retired: that could still be sampled when they were granted away.
-        discarded_stale: given up because the policy that acted was too old, before they were granted away.
-        stale_updates_ignored: new priorities for rows that were given up meanwhile.
-        largest_priority: of the recent ones, which new rows get (after the exponent alpha).
+        sampleable: env-steps that may be sampled now.
+        capacity: maximum env-steps in the rings.
+        inserted: env-steps ingested, RESET rows excluded.
+        sampled: env-steps sampled, repetitions included.
+        retired: env-steps that could still be sampled when they were retired for a grant.
+        discarded_stale: env-steps retired because their policy was too old, before a grant.
+        stale_updates_ignored: new priorities ignored because their rows had been retired.
+        largest_priority: priority of new rows (after the exponent alpha), the largest of the recent priorities.
     """
 
     sampleable: int
@@ -54,22 +54,22 @@ class ReplayStatistics:
 
 
 class RingReplay(ABC, Generic[B]):
-    """What may be sampled from a set of rings of one layout; every method belongs to the learner's thread.
+    """Replay over a set of rings of one layout; learner thread only.
 
-    Actors go on writing meanwhile: `ingest` reads each ring's `published` once (acquire) and nothing at or
-    beyond it is touched until the next `ingest`.
+    Actors continue writing: `ingest` reads each ring's `published` once (acquire), and rows at or beyond it are not
+    accessed until the next `ingest`.
 
-    Uniform sampling is the same code: all priorities are one, updates are ignored, weights are one.
+    Uniform sampling uses the same code: all priorities are one, updates are ignored, weights are one.
 
     Attributes:
         rings: the rings, in the order of their indices.
-        capacity: env-steps that the rings hold at most.
-        shape: of what is sampled.
-        tree: the priorities, of a sequence at its first row; for tests.
+        capacity: maximum env-steps in the rings.
+        shape: shape of the sampled sequences.
+        tree: sum tree of the priorities, a sequence's at its first row; for tests.
     """
 
     WHAT: ClassVar[str]
-    """What is sampled, in the words of error messages."""
+    """Name of a sampled item in error messages."""
 
     def __init__(
         self,
@@ -80,19 +80,19 @@ class RingReplay(ABC, Generic[B]):
         frame_stack: int = 1,
         rng: np.random.Generator,
     ) -> None:
-        """Begin with nothing sampleable.
+        """Create a replay without sampleable rows.
 
         Args:
-            rings: at least one; all of one layout.
-            shape: of what is sampled.
-            priorities: how priorities are made; None takes the defaults of `PriorityRules`.
-            frame_stack: observations joined along a new axis of `obs` (and `next_obs`), the first behind those of the
+            rings: at least one; all of one layout, without padding.
+            shape: shape of the sampled sequences.
+            priorities: rules for priorities; None takes the defaults of `PriorityRules`.
+            frame_stack: observations joined along a new axis of `obs` (and `next_obs`), the first after those of the
                 batch; 1 means no such axis.
-            rng: draws the strata.
+            rng: generator of the draws within the strata.
 
         Raises:
-            ValueError: an argument outside its range, rings of different layouts, or rings too small to hold one of
-                what is sampled.
+            ValueError: an argument is out of range, the rings have different layouts or padding, or are too small for a
+                sequence.
         """
         _check(rings, shape, frame_stack)
         rules = priorities or PriorityRules()
@@ -115,17 +115,17 @@ class RingReplay(ABC, Generic[B]):
 
     @abstractmethod
     def _describe(self, batch: B) -> BatchTable | SequenceTable:
-        """Check the batch's arrays and write down where they lie. Raises ValueError where they do not fit."""
+        """Check the batch's arrays and collect their addresses. Raises ValueError if they do not fit."""
 
     @abstractmethod
     def _draw(self, to: Any, beta: float) -> None:
-        """Draw and gather into the described batch."""
+        """Draw items and gather them into the described batch."""
 
     def ingest(self) -> int:
-        """Take note of what was published since the last call; returns its env-steps, RESET rows excluded.
+        """Ingest the rows published since the last call; returns their env-steps, RESET rows excluded.
 
-        A sequence becomes sampleable once all its rows are published, with the largest of the recent priorities. A
-        ring whose `published` left what was granted, or moved back, gets a `fault` and is left alone; see `give_up`.
+        A sequence becomes sampleable once all its rows are published, with the largest of the recent priorities. A ring
+        whose `published` is outside of the granted range or moved back gets a `fault` and is ignored; see `give_up`.
         """
         inserted: int = rows.ingest(*self._tree, self._numbers)
         if self._table[:, table.DISTRUSTED].any():
@@ -138,26 +138,26 @@ class RingReplay(ABC, Generic[B]):
         return inserted
 
     def give_up(self, ring: int) -> int:
-        """Give up all rows of a ring that cannot be trusted, and leave it alone until `begin_again`.
+        """Retire all rows of a ring with a fault, and ignore the ring until `begin_again`.
 
         Returns:
-            Env-steps that could be sampled until now.
+            Number of transitions or sequences that were sampleable.
         """
         return rows.give_up(*self._tree, ring)
 
     def begin_again(self, ring: int, granted: int) -> None:
-        """Begin an abandoned ring again after the rows that were ingested of it; see `RingReader.begin_again`."""
+        """Begin an abandoned ring again after its last ingested row; see `RingReader.begin_again`."""
         self.rings[ring].begin_again(int(self._table[ring, table.SEEN]), granted)
         self._table[ring, table.DISTRUSTED] = 0
 
     def sample(self, batch: B, beta: float) -> None:
-        """Fill every field of `batch` but `staleness`, without copying anything twice.
+        """Sample into every array of `batch` but `staleness`; data are copied once, from the rings to the batch.
 
-        Stratified: item i falls into the i-th of B equal parts of the total priority, so items stand in the
-        order of their leaves. `weight` is `(N p_i / total) ** -beta`, divided by the batch's largest.
+        Stratified: item i is drawn from the i-th of B equal parts of the total priority, so items are in the order of
+        their leaves. `weight` is `(N p_i / total) ** -beta`, divided by the batch's largest.
 
         Args:
-            batch: arrays as `allocate` of its class makes them (with `frame_stack > 1` of the stacked observations).
+            batch: arrays as created by `allocate` of its class (with `frame_stack > 1` for the stacked observations).
                 They are checked at first use and remembered.
             beta: exponent of the importance weights, 0 (none) to 1 (unbiased).
 
@@ -180,9 +180,10 @@ class RingReplay(ABC, Generic[B]):
         self._draw(to, 0.0 if self._uniform else beta)
 
     def drawn(self, batch: B, beta: float) -> tuple[float, float]:
-        """Total priority, and the largest importance weight of the last `sample` before it was divided by it.
+        """Total priority, and `p ** -beta` of the smallest priority p of the last `sample`; called right after it.
 
-        Called right after it. The weight is p^-beta of the smallest priority p drawn; so replays can be compared.
+        The second is the batch's largest importance weight, without the factor `(N / total) ** -beta` and not
+        normalised; 1 for uniform sampling. With both, the weights of several replays can be put on one scale.
         """
         total = self.tree.total
         smallest = self._batches[id(batch)][1].rest.min() * total / self.sampleable
@@ -191,17 +192,18 @@ class RingReplay(ABC, Generic[B]):
     def update_priorities(self, ids: NDArray[np.int64], td_abs: NDArray[np.float32]) -> int:
         """Set the priorities of sampled rows to `(td_abs + priority_eps) ** alpha`.
 
-        Of a repeated id the last value holds. Rows that were retired since they were sampled are left alone.
+        The last value of a repeated id is used. Rows that were retired since the sample are ignored.
 
         Args:
             ids: `[B]` from `Batch.ids`.
             td_abs: `[B]` absolute TD errors.
 
         Returns:
-            How many ids were ignored because their rows were retired meanwhile.
+            Number of ids ignored because their rows were retired; 0 for uniform sampling.
 
         Raises:
-            ValueError: an error is negative, infinite or NaN, or an id is of no ring; nothing is changed.
+            ValueError: the shapes differ, an error is negative, infinite or NaN, or an id has an invalid ring; nothing
+                is changed.
         """
         if ids.ndim != 1 or ids.shape != td_abs.shape:
             raise ValueError(f"ids and td_abs must be [B] alike, got shapes {ids.shape} and {td_abs.shape}")
@@ -220,14 +222,14 @@ class RingReplay(ABC, Generic[B]):
         return ignored
 
     def grant(self, ring: int, position: int) -> None:
-        """Retire the rows of `ring` that lie below `position - num_slots`, then let the actor overwrite them.
+        """Retire the rows of `ring` below `position - num_slots`, then let the actor overwrite them.
 
-        Priorities are zeroed before the actor may write. With frame stacks the `frame_stack - 1` rows after
-        them are given up as well. Call `RingReader.take_waiting` afterwards.
+        Priorities are zeroed before the actor may write. With frame stacks the next `frame_stack - 1` rows are retired
+        too. Call `RingReader.take_waiting` afterwards.
 
         Raises:
             ValueError: the position moves back, or would overwrite rows that were not ingested.
-            RingCorrupt: the ring cannot be trusted.
+            RingCorrupt: the ring has a fault.
         """
         reader = self.rings[ring]
         most = int(self._table[ring, table.SEEN]) + reader.num_slots
@@ -237,22 +239,22 @@ class RingReplay(ABC, Generic[B]):
         reader.grant(position)
 
     def retire(self, ring: int, position: int) -> None:
-        """Give up the rows of `ring` that a grant of `position` would let the actor overwrite."""
+        """Retire the rows of `ring` that a grant of `position` would let the actor overwrite."""
         rows.retire(*self._tree, ring, position - self.rings[ring].num_slots)
 
     def retire_older_than(self, min_updates: int) -> int:
-        """Give up all rows whose `policy_updates` are below `min_updates`, now and at every later `ingest`.
+        """Retire all rows with `policy_updates` below `min_updates`, now and at every later `ingest`.
 
-        They never decrease along a ring, so such rows are a prefix of each. The bound itself never decreases.
+        `policy_updates` never decreases along a ring, so these rows are a prefix of it. The bound never decreases.
 
         Returns:
-            Env-steps (RESET rows excluded) given up by this call, sampled before or not.
+            Env-steps (RESET rows excluded) retired by this call, sampled before or not.
         """
         return rows.retire_stale(*self._tree, min_updates)
 
     @property
     def sampleable(self) -> int:
-        """Rows with a priority above zero: env-steps that may be sampled, or sequences."""
+        """Number of transitions or sequences that may be sampled: leaves with a priority above zero."""
         return int(self._state[table.SAMPLEABLE])
 
     @property
@@ -261,15 +263,15 @@ class RingReplay(ABC, Generic[B]):
         return int(self._state[table.INSERTED])
 
     def published(self) -> int:
-        """Env-steps in all rows that were published at the last `ingest`, RESET rows included."""
+        """Env-steps in all rows published at the last `ingest`, RESET rows included."""
         return int(self._table[:, table.SEEN].sum()) * self.rings[0].num_envs
 
     def published_rows(self) -> NDArray[np.int64]:
-        """`[R]` rows of each ring that were published at the last `ingest`, a copy."""
+        """`[R]`, published rows of each ring at the last `ingest`, a copy."""
         return self._table[:, table.SEEN].copy()
 
     def statistics(self) -> ReplayStatistics:
-        """The replay at this moment."""
+        """Statistics of the replay now."""
         state = self._state
         return ReplayStatistics(
             sampleable=self.sampleable,

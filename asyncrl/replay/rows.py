@@ -1,18 +1,18 @@
-"""The life of a row on the learner side, as kernels over `tables.py` and the tree.
+"""Kernels for the states of a row on the learner side, over `tables.py` and the sum tree.
 
-    published     the actor has shown it                                   position < SEEN
-    decided       it has its priority: AHEAD further rows are known        position < DECIDED
-    closed        its priority is zero for ever                            position < CLOSED
+    seen          published by the actor and ingested                      position < SEEN
+    decided       has its first priority: AHEAD further rows are seen      position < DECIDED
+    closed        has priority zero from now on                            position < CLOSED
 
-What is sampled is a sequence of rows, named by its first row (a transition is a sequence of one row and its n_step
-successors, see `SequenceShape`). A row is *decided* as soon as `row + AHEAD < published`, so whatever the gather reads
-was published. A new sequence gets the largest of the recent priorities, so that each is likely to be seen once (see
-`sampling.note_largest`). Zero is what rows get that begin no sequence, or one with no row to train on: RESET rows,
-whose action was not taken, and the last row of an actor's life, whose successor nobody saw, are not trained on.
+Sampled items are sequences of rows, identified by the first row (a transition is a sequence of one row and its n_step
+successors, see `SequenceShape`). A row is *decided* once `row + AHEAD < published`, so that the gather reads published
+rows only. A new sequence gets the largest of the recent priorities, so that it is likely to be sampled once (see
+`sampling.note_largest`). A row gets zero if it begins no sequence, or one without a trained row. RESET rows, whose
+action was not taken, and the last row of an actor's life, which has no successor, are not trained on.
 
-A row is *closed* before it is granted away (lazy writing: priority first, then memory), and when the policy that
-acted is older than the staleness bound. For frame stacks the `STACK - 1` rows after the granted ones are
-closed too: their stacks would begin in memory that is being overwritten.
+A row is *closed* before the actor may overwrite it (lazy writing: first the priority, then the grant), and when its
+policy is older than the staleness bound. With frame stacks the next `STACK - 1` rows are closed too: their stacks begin
+in memory that is being overwritten.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TABLES = "int64[:,::1], int64[::1]"
 
 @inlined
 def poll(rings: Words, ring: int, slots: int) -> int:
-    """`published` (acquire), or -1 where it moved back or left what was granted."""
+    """Load `published` (acquire); -1 if it moved back or is outside of [granted - S, granted]."""
     header = int64s(rings[ring, HEADER], HEADER_WORDS)
     published = load_acquire(header, PUBLISHED)
     granted = load_acquire(header, GRANTED)
@@ -93,7 +93,7 @@ def _sum_rows(
     head = min(stop - start, slots - slot)
     low = (ring * slots + slot) << env_bits
     sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + (head << env_bits))
-    if head < stop - start:  # the rows go on at slot 0
+    if head < stop - start:  # the rows wrap around to slot 0
         low = (ring * slots) << env_bits
         sum_up_range(leaves, nodes, first, state[TREE_BITS], low, low + ((stop - start - head) << env_bits))
 
@@ -102,7 +102,7 @@ def _sum_rows(
 def close_rows(
     leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int, stop: int
 ) -> None:
-    """Zero the priorities of all rows below `stop`, for ever; rows that come later included."""
+    """Zero the priorities of all rows below `stop` permanently, also of those not decided yet."""
     start, end = rings[ring, CLOSED], min(stop, rings[ring, DECIDED])
     if stop <= start:
         return
@@ -121,7 +121,7 @@ def close_rows(
 
 @inlined
 def close_stale(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int) -> None:
-    """Close the published rows whose policy is older than MIN_UPDATES: a prefix, for updates never decrease."""
+    """Close the seen rows with fewer policy updates than MIN_UPDATES: a prefix, because they never decrease."""
     slots = state[NUM_SLOTS]
     updates = int64s(rings[ring, UPDATES], slots)
     stop = rings[ring, CLOSED]
@@ -135,7 +135,7 @@ def close_stale(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state:
 def decide_rows(
     leaves: Leaves, nodes: Nodes, first_group: Words, rings: Words, state: Words, numbers: Numbers, ring: int
 ) -> None:
-    """Give the rows that have enough published successors their first priority."""
+    """Set the first priorities of the rows that have enough published successors."""
     slots, envs, env_bits = state[NUM_SLOTS], state[NUM_ENVS], state[ENV_BITS]
     start, stop = rings[ring, DECIDED], rings[ring, SEEN] - state[AHEAD]
     if stop <= start:
@@ -161,9 +161,9 @@ def decide_rows(
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
 def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, numbers: Numbers) -> int:
-    """Look at all trusted rings once; returns newly published env-steps.
+    """Ingest the new rows of all trusted rings; returns their env-steps, RESET rows excluded.
 
-    A ring whose positions cannot be true is marked DISTRUSTED and left alone from then on.
+    A ring with invalid positions is marked DISTRUSTED and ignored from then on.
     """
     inserted = 0
     for ring in range(rings.shape[0]):
@@ -188,7 +188,7 @@ def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Word
 def retire(
     leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int, position: int
 ) -> None:
-    """Close all rows below `position`, which will be overwritten, and those whose stacks begin there."""
+    """Close all rows below `position`, which will be overwritten, and the rows with frames among them."""
     if position > 0:
         before = state[SAMPLEABLE]
         close_rows(leaves, nodes, first, rings, state, ring, position + state[STACK] - 1)
@@ -197,7 +197,7 @@ def retire(
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
 def give_up(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int) -> int:
-    """Close all rows that the ring has and ingest none, until it is trusted again; returns env-steps given up."""
+    """Close all seen rows of a ring and mark it DISTRUSTED; returns how many leaves were sampleable."""
     before = state[SAMPLEABLE]
     rings[ring, DISTRUSTED] = 1
     close_rows(leaves, nodes, first, rings, state, ring, rings[ring, SEEN])
@@ -208,7 +208,7 @@ def give_up(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Wor
 def retire_stale(
     leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, min_updates: int
 ) -> int:
-    """Close the rows of older policies, now and at every later ingest; returns env-steps newly discarded."""
+    """Close the rows of older policies, now and at every later `ingest`; returns the env-steps newly discarded."""
     before = state[DISCARDED]
     state[MIN_UPDATES] = max(state[MIN_UPDATES], min_updates)
     for ring in range(rings.shape[0]):

@@ -1,6 +1,6 @@
-"""The two kernels of every update: sample a batch, and give its rows new priorities.
+"""Kernels of every update: sample a batch, and set new priorities of its rows.
 
-Both wait for main memory more than they compute, so both ask for cache lines well before they use them.
+Both are limited by the latency of main memory, so both prefetch cache lines well before they use them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from asyncrl.replay.tree_kernels import (
 )
 from asyncrl.shm.kernel import inlined, kernel
 
-_LOOKAHEAD = 16  # items between asking for cache lines and using them; 8 to 32 are alike
-_SMALLEST_RATIO = 1e-30  # of a priority to the mean one: keeps float32 weights finite
+_LOOKAHEAD = 16  # items between the prefetch and the use of cache lines; 8 to 32 are equally fast
+_SMALLEST_RATIO = 1e-30  # minimum ratio of a priority to the mean; keeps float32 weights finite
 
 _TREE = "float32[::1], float64[:,:,::1], int64[::1]"
 _TABLES = "int64[:,::1], int64[::1]"
@@ -78,10 +78,7 @@ def take_leaves(
     rest: Numbers,
     work: Words,
 ) -> None:
-    """Find leaves in the groups `work[LEAF]`; fill the batch's `ids` and `weight` (ones where `beta` is 0).
-
-    LEAF, RING and AT of `work` are filled too.
-    """
+    """Find leaves in the groups `work[LEAF]`; fill the batch's `ids` and `weight`, and LEAF, RING and AT of `work`."""
     size = rest.shape[0]
     ids, weight = int64s(batch[TO_IDS], size), float32s(batch[TO_WEIGHT], size)
     for i in range(size):
@@ -110,7 +107,7 @@ def sample(
     rest: Numbers,
     work: Words,
 ) -> None:
-    """Draw transitions and gather them."""
+    """Sample transitions and gather them into the batch."""
     descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     gather(rings, state, int64s(batch[TO_IDS], work.shape[1]), batch, work)
@@ -118,7 +115,7 @@ def sample(
 
 @inlined
 def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
-    """Ask for the cache lines that an update of a leaf writes and that may be far away."""
+    """Prefetch the cache lines that an update writes: of a leaf group and of its level 0 group."""
     group = leaf >> bits
     prefetch_leaves(leaves, bits, group)
     prefetch_group(nodes, bits, group >> bits, SUM)
@@ -127,14 +124,13 @@ def prefetch_leaf(leaves: Leaves, nodes: Nodes, bits: int, leaf: int) -> None:
 
 @inlined
 def note_largest(state: Words, numbers: Numbers, largest: float) -> None:
-    """Make the largest of the recent priorities the first priority of new rows.
+    """Set the first priority of new rows to the largest of the recent priorities.
 
-    Schaul et al. (arXiv 1511.05952, section 3.3, algorithm 1) give a new row the largest priority so far. Errors shrink
-    while training runs, and one early outlier would put every new row far above all that was trained on. So the
-    maximum is taken over two windows of WINDOW updates each, the present one and the previous one: an outlier is
-    forgotten after WINDOW to 2 WINDOW updates. A window counts calls of `update` that set a priority, `largest` being
-    the largest one of such a call. The first priority is 1 until the first of these calls; from then on that 1 does
-    not count.
+    Schaul et al. (arXiv 1511.05952, section 3.3, algorithm 1) give a new row the largest priority so far. But errors
+    shrink during training, and one early outlier would put every new row far above all trained rows. So the maximum is
+    over two windows of WINDOW updates each, the current and the previous one: an outlier is forgotten after WINDOW to
+    2 WINDOW updates. A window counts the calls of `update` that set a priority; `largest` is the largest priority of
+    such a call. The first priority is 1 until the first such call, and that 1 does not enter the maximum.
     """
     if state[CALLS] == state[WINDOW]:
         numbers[PREVIOUS] = numbers[PRESENT]
@@ -158,7 +154,7 @@ def update(
     dirty: Words,
     priorities: NDArray[np.float32],
 ) -> int:
-    """New priorities by id; returns how many ids were closed meanwhile, or -1 - i where item i is not valid."""
+    """Set priorities by id; returns the number of ids of closed rows, or -1 - i if item i is invalid."""
     size, bits = ids.shape[0], state[TREE_BITS]
     for i in range(size):
         if not (0.0 <= errors[i] < np.inf and 0 <= ids[i] >> ID_BITS < rings.shape[0]):

@@ -1,14 +1,14 @@
-"""On-policy segments: T consecutive rows of a ring, each taken once, in order of arrival, read where they lie.
+"""On-policy segments: T consecutive rows of a ring, each taken once, in order of arrival, read in place.
 
-Segment j of a ring is its rows `[j T, (j + 1) T)`. It is complete once `published >= (j + 1) T`; the observation after
-its last row lies in slot `(j + 1) T` by then, for an actor writes the next observation before it publishes a row
-(which is why an actor needs a grant of `(j + 1) T + 1` to complete it). Per ring, in rows:
+Segment j of a ring is its rows `[j T, (j + 1) T)`. It is complete once `published >= (j + 1) T`. Then the observation
+after its last row is in the slot of row `(j + 1) T`, because an actor writes the next observation before it publishes a
+row; so it needs a grant of `(j + 1) T + 1` to complete the segment. Per ring, in rows:
 
     released <= taken <= complete <= published <= granted <= released + num_slots
 
-Rows below `released` may be overwritten, all others never: that is the same "retire, then grant" as replay's, with
-another moment of retiring. Nothing is copied but segments that wrap around the ring's end; where `num_slots` is a
-multiple of T there are none. Frame stacks are copies too, made when a segment is taken.
+Only rows below `released` may be overwritten: like the replay, retire first, then grant. Segments are copied only if
+they wrap around the ring's end, which never happens if `num_slots` is a multiple of T. Frame stacks are copies too,
+made when a segment is taken.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from asyncrl.shm import RingReader
 
 @dataclass(frozen=True)
 class SegmentStatistics:
-    """The queue at one moment; counts since the start where not said otherwise.
+    """Statistics of a segment queue at one time; counts are since the start unless noted otherwise.
 
     Attributes:
-        ready: segments that are complete and not taken now.
+        ready: segments that are complete and not taken, now.
         taken_segments: segments taken.
         taken_steps: env-steps in them, RESET rows excluded.
         inserted_steps: env-steps in all complete segments, RESET rows excluded.
-        copied_segments: segments taken that wrapped around the ring's end and were copied.
-        capacity: env-steps that the rings hold at most.
+        copied_segments: taken segments that wrapped around the ring's end and were copied.
+        capacity: maximum env-steps in the rings.
     """
 
     ready: int
@@ -49,10 +49,10 @@ class SegmentStatistics:
 
 
 class SegmentQueue:
-    """The complete segments of a set of rings of one layout; every method belongs to the learner's thread.
+    """Queue of the complete segments of a set of rings of one layout; learner thread only.
 
-    Actors go on writing meanwhile: `poll` reads each ring's `published` once (acquire) and nothing at or beyond it is
-    touched until the next `poll`, except the observation that stands at `published`.
+    Actors continue writing: `poll` reads each ring's `published` once (acquire), and rows at or beyond it are not
+    accessed until the next `poll`, except for the observation of row `published`.
 
     Args:
         rings: at least one; all of one layout.
@@ -64,7 +64,7 @@ class SegmentQueue:
         length: T.
 
     Raises:
-        ValueError: no ring, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
+        ValueError: no rings, rings of different layouts, a length below 1, or rings of fewer than `length + 1` slots.
     """
 
     def __init__(self, rings: Sequence[RingReader], *, length: int, frame_stack: int = 1) -> None:
@@ -85,11 +85,11 @@ class SegmentQueue:
         self._taken_segments = self._taken_steps = self._inserted_steps = self._copied_segments = 0
 
     def poll(self) -> int:
-        """Take note of the segments completed since the last call; returns their env-steps, RESET rows excluded.
+        """Queue the segments completed since the last call; returns their env-steps, RESET rows excluded.
 
-        Between two calls nobody can tell which of two rings was first: the first new segment of every ring then goes
-        before the second of any, in ring order. A ring whose `published` left what was granted, or moved back, gets a
-        `fault`, and is left alone until `begin_again`.
+        The order of arrival between two calls is unknown: the first new segment of every ring goes before the second of
+        any, in ring order. A ring whose `published` is outside of the granted range or moved back gets a `fault` and is
+        ignored until `begin_again`.
         """
         steps = 0
         new: list[tuple[int, int]] = []
@@ -106,7 +106,7 @@ class SegmentQueue:
         return steps
 
     def _look(self, r: int, ring: RingReader) -> bool:
-        """Read how far the ring is; whether that can be true."""
+        """Read the ring's `published`; returns whether it is valid."""
         try:
             seen = ring.published()
         except RingCorrupt:
@@ -123,11 +123,11 @@ class SegmentQueue:
         self.rings[ring].begin_again(int(self._complete[ring]), granted)
 
     def complete_rows(self, ring: int) -> int:
-        """Rows of the ring in complete segments."""
+        """Number of the ring's rows in complete segments."""
         return int(self._complete[ring])
 
     def _complete_one(self, ring: int) -> int:
-        """Count the next segment of `ring` as complete; returns its env-steps."""
+        """Count the next segment of `ring` as complete; returns its env-steps, RESET rows excluded."""
         first = int(self._complete[ring])
         flags, _ = self._rows(self.rings[ring].flags, first)
         steps = int(np.count_nonzero((flags & RESET) == 0))
@@ -137,7 +137,7 @@ class SegmentQueue:
 
     @property
     def ready(self) -> int:
-        """Segments that are complete and not taken."""
+        """Number of segments that are complete and not taken."""
         return len(self._arrivals)
 
     @property
@@ -146,7 +146,7 @@ class SegmentQueue:
         return all(self._steps)
 
     def take(self, count: int) -> list[Segment]:
-        """The `count` segments that arrived first, whichever rings they are of, in order of arrival.
+        """Take the first `count` segments of all rings, in order of arrival.
 
         Raises:
             ValueError: fewer are ready, or `count` is negative; nothing is taken.
@@ -156,7 +156,7 @@ class SegmentQueue:
         return [self._take(self._arrivals.popleft()) for _ in range(count)]
 
     def take_one_of_each(self) -> list[Segment]:
-        """The next segment of every ring, in ring order.
+        """Take the next segment of every ring, in ring order.
 
         Raises:
             ValueError: a ring has none; nothing is taken.
@@ -165,7 +165,7 @@ class SegmentQueue:
             if not waiting:
                 raise ValueError(f"every ring must have a complete segment, got none in ring {r}")
         for r in range(len(self.rings)):
-            self._arrivals.remove(r)  # the first of this ring: those of one ring stand in order
+            self._arrivals.remove(r)  # the first of this ring: a ring's segments are in order
         return [self._take(r) for r in range(len(self.rings))]
 
     def _take(self, r: int) -> Segment:
@@ -195,7 +195,7 @@ class SegmentQueue:
         )
 
     def _rows(self, array: NDArray[Any], first: int) -> tuple[NDArray[Any], bool]:
-        """Rows `[first, first + T)` of `[E, S, ...]` and whether they are a copy; a view where they do not wrap."""
+        """Rows `[first, first + T)` of `[E, S, ...]`, and whether they are a copy (because they wrap) or a view."""
         start = first & (self._num_slots - 1)
         beyond = start + self.length - self._num_slots
         if beyond <= 0:
@@ -203,10 +203,10 @@ class SegmentQueue:
         return np.concatenate((array[:, start:], array[:, :beyond]), axis=1), True
 
     def release(self, segment: Segment) -> None:
-        """Give up the rows of `segment`: they may be overwritten once granted, so it must not be read any more.
+        """Release the rows of `segment`: a grant may now overwrite them, so the segment must not be read any more.
 
         Raises:
-            ValueError: it was not taken, was released before, or an earlier one of its ring was not.
+            ValueError: it was not taken, is released already, or an earlier one of its ring is not released.
         """
         r = segment.ring
         if not 0 <= r < len(self.rings):
@@ -223,7 +223,7 @@ class SegmentQueue:
 
     @property
     def released(self) -> NDArray[np.int64]:
-        """`[N]` rows of each ring that were released, multiples of T; a copy."""
+        """`[N]`, released rows of each ring, multiples of T; a copy."""
         return self._released.copy()
 
     def grant(self, ring: int, position: int) -> None:
@@ -233,6 +233,7 @@ class SegmentQueue:
 
         Raises:
             ValueError: the position moves back, or would overwrite rows that are not released.
+            RingCorrupt: the ring has a fault.
         """
         most = int(self._released[ring]) + self._num_slots
         if position > most:
@@ -240,15 +241,15 @@ class SegmentQueue:
         self.rings[ring].grant(position)
 
     def published_rows(self) -> NDArray[np.int64]:
-        """`[N]` rows of each ring that were published at the last `poll`, a copy."""
+        """`[N]`, published rows of each ring at the last `poll`, a copy."""
         return self._seen.copy()
 
     def next_wake(self) -> NDArray[np.int64]:
-        """`[N]` position of each ring at which its next incomplete segment will be complete; for `wake_at`."""
+        """`[N]`, position of each ring at which its next segment will be complete; for `wake_at`."""
         return self._complete + self.length
 
     def statistics(self) -> SegmentStatistics:
-        """The queue at this moment."""
+        """Statistics of the queue now."""
         return SegmentStatistics(
             ready=self.ready,
             taken_segments=self._taken_segments,

@@ -1,8 +1,8 @@
 """Gathering of sequences: consecutive rows of a stream, copied once from the ring into the batch.
 
-Returns, masks and the rows where episodes begin are computed while gathering, without cards as `gather.py` has them for
-transitions: 32 sequences of 65 rows of 4 numbers take 42 microseconds, and the update on them 19 milliseconds (hidden
-sizes 64 and 64, an LSTM of 64).
+Returns, masks and episode starts are computed during the gather, not stored in cards as in `gather.py`: 32 sequences of
+65 rows of 4 numbers take 42 microseconds, and the update on them 19 milliseconds (hidden sizes 64 and 64, an LSTM of
+64).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def sample_sequences(
     rest: Numbers,
     work: Words,
 ) -> None:
-    """Draw sequences and gather them."""
+    """Sample sequences and gather them into the batch."""
     descend(leaves, nodes, first, state[TREE_BITS], uniforms, rest, work[LEAF])
     take_leaves(leaves, nodes, rings, state, beta, batch, rest, work)
     size = work.shape[1]

@@ -1,4 +1,4 @@
-"""Prioritized replay of sequences over rings, in place: the replay of R2D2.
+"""Prioritized replay of sequences, stored in the rings: the replay of R2D2.
 
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, section 2.3.
 """
@@ -18,9 +18,9 @@ from asyncrl.sequences import SequenceBatch
 class SequenceReplay(RingReplay[SequenceBatch]):
     """Replay of sequences that begin at every `shape.period`-th row of a stream; see `RingReplay`.
 
-    A sequence has one priority, at the leaf of its first row. It can be sampled from when its last row is published
-    until its first row is retired or too stale: rows behind the first are never overwritten before it. One without a
-    row to train on is never sampled.
+    A sequence has one priority, at the leaf of its first row. It can be sampled from the publication of its last row
+    until its first row is retired or too stale; later rows are never overwritten before the first. A sequence without a
+    trained row is never sampled.
     """
 
     WHAT: ClassVar[str] = "sequence"
@@ -34,7 +34,7 @@ class SequenceReplay(RingReplay[SequenceBatch]):
         )
 
     def statistics(self) -> ReplayStatistics:
-        """The replay at this moment, in env-steps: a sequence that may be sampled stands for `period` of them."""
+        """Statistics in env-steps: `period` per sampleable or retired sequence, `length` per sampled one."""
         counted = super().statistics()
         return replace(
             counted,

@@ -1,6 +1,6 @@
-"""K-ary sum tree: draw indices in proportion to priorities, change many priorities at once.
+"""K-ary sum tree: sampling in proportion to priorities, and batched updates of priorities.
 
-Layout, decisions and kernels: `tree_kernels.py`.
+Layout, design decisions and kernels: `tree_kernels.py`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from asyncrl.replay.tree_kernels import (
 )
 
 FANOUT = 8
-"""Children per node unless asked for otherwise."""
+"""Default number of children per node."""
 
 
 def on_pages(dtype: Any, *shape: int) -> NDArray[Any]:
-    """Zeros whose first byte begins a page (numpy aligns to 16 bytes), in huge pages where there are any."""
+    """Zeros aligned to a memory page (numpy aligns to 16 bytes), in huge pages if available."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages are never huge
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -37,13 +37,13 @@ def on_pages(dtype: Any, *shape: int) -> NDArray[Any]:
 
 
 class SumTree:
-    """Priorities of `capacity` leaves, float32, all zero at first; one thread.
+    """Sum tree of `capacity` float32 priorities, all zero at first; one thread.
 
     Attributes:
         capacity: number of leaves.
         fanout: K, children of a node.
-        leaves, nodes, first, bits: the arrays of `tree_kernels.py` and log2 K, for kernels that work on
-            the tree. `leaves` is filled up with zeros to whole groups.
+        leaves, nodes, first, bits: arrays of `tree_kernels.py` and log2 K, for kernels. `leaves` is padded with zeros
+            to whole groups.
     """
 
     def __init__(self, capacity: int, fanout: int = FANOUT) -> None:
@@ -68,16 +68,17 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all priorities."""
+        """Sum of all priorities."""
         return float(self.nodes[-1, SUM, 0])
 
     def set(self, indices: Indices, values: NDArray[np.floating[Any]]) -> None:
-        """Give `indices` `[B]` the priorities `values` `[B]`; of a repeated index the last value holds.
+        """Set the priorities of `indices` `[B]` to `values` `[B]`; the last value of a repeated index is used.
 
-        Every sum above them is recomputed once, whatever their order. Either all are written or none.
+        Every sum above them is recomputed once. Either all priorities are written or none.
 
         Raises:
-            ValueError: an index outside of [0, capacity); a priority that is negative, infinite or NaN.
+            ValueError: the shapes differ, an index is outside of [0, capacity), or a priority is negative, infinite or
+                NaN.
         """
         indices = np.ascontiguousarray(indices, np.int64)
         wide: NDArray[np.float64] = np.ascontiguousarray(values, np.float64)
@@ -95,10 +96,10 @@ class SumTree:
             )
 
     def set_range(self, start: int, stop: int, value: float) -> None:
-        """Give all of `start .. stop - 1` the priority `value`.
+        """Set the priorities of the leaves `start .. stop - 1` to `value`.
 
         Raises:
-            ValueError: the range leaves [0, capacity]; the priority is negative, infinite or NaN.
+            ValueError: the range exceeds [0, capacity], or the priority is negative, infinite or NaN.
         """
         if not 0 <= start <= stop <= self.capacity:
             raise ValueError(f"range must lie within [0, {self.capacity}], got {start} to {stop}")
@@ -108,16 +109,16 @@ class SumTree:
             set_leaf_range(*self._tree, start, stop, float(value))
 
     def get(self, indices: Indices) -> Leaves:
-        """Priorities of `indices` `[B]`, a copy. Raises IndexError outside of the tree."""
+        """Priorities of `indices` `[B]`, a copy. Raises IndexError for an index outside of the tree."""
         indices = np.asarray(indices)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.capacity:
             raise IndexError(f"indices must be in [0, {self.capacity})")
         return self.leaves[indices]
 
     def sample(self, uniforms: NDArray[np.float64], out: Indices) -> None:
-        """Write to `out[i]` the leaf at `(i + uniforms[i]) / B * total` of the cumulated priorities.
+        """Write to `out[i]` the leaf at `(i + uniforms[i]) / B * total` of the cumulative sum of priorities.
 
-        Each leaf owns the half-open stretch [sum before it, sum up to it): one of zero priority is never drawn.
+        A leaf covers the half-open interval [sum before it, sum up to it), so one of zero priority is never drawn.
 
         Args:
             uniforms: `[B]` in [0, 1).
@@ -137,7 +138,7 @@ class SumTree:
         draw_leaves(*self._tree, uniforms, self._rest, out)
 
     def check(self) -> None:
-        """Recompute every sum from its children. Raises AssertionError where one differs in any bit."""
+        """Recompute every sum from its children. Raises AssertionError if one differs in any bit."""
         children = self.leaves.reshape(-1, self.fanout).astype(np.float64)
         assert not self.leaves[self.capacity :].any(), "a leaf beyond the capacity has weight"
         ends = [*self.first[1:].tolist(), len(self.nodes)]

@@ -1,17 +1,17 @@
-"""Tables of int64 that describe rings, replay and batch to the kernels, and the numbering of rows.
+"""Tables that describe rings, replay and batch to the kernels, and the numbering of rows.
 
-All rings of a replay have one layout. What kernels need to know of them stands in three int64 tables:
+All rings of a replay have one layout. Kernels get three int64 tables:
 
     rings[R, ...]   a row per ring: addresses of its arrays, then the learner side's cursors (see `rows.py`)
     state[...]      shapes and settings common to all rings, then counters
     batch[...]      addresses of the arrays of one `Batch`
 
-and one of float64, `numbers`: the discount, the priorities' exponent and offset, the first priority of a new row, and
-the largest priorities of the present and the previous window of updates.
+and the float64 table `numbers`: the discount, the priorities' exponent and offset, the first priority of a new row, and
+the largest priorities of the current and the previous window of updates.
 
-A *leaf* names a slot of a stream: `((ring * S + slot) << env_bits) + env`, where `2**env_bits` is E rounded up
-to a power of two, so that taking a leaf apart needs no division; the leaves in between keep priority zero. An
-*id* names a row for ever: `(ring << 48) + (position << env_bits) + env`.
+A *leaf* is the index of a slot of a stream: `((ring * S + slot) << env_bits) + env`, where `2**env_bits` is E rounded
+up to a power of two, so that the environment is decoded without a division; the unused leaves keep priority zero. An
+*id* identifies a row permanently: `(ring << 48) + (position << env_bits) + env`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from asyncrl.shm import RingReader
 from asyncrl.shm.kernel import inlined
 
 Words = NDArray[np.int64]
-"""One of the tables of int64, or one number for each item."""
+"""An int64 table, or an int64 array with one number per item."""
 Numbers = NDArray[np.float64]
-"""`numbers`, or one number for each item."""
+"""The table `numbers`, or a float64 array with one number per item."""
 
 # Columns of `rings`.
 (
@@ -72,10 +72,10 @@ WINDOW, CALLS, EXTRA_BYTES = range(21, 24)
     TO_UPDATES,
     TO_EXTRA,
 ) = range(10)
-# Of a `SequenceBatch`: the place of `next_obs` is that of `bootstrap`, and extras come later.
+# Of a `SequenceBatch`: `bootstrap` has the index of `next_obs`, and extras come later.
 TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
 
-# Rows of `work[WORK_ROWS, B]`: the item's leaf, ring, place of its row and of its bootstrap row in `[E * S]`.
+# Rows of `work[WORK_ROWS, B]`: leaf and ring of the item, indices of its row and of its bootstrap row in `[E * S]`.
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
 
 ID_BITS = 48
@@ -84,10 +84,10 @@ CARD_BYTES = 16
 
 @inlined
 def id_of(rings: Words, state: Words, leaf: int) -> int:
-    """The id of the row that holds a leaf's slot now.
+    """Id of the row that a leaf's slot holds now.
 
-    The position of a slot is the newest one below SEEN: a leaf that has priority is not retired, and rows that
-    are not retired lie in `[SEEN - S, SEEN)`.
+    Its position is the newest one of the slot below SEEN: a leaf with priority is not retired, and the rows that are
+    not retired are in `[SEEN - S, SEEN)`.
     """
     slots, env_bits = state[NUM_SLOTS], state[ENV_BITS]
     row = leaf >> env_bits
@@ -109,14 +109,14 @@ def take_apart(state: Words, row_id: int) -> tuple[int, int, int]:
 
 @inlined
 def leaf_of(state: Words, row_id: int) -> int:
-    """The leaf that the row of this id has, or had before its slot was overwritten."""
+    """Leaf of the row with this id, also if its slot was overwritten."""
     ring, position, env = take_apart(state, row_id)
     slot = position & (state[NUM_SLOTS] - 1)
     return ((ring * state[NUM_SLOTS] + slot) << state[ENV_BITS]) + env  # type: ignore[no-any-return]
 
 
 def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
-    """The `rings` table with all cursors at zero. The readers must outlive it."""
+    """Create the `rings` table with all cursors at zero. The readers must outlive it."""
     return np.array(
         [
             [
@@ -134,7 +134,7 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
 def checked_addresses(
     named: Sequence[tuple[str, NDArray[Any]]], expected: Sequence[tuple[tuple[int, ...], Any]]
 ) -> NDArray[np.int64]:
-    """Addresses of a batch's arrays. Raises ValueError for one of another shape or dtype, or that is read-only."""
+    """Addresses of a batch's arrays. Raises ValueError if one has another shape or dtype or is read-only."""
     for (name, array), (shape, dtype) in zip(named, expected, strict=True):
         if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
             raise ValueError(
@@ -145,18 +145,18 @@ def checked_addresses(
 
 
 def extras_of(batch: Batch | SequenceBatch, ring: RingReader) -> list[tuple[str, NDArray[Any]]]:
-    """The batch's extra fields in the ring's order, by name. Raises ValueError where one is missing."""
+    """Extra fields of the batch, (name, array) in the ring's order. Raises ValueError if one is missing."""
     if missing := sorted(set(ring.extras) - set(batch.extras)):
         raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
     return [(name, batch.extras[name]) for name in ring.extras]
 
 
 class BatchTable:
-    """Addresses of one `Batch`'s arrays, checked once, with references that keep the memory alive.
+    """Addresses of the arrays of one `Batch`, checked once, with references that keep the memory alive.
 
     Attributes:
         addresses: the `batch` table for kernels.
-        work, uniforms, rest: scratch of the draw and the gather.
+        work, uniforms, rest: scratch arrays of sampling and gathering.
     """
 
     _NAMES = ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", "policy_updates")
@@ -198,7 +198,7 @@ class BatchTable:
 
 
 class SequenceTable:
-    """Addresses of one `SequenceBatch`'s arrays; see `BatchTable`."""
+    """Addresses of the arrays of one `SequenceBatch`; see `BatchTable`."""
 
     _NAMES = (
         *("obs", "action", "reward", "discount", "bootstrap", "weight", "ids", "version", "policy_updates"),
@@ -230,7 +230,7 @@ class SequenceTable:
 def state_table(
     ring: RingReader, bits: int, env_bits: int, shape: SequenceShape, stack: int, window: int
 ) -> NDArray[np.int64]:
-    """The `state` table, all counters at zero."""
+    """Create the `state` table with all counters at zero."""
     steps = ring.num_envs * ring.num_slots
     state = np.zeros(EXTRA_BYTES + len(ring.extras), np.int64)
     state[TREE_BITS], state[ENV_BITS] = bits, env_bits

@@ -1,28 +1,27 @@
-"""The kernels of the sum tree: mark, sum up, descend.
+"""Kernels of the sum tree: mark, sum up, descend.
 
-Layout. `leaves[...]` holds the priorities, float32, in *leaf groups* of K. Above them stand *groups* of K float64
-sums, all in one array `nodes[G, 2, K]`: `nodes[g, SUM, j]` is the sum of child j, `nodes[g, BEFORE, j]` the sum
-of children 0 .. j - 1. Both arrays begin on a page, so with K = 8 a leaf group is half a cache line of 64 bytes,
-and the sums and the running sums of a group are one line each.
+Layout. `leaves[...]` holds the priorities, float32, in *leaf groups* of K. Above are *groups* of K float64 sums, all in
+one array `nodes[G, 2, K]`: `nodes[g, SUM, j]` is the sum of child j, `nodes[g, BEFORE, j]` the sum of the children
+before j. Both arrays are aligned to pages, so with K = 8 a leaf group is half a cache line of 64 bytes, and the sums
+and the running sums of a group are one line each.
 
     leaves         leaf group x is leaves K x .. K x + K - 1
     level 0        groups first[0] ..      child x % K of group first[0] + x // K sums leaf group x
     level l        groups first[l] ..      child x % K of group first[l] + x // K sums group x of level l - 1
     last level     one group               its child 0 is the total; its other children are not used
 
-Decisions.
-*Sums are computed from the children*, left to right in float64, never by adding differences: what `check`
-recomputes is equal to the last bit after any number of updates. (The PAL authors' float32 differences are off
-by 1e-3 right after the fill.)
-*All samples descend together*, level by level, so that their cache misses overlap, and the child is found by
-counting `BEFORE <= target`, with no branch to mispredict. (A binary search in the same line was 3 times slower:
+Design decisions.
+*Sums are computed from the children*, left to right in float64, never by adding differences: after any number of
+updates they equal the sums that `check` recomputes to the last bit. (The PAL authors' float32 differences are off by
+1e-3 right after the fill.)
+*All samples descend together*, level by level, so that their cache misses overlap. The child is found by counting
+`BEFORE <= target`, without a branch that could be mispredicted. (A binary search in the same line was 3 times slower:
 LLVM turns it into branches.)
-*float32 leaves without BEFORE*: a sample or an update touches one line of 64 bytes that may lie in main memory;
-the levels above take 2 MB per million leaves and stay in the cache. All-float64 leaves with BEFORE were as fast
-alone and slower beside a gather, which competes for the cache.
-*K = 8*: of 4, 8, 16, 32 and 64 the cheapest sum of sample and update (`python benchmarks/replay.py`,
-"fanout").
-*Unsigned row numbers* in kernels: a signed index costs numba's wrap-around test at each access (2 times).
+*float32 leaves without BEFORE*: a sample or an update accesses one line of 64 bytes that may be in main memory; the
+levels above take 2 MB per million leaves and stay in the cache. float64 leaves with BEFORE were as fast alone and
+slower beside a gather, which competes for the cache.
+*K = 8*: of 4, 8, 16, 32 and 64 the fastest sum of sample and update (`python benchmarks/replay.py`, "fanout").
+*Unsigned indices* in kernels: with a signed index numba tests for wrap-around at each access (2 times slower).
 
 K-ary tree: Zhang et al., "Parallel Actors and Learners", arXiv 2110.01101, section IV; stratified
 proportional sampling: Schaul et al., "Prioritized Experience Replay", arXiv 1511.05952, appendix B.2.1.
@@ -42,7 +41,7 @@ BEFORE = 1
 """`nodes[g, BEFORE, j]`: sum of children 0 .. j - 1 of the group."""
 LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 
-_DIRTY = -1.0  # stands in place of a sum, within an update, while it waits to be recomputed
+_DIRTY = -1.0  # value of a sum that is to be recomputed, during an update only
 
 Leaves = NDArray[np.float32]
 Nodes = NDArray[np.float64]
@@ -70,7 +69,7 @@ def _sum_group(nodes: Nodes, group: int) -> float:
 
 @inlined
 def _store(nodes: Nodes, first: int, bits: int, child: int, total: float) -> None:
-    """Write the sum of child number `child` of the level that begins at group `first`."""
+    """Write the sum of child `child` of the level that begins at group `first`."""
     group = child >> bits
     nodes[np.uintp(first + group), SUM, np.uintp(child - (group << bits))] = total
 
@@ -80,7 +79,7 @@ def _mark(nodes: Nodes, first: int, bits: int, child: int, dirty: Indices, count
     """Append `child` to `dirty[:count]` unless its sum is marked already, and mark it; returns the new count."""
     group = child >> bits
     row, j = np.uintp(first + group), np.uintp(child - (group << bits))
-    # Without a branch: in the upper levels it would be mispredicted about every third time.
+    # No branch: in the upper levels it would be mispredicted about every third time.
     dirty[np.uintp(count)] = child
     count += int(nodes[row, SUM, j] >= 0.0)
     nodes[row, SUM, j] = _DIRTY
@@ -89,14 +88,14 @@ def _mark(nodes: Nodes, first: int, bits: int, child: int, dirty: Indices, count
 
 @inlined
 def put(leaves: Leaves, nodes: Nodes, bits: int, leaf: int, value: float, dirty: Indices, count: int) -> int:
-    """Write one leaf and remember its group, once, in `dirty[:count]`; returns the new count."""
+    """Write one leaf and append its group to `dirty[:count]` unless marked already; returns the new count."""
     leaves[np.uintp(leaf)] = value
     return _mark(nodes, 0, bits, leaf >> bits, dirty, count)
 
 
 @inlined
 def sum_up(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, dirty: Indices, count: int) -> None:
-    """Recompute what stands above the leaf groups `dirty[:count]`, each sum once; clears the marks."""
+    """Recompute all sums above the leaf groups `dirty[:count]`, each once; clears the marks."""
     for i in range(count):
         _store(nodes, 0, bits, dirty[i], _sum_leaves(leaves, bits, dirty[i]))
     for level in range(1, first.shape[0]):
@@ -110,7 +109,7 @@ def sum_up(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, dirty: Indic
 
 @inlined
 def sum_up_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int) -> None:
-    """Recompute everything above the leaves `start .. stop - 1` (at least one)."""
+    """Recompute all sums above the leaves `start .. stop - 1` (at least one)."""
     low, high = start >> bits, (stop - 1) >> bits
     for group in range(low, high + 1):
         _store(nodes, 0, bits, group, _sum_leaves(leaves, bits, group))
@@ -123,19 +122,19 @@ def sum_up_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start:
 
 @inlined
 def prefetch_group(nodes: Nodes, bits: int, group: int, what: int) -> None:
-    """Ask for the cache line of a group's SUM or BEFORE (its first one, where K > 8)."""
+    """Prefetch the cache line of a group's SUM or BEFORE (the first one if K > 8)."""
     prefetch(nodes.ctypes.data + (((group << 1) + what) << bits << 3))
 
 
 @inlined
 def prefetch_leaves(leaves: Leaves, bits: int, group: int) -> None:
-    """Ask for the cache line of a leaf group (its first one, where K > 16)."""
+    """Prefetch the cache line of a leaf group (the first one if K > 16)."""
     prefetch(leaves.ctypes.data + (group << bits << 2))
 
 
 @inlined
 def total_of(nodes: Nodes) -> float:
-    """The sum of all priorities."""
+    """Sum of all priorities."""
     return nodes[np.uintp(nodes.shape[0] - 1), SUM, 0]  # type: ignore[no-any-return]
 
 
@@ -149,12 +148,12 @@ def descend(
     rest: NDArray[np.float64],
     out: Indices,
 ) -> None:
-    """Find the leaf group `out[i]` whose share of [0, total) holds `(i + uniforms[i]) / B * total`.
+    """Find the leaf group `out[i]` whose interval of [0, total) contains `(i + uniforms[i]) / B * total`.
 
-    `rest[i]` is how far into the group's share that is. The total must be positive. A child of zero sum has
-    BEFORE equal to its right neighbour's and so is never the last that is `<= target`. Only rounding can push
-    a target past the end of a group; it then falls to the right of the group's last non-zero leaf (`last`
-    keeps it among the groups that exist), and `find_leaf` brings it back there.
+    `rest[i]` becomes the offset within the group's interval. The total must be positive. A child of zero sum has the
+    same BEFORE as its right neighbour, so it is never the last with `BEFORE <= target`. Only rounding can move a target
+    past the end of a group, to the right of the group's last non-zero leaf; then `last` limits the group to existing
+    ones, and `find_leaf` goes back to that leaf.
     """
     size = out.shape[0]
     stride = total_of(nodes) / size
@@ -179,7 +178,7 @@ def descend(
 
 @inlined
 def find_leaf(leaves: Leaves, bits: int, group: int, target: float) -> int:
-    """The leaf of the group whose share holds `target`; never one of zero priority."""
+    """Leaf of the group whose interval contains `target`; never one of zero priority."""
     start = group << bits
     leaf, total = start, 0.0
     for candidate in range(start, start + (1 << bits) - 1):
@@ -204,7 +203,7 @@ def set_leaves(
     values: NDArray[np.float64],
     dirty: Indices,
 ) -> int:
-    """Write leaves in order and sum up once; -1, or the first item that is out of range (nothing written)."""
+    """Write leaves in order and sum up once; returns -1, or the first invalid item (then nothing is written)."""
     for i in range(indices.shape[0]):
         if not (0 <= indices[i] < capacity and 0.0 <= values[i] <= LARGEST_PRIORITY):
             return i
@@ -227,7 +226,7 @@ def set_leaf_range(
 
 @kernel(f"void({_TREE}, int64, int64)", cold=True)
 def sum_leaf_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int) -> None:
-    """Recompute every sum above the leaves `start .. stop - 1` (at least one), which somebody else has written."""
+    """Recompute all sums above the leaves `start .. stop - 1` (at least one), after the leaves were written."""
     sum_up_range(leaves, nodes, first, bits, start, stop)
 
 
@@ -241,7 +240,7 @@ def draw_leaves(
     rest: NDArray[np.float64],
     out: Indices,
 ) -> None:
-    """Stratified sample: `out[i]` is the leaf at `(i + uniforms[i]) / B * total`."""
+    """Stratified sample: set `out[i]` to the leaf at `(i + uniforms[i]) / B * total`."""
     descend(leaves, nodes, first, bits, uniforms, rest, out)
     for i in range(out.shape[0]):
         out[i] = find_leaf(leaves, bits, out[i], rest[i])
