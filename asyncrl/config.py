@@ -80,7 +80,7 @@ class TrainerConfig:
     """Number of groups on this machine, each with its own actors and learner; under torchrun every rank is one."""
 
     fusion: Literal["gradients", "average", "async"] = "average"
-    """What groups fuse: gradients at every update, mean weights in the background, or deltas without a barrier."""
+    """Fusion of the groups: gradients at every update, mean weights in the background, or deltas without a barrier."""
 
     fusion_interval: int = 32
     """Updates between two fusions of weights (average and async)."""
@@ -101,7 +101,7 @@ class TrainerConfig:
     """Average the optimiser's moments with the weights (average); messages are three times as long."""
 
     inference: Literal["actor", "server"] = "actor"
-    """Where the policy network runs: in every actor, or once for all actors beside the learner, on its device."""
+    """Place of the policy network: in every actor, or once for all actors beside the learner, on its device."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""

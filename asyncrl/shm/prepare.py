@@ -28,7 +28,7 @@ def prepare_run(without: tuple[str, ...] = (), cancelled: threading.Event | None
 
 
 def prepare_quietly(without: tuple[str, ...] = ()) -> None:
-    """The same without output: for the fork server, or after `prepare_run`."""
+    """Load or compile the kernels without output, in the fork server or after `prepare_run`."""
     _prepare([kernel for kernel in declared() if not _within(kernel, without)], None)
 
 
