@@ -23,8 +23,7 @@ VALUES_WIDTH = 64
 class ImageModule(nn.Module):
     """Convolutions over the images of a row, then one hidden layer and the head.
 
-    The rows of a batch are independent of each other (`rows_are_independent`), so a learner may compute those that
-    need no gradient without a graph.
+    Its rows are independent (`rows_are_independent`), so a learner may compute those without gradient without a graph.
 
     Args:
         name: the convolutions: small, nature or impala.

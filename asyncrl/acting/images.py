@@ -30,10 +30,8 @@ class ConvolutionalNetwork:
 
     Attributes:
         name: the convolutions.
-        image: shape of the first `image.values` inputs; the rest, such as a critic's action, is appended to the
-            outputs of the convolutions.
-        value_outputs: outputs of the value stream of a dueling network (Wang et al. 2016), which come first; 0 for one
-            stream.
+        image: shape of the first `image.values` inputs; the rest (a critic's action) joins after the convolutions.
+        value_outputs: outputs of the value stream of a dueling network (Wang et al. 2016), which come first, or 0.
         noisy_sigma: initial standard deviation of the noise after the convolutions (see `noisy_layers`), times the
             square root of a layer's inputs; 0 for no noise.
     """

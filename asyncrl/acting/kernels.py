@@ -202,8 +202,7 @@ def draw_choices(logits, choices, uniform, action, log_prob):  # type: ignore[no
 def draw_gaussian(mean, log_std, stds, draw, log_prob):  # type: ignore[no-untyped-def]
     """Turn standard normal `draw` `[R, d]` into `mean + exp(log_std) * draw` and fill `log_prob` `[R]`.
 
-    The log density is that of the rounded float32 draw, because that is stored in the row and read by the learner.
-    `stds` `[d]` is scratch.
+    The log density is that of the rounded float32 draw, which is stored in the row. `stds` `[d]` is scratch.
     """
     constant = 0.0
     for i in range(log_std.shape[0]):
@@ -224,8 +223,7 @@ def add_squashing(latent, log_prob):  # type: ignore[no-untyped-def]
     """Subtract `sum_i log(1 - tanh(u_i)^2)` of `latent` `[R, d]` from `log_prob` `[R]`.
 
     It is computed as `2 (log 2 - u - softplus(-2 u))` at `|u|` (the function is even), which avoids cancellation under
-    the logarithm. Actors and learner both omit the constant scale of the box, `sum log((high - low) / 2)`: it cancels
-    in every ratio and gradient.
+    the logarithm. Both sides omit the box's constant, `sum log((high - low) / 2)`: it cancels in ratios and gradients.
     """
     for r in range(latent.shape[0]):
         total = 0.0

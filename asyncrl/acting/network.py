@@ -44,8 +44,7 @@ class ActingNetwork:
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes and length of the block.
         relu: ReLU between the layers, else tanh.
-        statistics: slices of the observations' means and inverse standard deviations in the block; None if
-            observations are not normalised.
+        statistics: slices of the observations' means and inverse standard deviations in the block, or None.
 
     Attributes:
         weights: `[layout.weight_count]` float32, zero at first; values written into it are used from the next call on.
@@ -137,9 +136,7 @@ class ActingNetwork:
         """Fill rows `x` `[R, inputs]` of the input buffer: bytes scaled, values normalised if there are statistics."""
         rows = obs.shape[0]
         if self._plain:
-            x[...] = obs.reshape(
-                rows, self._inputs
-            )  # half the time of np.copyto, which matters in a fast environment
+            x[...] = obs.reshape(rows, self._inputs)  # half the time of np.copyto
             return
         if self._unpack is not None:
             self._unpack(obs, x)
@@ -178,8 +175,7 @@ class ActionBox:
     def at(self, share: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions `[E, *act_shape]` at fraction `share` `[E, d]` between low (0) and high (1); a fresh array.
 
-        Fractions 0 and 1 give the exact bounds, others are clipped to them. A range `high - low` that overflows
-        float32 is allowed.
+        Fractions 0 and 1 give the exact bounds, others are clipped to them. `high - low` may overflow float32.
         """
         action: NDArray[np.float32] = self._low * (1 - share) + self._high * share
         np.minimum(np.maximum(action, self._low, out=action), self._high, out=action)

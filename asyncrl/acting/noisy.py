@@ -38,9 +38,8 @@ class NoisyActingNetwork(ActingNetwork):
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         """Values of the head `[E, sizes[-1]]` with fresh noise for every row of `obs` `[E, *obs_shape]`.
 
-        The noise is independent for every stream, so that streams explore differently, and for every step, as in
-        Rainbow (Hessel et al. 2018). It is factorised: inputs + outputs draws for each layer, which are most of the
-        extra cost in a small network.
+        The noise is independent per stream, so streams explore differently, and per step, as in Rainbow (Hessel et al.
+        2018). It is factorised: inputs + outputs draws per layer, most of the extra cost in a small network.
         """
         self._observe(obs)
         rng.standard_normal(dtype=np.float32, out=self._noise)

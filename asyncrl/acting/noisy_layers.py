@@ -3,8 +3,7 @@
     y = (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out)
       = mu x + mu_b + f(e_out) * (sigma (f(e_in) * x) + sigma_b)
 
-The second form needs no matrix of noise and allows independent noise for every row. Actors draw it for every stream, a
-learner once for a batch.
+The second form needs no matrix of noise and allows noise per row. Actors draw it per stream, a learner once per batch.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ class NoisyLinear(nn.Linear):
         super().__init__(inputs, outputs)
         self.sigma_weight = nn.Parameter(torch.full((outputs, inputs), sigma * inputs**-0.5))
         self.sigma_bias = nn.Parameter(torch.full((outputs,), sigma * inputs**-0.5))
-        self.factors: tuple[Tensor, Tensor] | None = (
-            None  # not a buffer: buffers are published with the weights
-        )
+        self.factors: tuple[Tensor, Tensor] | None = None  # no buffer: those are published with the weights
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""

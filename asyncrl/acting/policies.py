@@ -47,8 +47,7 @@ class QLayout(WithStatistics):
         noisy: weights have standard deviations; those of a module are among its parameters.
         network: factory of a module in place of the perceptron, or None.
         normalized: observations are normalised by the statistics at the end of the block.
-        cell: recurrent cell between the hidden layers and the head, or None. Both streams of a dueling head are then
-            linear in the cell's outputs.
+        cell: recurrent cell before the head, or None. Both streams of a dueling head are linear in its outputs.
     """
 
     inputs: int

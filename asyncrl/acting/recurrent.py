@@ -2,8 +2,8 @@
 
 The order of the parameters is that of torch's modules: the weights `[outputs, inputs]` and biases of each encoder
 layer, then the cell's input weights `[gates * size, inputs]`, recurrent weights `[gates * size, size]` and the biases
-of both, then the head's weights and biases. The order of the gates is torch's: reset, update, new (GRU); input,
-forget, cell, output (LSTM).
+of both, then the head's weights and biases. Order of the gates: reset, update, new (GRU); input, forget, cell, output
+(LSTM).
 
     Cho et al. 2014               Learning phrase representations using RNN encoder-decoder (GRU)
     Hochreiter, Schmidhuber 1997  Long short-term memory

@@ -132,8 +132,7 @@ class StochasticPolicy(NetworkPolicy):
     """Policy that draws actions from a distribution whose parameters a network computes. Implements `Policy`.
 
     All streams act alike, so `act` accepts any number of rows, unless the policy is recurrent. A copy is used from one
-    thread. A pickle contains the weights; buffers that depend on the number of rows are allocated again after
-    unpickling.
+    thread. A pickle contains the weights; other buffers are allocated again after unpickling.
 
     Discrete components are drawn independently from the softmax of their logits. A Gaussian's draw is not clipped to
     the box: `log_prob` is that of the draw, and the caller clips when it steps the environment.

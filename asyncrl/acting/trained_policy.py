@@ -54,8 +54,7 @@ class TrainedPolicy:
             action, state = policy.predict(obs, state=state, episode_start=done)     # state None and done True at first
 
         A policy with `frame_stack` k that is not recurrent takes stacks of observations, as returned by `make_env()`
-        and gymnasium's `FrameStackObservation`. Called as above it takes single observations; then its state is the
-        stacks.
+        and gymnasium's `FrameStackObservation`; or, called as above, single ones, with the stacks as its state.
 
         Args:
             obs: one observation `[*obs_shape]` or a batch `[B, *obs_shape]`; of a Dict or Tuple space as the
@@ -64,8 +63,7 @@ class TrainedPolicy:
             state: state from the last call, None where all episodes begin. Without a frame stack a policy that is not
                 recurrent ignores it.
             episode_start: `[B]` or one bool, whether `obs` is the first of an episode; ignored likewise.
-            deterministic: the greedy action; if False, explore at the final rate of the schedule, or draw from a
-                stochastic policy.
+            deterministic: the greedy action; if False, explore at the schedule's final rate, or draw from the policy.
 
         Returns:
             Actions, `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and the state: `[state_size]` or

@@ -51,8 +51,7 @@ def run_episodes(
     """Play `episodes` greedy episodes in this process; blocks until they end.
 
     Args:
-        source: source of the environments, or environments already built (one, a list, or one vector); only those built
-            here are closed.
+        source: an `EnvSource`, or environments already built (one, a list, or one vector), which are not closed.
         policy: the policy, with its weights loaded.
         episodes: number of episodes, at least 1.
         seed: seed from which each episode's reset is seeded (a vector environment is seeded with it once).

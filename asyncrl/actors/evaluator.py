@@ -44,8 +44,7 @@ class RemoteEvaluator:
         max_envs: largest number of environments to build; more episodes than that take turns.
         limits: time limits of building its first environment, and of a step, reset or construction in an evaluation,
             and the limit of restarts after it was killed.
-        max_episode_steps: step limit of an episode; None for the environment's own limit, or `EPISODE_STEPS` if it has
-            none.
+        max_episode_steps: step limit of an episode; None for the environment's own limit, or else `EPISODE_STEPS`.
 
     Attributes:
         max_seconds: time limit of an evaluation, after which its episodes are cut; None for no limit.
@@ -101,8 +100,8 @@ class RemoteEvaluator:
             only those of episodes that had begun.
 
         Raises:
-            AsyncRLError: the environment failed (`EnvironmentHung` if it did not return), or the process was killed too
-                often (`ActorKilled`).
+            AsyncRLError: the environment failed or hung (`EnvironmentHung`).
+            ActorKilled: the process was killed too often.
         """
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")

@@ -111,9 +111,7 @@ class _Server:
             os.close(fd)
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        if len(fds) != len(
-            message["fd_names"]
-        ):  # the kernel drops descriptors that this process has no room for
+        if len(fds) != len(message["fd_names"]):  # the kernel drops descriptors beyond the limit
             return {"event": "refused", "why": "too many open files in the fork server"}
         try:
             pid = os.fork()
@@ -210,8 +208,7 @@ def run_child(message: dict[str, Any], fds: dict[str, int]) -> int:
 def open_log(path: str) -> int:
     """Open the log for appending and return the descriptor; that of the null device if it cannot be opened.
 
-    The run's directory may have been removed during the run; then it is created again. A log that cannot be opened does
-    not end an actor.
+    If the run's directory was removed it is created again. A log that cannot be opened does not end an actor.
     """
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -35,8 +35,7 @@ __all__ = ["ChildExit", "ForkServer"]
 class ForkServer:
     """Client of the process that forks actors; starts, replaces and ends it.
 
-    `start` and `close` may be called from any thread and need no event loop; other methods but `kill` are for the
-    thread of a running event loop.
+    `start`, `close` and `kill` may be called from any thread; other methods from that of a running event loop only.
 
     Args:
         max_restarts: limit of restarts of a server that died, within a minute.

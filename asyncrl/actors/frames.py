@@ -73,8 +73,7 @@ class FrameWriter:
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
         """Send a frame, or as much of it as fits, and queue the rest; return whether all is sent.
 
-        The caller may close the descriptors afterwards. Raises OSError if one must be duplicated for the queue and the
-        limit of open files is reached.
+        The caller may close the descriptors afterwards. Raises OSError if one cannot be duplicated for the queue.
         """
         data = _pack(message)
         if not self._queue:

@@ -9,8 +9,7 @@ a guardian. It forks the server before importing anything else, and waits for it
 Guardian, server and actors are subreapers (PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes a child of
 its nearest such ancestor, also in another session or process group. So a helper that leaves its session stays a
 descendant of its actor. When the actor ends, its helpers become children of the server, which kills every child that it
-did not fork. When the server ends, all of them become children of the guardian, which kills them and exits. After its
-exit no descendant is left.
+did not fork. When the server ends, all become children of the guardian, which exits after it has killed them.
 """
 
 from __future__ import annotations

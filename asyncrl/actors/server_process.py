@@ -40,8 +40,7 @@ class ForkRefused(Exception):
 class ServerProcess:
     """One fork server process, started by the constructor.
 
-    The constructor and `close` may be called on any thread, other methods but `hang_up` on that of one running event
-    loop.
+    The constructor, `close` and `hang_up` may be called on any thread, other methods on that of one event loop.
 
     Args:
         ready_seconds: time limit of its imports.

@@ -42,9 +42,7 @@ class AtariVector(AtariVectorEnv):
             "use_fire_reset": False,
             "num_threads": 1,
         }
-        self.metadata = dict(
-            self.metadata
-        )  # ale-py writes its autoreset mode into the dict of VectorEnv itself
+        self.metadata = dict(self.metadata)  # ale-py writes its autoreset mode into the dict of VectorEnv
         super().__init__(game, num_envs, **(protocol | kwargs | {"stack_num": 1, "grayscale": True}))
         frame = kwargs.get("img_height", SIDE), kwargs.get("img_width", SIDE)
         self.single_observation_space = Box(0, 255, frame, np.uint8)

@@ -186,8 +186,7 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
 def is_real(values: object) -> bool:
     """Whether values are real numbers, bools or objects such as None (False), not text, complex numbers or times.
 
-    NumPy would convert the latter: the text "1.5" to a number, 1j to its real part, five seconds to 5. Python would
-    convert the text "False" to True.
+    NumPy would convert the latter: "1.5" to a number, 1j to its real part, five seconds to 5; Python "False" to True.
     """
     array = np.asarray(values)
     if array.dtype.kind == "O":

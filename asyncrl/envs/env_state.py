@@ -2,8 +2,7 @@
 
 That of most environments written in Python is: gymnasium's classic control and toy text, and vectors of them. A pickle
 of a `gymnasium.utils.EzPickle` (MuJoCo, Box2D, Atari) contains the constructor's arguments only, not the episode, so
-such an object anywhere in the state counts as not picklable. Objects with processes, windows or native state raise in
-pickle itself.
+such an object anywhere in the state counts as not picklable. Processes, windows and native state do not pickle.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Image:
 def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     """Return the image shape of the observations, or None if they are not images.
 
-    An image is an array of bytes `[H, W]`, `[H, W, C]` or `[C, H, W]` (C is the shorter of first and last axis), of at
-    least 8 x 8.
+    An image is an array of bytes of at least 8 x 8, `[H, W]`, `[H, W, C]` or `[C, H, W]`; C is the shorter of first and
+    last axis.
 
     Args:
         spec: the policy's view of the environment, stacked frames included.
@@ -146,8 +146,7 @@ def pack(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     """Convert one structured observation to a row `[n]` of the spec's dtype; a fresh array.
 
     Raises:
-        ValueError: a leaf is missing or has another shape, a choice is out of range, or a value in a row of bytes is
-            not finite.
+        ValueError: a leaf is missing or misshapen, a choice is out of range, or a value in a row of bytes not finite.
     """
     return _row_of([_array_of(obs, leaf) for leaf in spec.leaves], spec)
 
@@ -156,8 +155,7 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     """Convert the observations given to `predict` to a row `[n]` or rows `[B, n]`.
 
     Args:
-        obs: one observation of the space, a batch whose leaves have a first axis B, or rows `[..., n]`, which are
-            returned as they are.
+        obs: one observation of the space, a batch whose leaves have a first axis B, or rows `[..., n]` (no copy).
         spec: the environment.
 
     Raises:

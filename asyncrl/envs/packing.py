@@ -47,8 +47,7 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
 def packed(env: Any) -> Any:
     """Wrap `env` in `PackedObservations` if its observations are structured; else return it.
 
-    Vectors of environments and spaces with other leaves are returned unchanged; `checks.spec_of` refuses those whose
-    observations are not one array.
+    Vectors and spaces with other leaves are returned unchanged; `checks.spec_of` refuses what is not one array.
     """
     if isinstance(env, VectorEnv) or not isinstance(env.observation_space, STRUCTURED):
         return env
@@ -92,8 +91,7 @@ class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that adds `info["action_mask"]` to the observation, which becomes a Dict `observation`, `action_mask`.
 
-    Usage: `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask in the info all actions
-    are allowed.
+    Usage: `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask all actions are allowed.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

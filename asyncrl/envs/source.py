@@ -49,8 +49,7 @@ class EnvSource:
 
     Attributes:
         name: the id, or the factory's qualified name.
-        kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (a gymnasium EnvSpec) or
-            `"factory"`.
+        kind: `"id"`, `"changed"` (an id with keyword arguments or wrappers), `"spec"` (gymnasium's) or `"factory"`.
         payload: the id as UTF-8, the id and its changes as JSON, or the cloudpickled spec or factory, which is
             unpickled only in the process that builds it.
         main_only: the id is registered only by the main script, in this process, so actors cannot make it.
@@ -150,13 +149,11 @@ class EnvSource:
 
         Args:
             render_mode: render mode, ignored if the constructor has no such parameter (see `asyncrl.envs.rendering`).
-            training: whether it is for an actor; this changes Atari games (see `asyncrl.envs.atari`), and is passed to
-                a factory with a parameter of that name.
+            training: whether it is for an actor; passed to Atari games and to a factory with such a parameter.
 
         Raises:
             UnknownEnvironment: the id is unknown, or a package it needs is not installed (ASYNC006).
-            EnvironmentNotBuilt: unpickling or the constructor failed, or a factory's result is no environment
-                (ASYNC004).
+            EnvironmentNotBuilt: unpickling or the constructor failed, or its result is no environment (ASYNC004).
             OldGymAPI: it is an environment of the old gym (ASYNC013).
         """
         import gymnasium

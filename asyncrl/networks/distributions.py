@@ -1,7 +1,6 @@
 """Action distributions of the learner: log probability and entropy, as pure differentiable functions.
 
-The counterpart in actors is `acting/stochastic.py`, which draws actions without torch. B is the batch size. Nothing
-waits for the device.
+The counterpart in actors, without torch, is `acting/stochastic.py`. B is the batch size. Nothing waits for the device.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ class MatmulPrecision:
     `highest` is float32 and changes nothing. `medium` rounds the factors and accumulates in float32: to bfloat16 (8
     bits of mantissa) on a CPU with AMX, where a product of two 256x256 matrices then takes 55 instead of 211
     microseconds, and to TF32 (10 bits) on a GPU. On any other CPU `medium` is `highest`, because the conversion costs
-    more than it saves. It also does on any CPU if a side of the matrices is below 128: keep such products outside of
-    the context.
+    more than it saves. It also does on any CPU if a side of the matrices is below 128: keep those out of the context.
 
     `bfloat16` is `medium` with autocast to bfloat16: the outputs of a module's convolutions and linear layers are also
     bfloat16, which halves their memory and traffic. Parameters, gradients, losses and Adam stay float32. Autocast does

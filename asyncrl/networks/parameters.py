@@ -56,8 +56,7 @@ class MLPParameters:
 
         Args:
             generator: a generator on the CPU, so the values are the same on every device.
-            head_inputs: fan-in of one output of the head; None for all inputs. In a dueling head each output has one
-                stream, half of the inputs.
+            head_inputs: fan-in of one output of the head (in a dueling head half of the inputs); None for all inputs.
         """
         layers = [*zip(self.weights, self.biases, strict=True), (self.head, self.head_bias)]
         fan_ins = [*self.sizes[:-2], head_inputs or self.sizes[-2]]
