@@ -1,24 +1,24 @@
-"""The production-consumption balance: how much actors may produce and how much the learner may consume.
+"""Production-consumption balance: limits on production by the actors and consumption by the learner.
 
-Four disciplines, one mechanism: whoever is ahead stands still, the learner by not beginning an update, an
-actor by not getting a grant (`RingReader.grant`); nobody drops anything to keep up, and nobody polls.
+All four disciplines use one mechanism: the side that is ahead waits. The learner does not begin an update; an actor
+gets no grant (`RingReader.grant`). Nothing is dropped to keep up, and there is no polling.
 
-    discipline    actors stand still when            learner stands still when        cursor (1) stays in
+    discipline    actors wait when                   learner waits when               cursor (1) stays in
     replay        it exceeds +e, by (3)              it would fall below -e, by (2)   [-e, +e]
     relaxed       the segments in flight are at      fewer than K segments are        [0, e], e from the segments that
                   their bound (segment_balance)      complete, of whichever rings     may be in flight
     lockstep      a segment ahead of the update      a ring has no complete segment   [0, e], e from two batches
     synchronous   the update is not published        the same                         [0, e], e from one batch
 
-Replay may train on a step any number of times, so only an error band holds both sides together: this module. A segment
-is trained on a fixed number of times (with I0 = 0), so the lower bound is exact (but for further epochs where an
-algorithm is told to make them while it waits, and which the cursor shows), and the upper one is a number of credits:
-`segment_balance.py`. What is dropped as too stale, or left out by an early stop, was produced and is never consumed:
-the cursor keeps it.
+Replay can train on a step any number of times, so both sides are bound by an error band: this module. A segment is
+trained on a fixed number of times (with I0 = 0), so the lower bound is exact and the upper one is a number of credits:
+`segment_balance.py`. Exceptions are additional epochs that an algorithm may make while it waits (`reuse_epochs`);
+they show in the cursor. Steps that are discarded as too stale, or skipped by an early stop, are produced but never
+consumed, and remain in the cursor.
 
-The formulas of both are ours. The idea of matching production and consumption is TianJi's (arXiv 2502.20190), which
-states it for its data flow; its released code leaves it to static sizes of queues and batches and never throttles
-the learner. A ratio bounded from both sides also stands in Reverb's `SampleToInsertRatio`.
+The formulas of both modules are original to this package. The idea of matching production and consumption is TianJi's
+(arXiv 2502.20190), which states it for its data flow; its released code relies on static sizes of queues and batches
+and never throttles the learner. Reverb's `SampleToInsertRatio` also bounds a ratio from both sides.
 
 Replay
 ------
@@ -30,28 +30,28 @@ All quantities are environment steps or training samples, counted since the run 
 
     cursor = sigma * (I - I0) - s                                                        (1)
 
-The cursor is what production is ahead of consumption. It is held in the band [-e, +e] from both sides:
+The cursor is the lead of production over consumption. It is kept in the band [-e, +e] from both sides:
 
     the learner may run an update      while  I >= I0  and  cursor - B >= -e             (2)
     actors may be granted a step more  while  sigma * (I + O + 1 - I0) - s <= +e         (3)
 
-O counts steps that are granted and not yet taken, so (3) holds whatever the actors do with their grants. Within (3) a
-grant goes to whichever ring has the fewest rows left, at most M rows to one ring, so a slow, hung or dead actor can
-sit on M rows and no more, and nobody waits for a particular actor.
+O counts steps that are granted and not yet taken, so (3) holds for every order in which actors use their grants. Within
+(3) a grant goes to the ring with the fewest rows left, at most M rows per ring. So a slow, hung or dead actor holds at
+most M rows, and nobody waits for a particular actor.
 
-Liveness. Suppose the learner may not go on, cursor < B - e, and no actor that answers has a row left. At most
-N * M * E steps are granted to actors that do not answer, so (3) refuses a row of E steps only if
-cursor > e - sigma * E * (N * M + 1). Both cannot hold while
+Liveness. Suppose that the learner may not continue, cursor < B - e, and no responsive actor has a row left. At most
+N * M * E steps are granted to unresponsive actors, so (3) refuses a row of E steps only if
+cursor > e - sigma * E * (N * M + 1). Both cannot hold if
 
     2 * e >= B + sigma * E * (N * M + 1)                                                 (4)
 
-and the constructor refuses an `e` that breaks (4) for M = 1. With `samples_per_insert` None the pace is free: only the
+The constructor refuses an `e` that violates (4) for M = 1. With `samples_per_insert` None the pace is free: only the
 rings' room bounds the actors and only the data bounds the learner.
 
-A staleness bound can leave the learner with a debt and nothing to pay it from; then the debt is written off
-(`write_off`).
+With a staleness bound, all rows may be discarded before they are trained on, so that the cursor stays high; then it is
+reset (`write_off`).
 
-The ratio that is reported, `achieved`, is s / (I - I0): steps before `learning_starts` are not repaid.
+The reported ratio `achieved` is s / (I - I0): steps before `learning_starts` do not count.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ from asyncrl.options import require_at_least
 from asyncrl.shm.kernel import kernel
 
 _DEFAULT_ROWS_AHEAD = 4
-"""Least M of the default error band; 4 rows leave an actor something to do while it is woken."""
+"""Minimum M of the default error band; 4 rows give an actor enough work for the time of a wake-up."""
 _DEFAULT_BATCHES = 8
-"""Least e of the default error band, in batches: where few samples are made of a step, M may be large, and actors that
-are the bottleneck then need no grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36 of
-the raw stepping rate with M = 4, 0.74 with this."""
+"""Minimum e of the default error band, in batches: with few samples per insert this allows a large M, so that actors
+that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36
+of the raw stepping rate with M = 4, 0.74 with this."""
 
 _UNLIMITED = 1 << 62
 
 
 class Balance:
-    """Holds samples per insert at its target from both sides. Pure arithmetic; one caller, the learner thread.
+    """Balance of replay, which keeps samples per insert at its target. Pure arithmetic; learner thread only.
 
     Args:
         samples_per_insert: sigma, or None for a free pace.
@@ -85,12 +85,12 @@ class Balance:
         learning_starts: I0 in environment steps; at least 1.
         num_actors: N.
         envs_per_actor: E.
-        num_slots: rows of one ring; M is at most a sixteenth of it, so that what may be sampled stays near capacity.
-        error_samples: e, or None for what (4) needs at M = 4 rows, and at least eight batches.
-        max_env_steps: no step beyond this many is granted (rounded up to whole rows), None for no limit.
+        num_slots: slots of a ring; M is at most a sixteenth of it, so that most of the ring can be sampled.
+        error_samples: e, or None for the minimum by (4) with M = 4 rows, but at least eight batches.
+        max_env_steps: maximum number of steps granted (rounded up to whole rows), or None.
 
     Raises:
-        ValueError: an argument out of its range, or a setting that would deadlock by (4).
+        ValueError: an argument is out of its range, or the setting would deadlock by (4).
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_written_off", "_start", "_begin")
@@ -134,7 +134,7 @@ class Balance:
         self._written_off = 0.0
 
     def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
-        """(e, M): the widest M that (4) allows for e, or the e that (4) needs for the default M."""
+        """Return e and M: e as given or the default, and the largest M that (4) allows for it."""
         if self._sigma is None:
             return 0.0, most_ahead
         row = self._sigma * self._envs
@@ -154,7 +154,7 @@ class Balance:
 
     @property
     def cursor(self) -> float:
-        """Production ahead of consumption in samples, equation (1); 0 where the pace is free."""
+        """Production ahead of consumption in samples, equation (1); 0 if the pace is free."""
         if self._sigma is None:
             return 0.0
         return self._sigma * (self._inserted - self._start) - self._sampled - self._written_off
@@ -168,24 +168,24 @@ class Balance:
         self._sampled += samples
 
     def write_off(self) -> None:
-        """Start again at cursor 0: nothing that was inserted can be trained on any more (all of it is too stale).
+        """Reduce a positive cursor to 0, because all inserted rows are too stale to be trained on.
 
-        Without this the learner would owe samples it cannot take, and the actors would wait for it to take them. What
-        is written off is not counted as sampled, so `achieved` falls below the target and shows it.
+        Without this the actors would wait for updates that the learner cannot make. The samples written off do not
+        count as sampled, so `achieved` falls below the target.
         """
         if self._sigma is not None:
             self._written_off += max(0.0, self.cursor)
 
     def refill(self) -> None:
-        """Make no update before `learning_starts` further steps: a run goes on and its replay is empty."""
+        """Allow no update before `learning_starts` further steps, for a resumed run with an empty replay."""
         self.write_off()
         self._begin = self._inserted + self._learning_starts
         self._start += min(self._inserted, self._learning_starts)
 
     def updates_allowed(self) -> int:
-        """How many updates the learner may run now, by (2); a very large number where the pace is free.
+        """Number of updates that the learner may run now, by (2); a very large number if the pace is free.
 
-        A free pace ends with the last step: no step pays for updates, so none are left to make.
+        With a free pace no update is allowed after the last step.
         """
         if self._inserted < min(self._begin, self._max_steps):
             return 0
@@ -194,7 +194,7 @@ class Balance:
         return max(0, math.floor((self.cursor + self._error) / self._batch_size))
 
     def steps_wanted(self, updates: int) -> int:
-        """How many more steps must be inserted before `updates` updates are allowed; at least 1."""
+        """Number of further steps to insert before `updates` updates are allowed; at least 1."""
         until_start = self._begin - self._inserted
         if self._sigma is None:
             return max(1, until_start)
@@ -203,34 +203,34 @@ class Balance:
 
     @property
     def updates_worth_waking(self) -> int:
-        """How many updates' worth of steps a starved learner should sleep for: half of the band's half width.
+        """Number of updates for whose steps a starved learner sleeps: half of the band's half width.
 
-        It loses nothing by it, for the steps are what limits it, and every wake-up takes an actor's core for a while.
+        This costs nothing, because the steps are the bottleneck, and each wake-up briefly takes an actor's core.
         """
         return max(1, int(self._error / (2 * self._batch_size)))
 
     @property
     def complete(self) -> bool:
-        """Whether `max_env_steps` are inserted: no further step comes."""
+        """Whether `max_env_steps` are inserted, so that there are no further steps."""
         return self._inserted >= self._max_steps
 
     def exhausted(self) -> bool:
-        """Whether `max_env_steps` are inserted and every update that they pay for has been made.
+        """Whether `max_env_steps` are inserted and the updates for them are made.
 
-        At the end the band is closed: updates go on while the cursor, not counting the error, covers a batch.
+        At the end updates continue only while the cursor, without the error e, is at least a batch.
         """
         if not self.complete:
             return False
         return self._sigma is None or self.cursor < self._batch_size
 
     def grant(self, published: NDArray[np.int64], granted: NDArray[np.int64], unpaced: bool = False) -> bool:
-        """Move `granted` (int64 `[N]`, written in place) as far as (3) allows; never backwards.
+        """Increase `granted` (int64 `[N]`, written in place) as far as (3) allows.
 
         Args:
-            published: int64 `[N]`, rows published by each ring; must be what `inserted` has been told of.
+            published: int64 `[N]`, rows published by each ring; their steps must have been counted by `inserted`.
             granted: int64 `[N]`, rows granted so far.
-            unpaced: nothing could be sampled yet (no row has n successors), so that the learner cannot pay: only
-                M and the limit bound the actors.
+            unpaced: ignore (3) while no row can be sampled yet (none has n successors), so that no update can be made;
+                then only M and the limit bound the actors.
 
         Returns:
             Whether any position moved.
@@ -248,7 +248,7 @@ class Balance:
         return self._sampled / since_start if since_start > 0 else 0.0
 
     def statistics(self) -> BalanceStatistics:
-        """A frozen record of the balance as it stands."""
+        """Present statistics, a frozen record."""
         return BalanceStatistics(
             target=self._sigma,
             achieved=self.achieved,
@@ -265,9 +265,9 @@ class Balance:
 def _fill(
     published: NDArray[np.int64], granted: NDArray[np.int64], steps: int, envs: int, rows_ahead: int
 ) -> bool:
-    """Hand out rows of `envs` steps, the ring with the fewest first, while `steps` minus all outstanding is positive.
+    """Grant rows of `envs` steps, first to the ring with the fewest, while `steps` minus outstanding ones is positive.
 
-    An actor writes the next observation one row ahead, so of `granted - published` rows all but one can be stepped.
+    An actor writes the next observation one row ahead, so all but one of `granted - published` rows can be stepped.
     """
     rings = published.shape[0]
     left = steps

@@ -1,4 +1,4 @@
-"""Statistics of a balance, for reports; what the quantities mean stands in `balance.py`."""
+"""Statistics of a balance, for reports; `balance.py` defines the quantities."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BalanceStatistics:
-    """The balance at one moment.
+    """State of a balance at one moment.
 
     Attributes:
-        target: samples per insert that is held, None where the pace is free.
+        target: target of samples per insert; None if the pace is free.
         achieved: samples per step inserted after `learning_starts`; 0 before the first.
         inserted_steps, sampled: I and s.
-        cursor: production ahead of consumption in samples, equation (1); 0 where the pace is free.
-        error_samples: e, the half width of the band; 0 where the pace is free.
-        rows_ahead: M, the most rows one ring may be granted ahead.
-        received_steps: R, steps that the learner side received; for replay the same as I.
-        discipline: `replay`, or the discipline in which segments are consumed.
+        cursor: production ahead of consumption in samples, equation (1); 0 if the pace is free.
+        error_samples: bound of the cursor in samples, see `balance.py`; 0 if the pace is free.
+        rows_ahead: M, maximum number of rows granted ahead per ring.
+        received_steps: steps received by the learner; equal to I for replay.
+        discipline: `replay`, or the discipline of segments or lockstep replay.
     """
 
     target: float | None = None

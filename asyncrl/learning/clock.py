@@ -1,4 +1,4 @@
-"""The training clock: starts at the first environment step, stands still while an evaluation holds training."""
+"""Training clock, which starts at the first environment step and stops while an evaluation holds training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 PROGRAM_START = time.monotonic() - time.process_time()
-"""`time.monotonic()` at which this program started: what a command counts its start-up from.
+"""`time.monotonic()` at the start of this program, from which a command counts its start-up time.
 
-By the processor time used up to this module's import, not by the process's age: after a shell's `exec` that is the
-shell's age. So the command line imports this module first.
+Computed from the processor time used before this module's import, not from the age of the process, which after a
+shell's `exec` is the shell's age. So the command line imports this module first.
 """
 
 
@@ -17,8 +17,8 @@ class TrainClock:
     """Seconds of training since the first environment step, pauses excluded. Event-loop thread only.
 
     Args:
-        now: source of monotonic seconds (tests give their own).
-        created: when the wall clock started, on the same source; None is now.
+        now: source of monotonic seconds (replaced in tests).
+        created: start of the wall clock, from the same source; None is now.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic, created: float | None = None) -> None:
@@ -30,29 +30,29 @@ class TrainClock:
         self._startup_before = self._wall_before = 0.0
 
     def go_on_from(self, train_seconds: float, startup_seconds: float, wall_seconds: float) -> None:
-        """Count on from an earlier run's three clocks; before `start`."""
+        """Continue the three clocks of an earlier run; called before `start`."""
         self._counted = train_seconds
         self._startup_before, self._wall_before = startup_seconds, wall_seconds
 
     def start(self) -> None:
-        """The first environment step was seen; later calls change nothing."""
+        """Start the clock at the first environment step; later calls have no effect."""
         if self._started is None:
             self._started = self._resumed = self._now()
 
     def pause(self) -> None:
-        """Stand still until `resume`."""
+        """Stop the clock until `resume`."""
         if self._resumed is not None:
             self._counted += self._now() - self._resumed
             self._resumed = None
 
     def resume(self) -> None:
-        """Go on, if it was started at all."""
+        """Continue after `pause`; no effect before `start`."""
         if self._started is not None and self._resumed is None:
             self._resumed = self._now()
 
     @property
     def running(self) -> bool:
-        """Whether it was started and does not stand still."""
+        """Whether the clock is started and not paused."""
         return self._resumed is not None
 
     @property
@@ -62,7 +62,7 @@ class TrainClock:
 
     @property
     def startup_seconds(self) -> float:
-        """Seconds from `created` to the first environment step (or until now, before it)."""
+        """Seconds from `created` to the first environment step, or until now before it."""
         started = self._now() if self._started is None else self._started
         return self._startup_before + started - self._created
 

@@ -1,4 +1,4 @@
-"""Errors of the learner: a loss or weights that are not finite, a device that is full."""
+"""Errors of the learner: nonfinite losses, priorities or weights, and lack of device memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from asyncrl.errors import GPUOutOfMemory, TrainingDiverged, describe_error
 
 DeviceFull = torch.cuda.OutOfMemoryError
-"""What torch raises; to be caught without importing torch."""
+"""Torch's exception for lack of GPU memory, so that other modules catch it without importing torch."""
 
 
 class Divergence:
-    """Remembers the last finite loss, and makes the error of ASYNC022; learner thread only.
+    """Check of losses, and creation of the error ASYNC022; learner thread only.
 
     Args:
-        folder: where the batch is saved, or None.
-        batch: the arrays to save, by name.
+        folder: directory in which the batch is saved, or None.
+        batch: returns the arrays to save, by name.
     """
 
     def __init__(self, folder: Path | None, batch: Callable[[], Mapping[str, NDArray[np.generic]]]) -> None:
@@ -31,13 +31,13 @@ class Divergence:
         self._finite_loss: float | None = None
 
     def check(self, loss: float, updates: int) -> None:
-        """Note a loss. Raises `TrainingDiverged` where it is NaN or infinite."""
+        """Store a finite loss. Raises `TrainingDiverged` if it is NaN or infinite."""
         if not math.isfinite(loss):
             raise self.error("the loss", updates)
         self._finite_loss = loss
 
     def error(self, what: str, updates: int) -> TrainingDiverged:
-        """The error, with the batch saved; `what` became NaN or infinite at update `updates`."""
+        """Save the batch and return the error: `what` became NaN or infinite at update `updates`."""
         loss = "none was reported" if self._finite_loss is None else self._finite_loss
         return TrainingDiverged(
             f"{what} became NaN or infinite at update {updates}",
@@ -46,7 +46,7 @@ class Divergence:
         )
 
     def _save_batch(self, updates: int) -> str:
-        """Where the batch lies now, or why it does not: a failure to save it must not hide the divergence."""
+        """Save the batch; return its path, or the reason of a failure, which must not hide the divergence."""
         if self._folder is None:
             return "not saved (the run has no directory)"
         path = self._folder / f"diverged_batch_{updates}.npz"
@@ -60,7 +60,7 @@ class Divergence:
 
 
 def out_of_gpu_memory(**asked: int) -> GPUOutOfMemory:
-    """ASYNC009, with what was asked for by the option's name, and what the device has."""
+    """Make the error ASYNC009 with the values of the responsible options and the state of the device's memory."""
     free, total = torch.cuda.mem_get_info()
     return GPUOutOfMemory(
         "the GPU ran out of memory in an update",

@@ -1,4 +1,4 @@
-"""Histogram of non-negative counts, with mean, 95th percentile and maximum: for staleness and policy lag."""
+"""Histogram of non-negative integers with mean, 95th percentile and maximum, for staleness and policy lag."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EDGES: NDArray[np.int64] = _edges()
 
 @dataclass(frozen=True)
 class HistogramStatistics:
-    """Distribution of the values counted since the last report, and the histogram since the start.
+    """Distribution of the values since the last report, and histogram since the start.
 
     Attributes:
-        mean, p95: p95 is the lower edge of the bucket that holds the 95th percentile.
-        max: exact.
-        samples: how many values the three are taken over.
+        mean, p95: p95 is the lower edge of the bucket that contains the 95th percentile.
+        max: exact maximum.
+        samples: number of values of `mean`, `p95` and `max`.
         edges, counts: `counts[i]` values since the start with `edges[i] <= value < edges[i + 1]`, trailing empty
             buckets left out.
     """
@@ -46,7 +46,7 @@ class HistogramStatistics:
 
 
 class Histogram:
-    """Counts non-negative integers; used from one thread."""
+    """Histogram of non-negative integers; used from one thread."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_counts", "_reported", "_sums", "_total")
 
@@ -57,17 +57,17 @@ class Histogram:
         self._total = np.zeros(3, np.int64)  # the same, since the start
 
     def add(self, now: int, then: NDArray[np.int64], each: int = 1) -> int:
-        """Count `now - then[i]` for every i; returns the largest.
+        """Count `now - then[i]` (0 if negative) for every i; return the largest.
 
         Args:
-            now: what is subtracted from.
+            now: minuend.
             then: int64 `[n]`, contiguous.
-            each: how often every value counts.
+            each: multiplicity of every value.
         """
         return int(_add(now, then, each, self._counts, self._sums))
 
     def statistics(self, reset: bool = False) -> HistogramStatistics:
-        """Distribution since the last report (with `reset`, a new interval begins)."""
+        """Distribution since the last report; `reset` begins a new interval."""
         recent = self._counts - self._reported
         samples, total, most = (int(x) for x in self._sums)
         used = int(np.flatnonzero(self._counts)[-1]) + 1 if self._counts.any() else 0
@@ -103,7 +103,7 @@ class Histogram:
 
 
 def _percentile(counts: NDArray[np.int64], share: float) -> float:
-    """Lower edge of the bucket at which the cumulated counts reach `share` of the whole; 0 where there are none."""
+    """Lower edge of the bucket at which the cumulated counts reach `share` of the total; 0 without counts."""
     cumulated = np.cumsum(counts)
     if cumulated[-1] == 0:
         return 0.0
@@ -114,10 +114,10 @@ def _percentile(counts: NDArray[np.int64], share: float) -> float:
 def _add(
     now: int, then: NDArray[np.int64], each: int, counts: NDArray[np.int64], sums: NDArray[np.int64]
 ) -> int:
-    """One pass over `then`: histogram and sums. Returns the largest difference."""
+    """Add the differences to `counts` and `sums`; return the largest difference."""
     most = np.int64(0)
     for i in range(then.shape[0]):
-        value = max(np.int64(0), now - then[i])  # a row that an environment has overwritten may say anything
+        value = max(np.int64(0), now - then[i])  # a row overwritten by an environment may contain anything
         most = max(most, value)
         sums[1] += value * each
         bucket = value

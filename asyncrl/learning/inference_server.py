@@ -1,29 +1,29 @@
-"""The inference server: one thread beside the learner's that runs the network for all actors (`inference="server"`).
+"""Inference server: a thread of the main process that runs the network for all actors (`inference="server"`).
 
     actor i                                       server thread (its own copy of the policy's network and weights)
     -------                                       ----------------------------------------------------------------
-    next observations stand in the ring
-    ask (a word; bell if the server sleeps)  ──>  every request that waits now, of any actor: no barrier
-    step the other half meanwhile                 newest published weights, if the mailbox has moved
-    sleep on its socket, if nothing is left       one forward pass over their rows, read where they lie
-    draw, explore, step               <── wake    outputs, version, updates into the block of each
+    write the next observations to the ring
+    request (a word; bell if server sleeps)  ──>  collect all waiting requests, of any actors: no barrier
+    step the other half meanwhile                 load the newest published weights
+    sleep on its socket, if nothing is left       one forward pass over the rows, read in place
+    draw, explore, step               <── wake    write outputs, version, updates into each actor's block
 
-Who owns what: the request block (`shm/requests.py`) has one part or two for each actor; the network's weights are this
-thread's copy of a publication, so they never race with an update, and the version that goes back is that of the row.
-Only the network is run here. Random draws, exploration, masks and log-probabilities stay in the actor, with its own
-generator, so they do not depend on how rows are batched.
+Ownership: each actor has one or two parts in its request block (`shm/requests.py`). The weights are this thread's copy
+of a publication, so they never race with an update, and the returned version is the version stored with the row. Only
+the network runs here. Random draws, exploration, masks and log-probabilities are computed in the actor, with its own
+generator, so they do not depend on the batching of rows.
 
-*Exact disciplines* (`lockstep`, `synchronous`): outputs may differ in the last bit with the number of rows in a pass,
-so each request is a pass of its own there. Which weights act is exact already: a request is for a granted row, and
-weights are published before rows are granted.
+*Exact disciplines* (`lockstep`, `synchronous`): outputs can differ in the last bit with the number of rows in a pass,
+so each request is a pass of its own. The weights are exact anyway, because a request is for a granted row, and weights
+are published before rows are granted.
 
-*A thread, not the event loop:* a pass takes milliseconds, and the loop is to answer within one. A coroutine that hands
-each batch to a thread and waits for it costs two more changes of thread for each batch, each of which may meet a busy
-learner thread; so the thread sleeps on the doorbell itself. torch computes without the GIL, with one thread.
+*Thread instead of event loop:* a pass takes milliseconds, and the event loop must respond within one. A coroutine that
+passes each batch to a thread and awaits it costs two more thread switches per batch, each of which may wait for a busy
+learner thread; so the thread itself sleeps on the doorbell. torch computes without the GIL, with one thread.
 
-*Ends:* an actor that dies has at most one request in flight, which is answered for nobody. Where a pass raises, the
-thread ends, and the run with it (ASYNC033). Where the main process ends, so does this thread, and the actors hear of it
-by their sockets, also while they wait. While the learner holds, actors are served on until their grants are used up.
+*End:* an actor that dies has at most one request in flight, whose answer nobody reads. If a pass raises, the thread
+ends, and the run with it (ASYNC033). If the main process ends, so does this thread, and the actors detect it by their
+sockets, also while they wait. While the learner holds, actors are served until their grants are used up.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from asyncrl.shm.requests import Request, ServerRequests
 from asyncrl.shm.weights import WeightMailbox
 
 SLEEP_SECONDS = 0.1
-"""The longest sleep: what a lost bell costs."""
+"""Longest sleep, which bounds the delay by a lost doorbell signal."""
 FIRST_WEIGHTS_SECONDS = 0.001
-"""Interval at which the first weights are looked for."""
+"""Polling interval for the first weights."""
 MOST_ROWS = {"cpu": 32, "cuda": 4096}
-"""Rows of a pass from which no further request joins it. A CPU is no faster with more: the Nature CNN took 0.54 ms a
-row for 16 rows, 0.52 for 32, 0.59 for 64 and 0.56 for 256."""
+"""Number of rows at which a pass accepts no further request. A CPU is no faster with more: the Nature CNN took 0.54 ms
+a row for 16 rows, 0.52 for 32, 0.59 for 64 and 0.56 for 256."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class InferenceStatistics:
     """Work of the server so far.
 
     Attributes:
-        passes: forward passes.
-        rows: observations in them.
-        wait_seconds: time that the mean actor has slept for want of an answer.
+        passes: number of forward passes.
+        rows: number of observations in them.
+        wait_seconds: mean time over the actors spent asleep waiting for answers.
     """
 
     passes: int
@@ -67,15 +67,15 @@ class InferenceStatistics:
 
 
 class InferenceServer:
-    """Answers the requests of all actors; see the module's text.
+    """Server for the inference requests of all actors; see the module docstring.
 
     Args:
-        policy: whose network is run, used by the server alone.
-        blocks: the server's end of every actor's block, in order.
-        doorbell: what actors ring when they have asked.
-        mailbox: where weights are published.
-        wake: wakes the actor of an index; called on the server's thread.
-        most_rows: of a pass, see `MOST_ROWS`; 1 makes every request a pass of its own.
+        policy: policy whose network is run, used by the server only.
+        blocks: the server's end of each actor's request block, in order of the actors.
+        doorbell: rung by actors that made a request.
+        mailbox: mailbox of published weights.
+        wake: wakes the actor with a given index; called on the server's thread.
+        most_rows: see `MOST_ROWS`; 1 makes every request a pass of its own.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class InferenceServer:
         self._thread: threading.Thread | None = None
 
     def start(self, on_failure: Callable[[AsyncRLError], None]) -> None:
-        """Start the thread; `on_failure` is called on the running loop with the error that ended it."""
+        """Start the thread; `on_failure` is called on the running event loop with an error that ends the thread."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
@@ -107,14 +107,14 @@ class InferenceServer:
                 self._run()
             except Exception as error:
                 failed = _failure(error)
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                with contextlib.suppress(RuntimeError):  # the event loop is closed
                     loop.call_soon_threadsafe(on_failure, failed)
 
         self._thread = threading.Thread(target=run, name="asyncrl-inference", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after the pass it is in, and let go of the blocks; idempotent."""
+        """End the thread after its present pass, and close the blocks; idempotent."""
         self._stopping = True
         if self._thread is not None:
             with contextlib.suppress(BlockingIOError):
@@ -126,7 +126,7 @@ class InferenceServer:
         self._blocks.clear()
 
     def statistics(self) -> InferenceStatistics:
-        """A frozen record; any thread."""
+        """Present statistics, a frozen record; any thread."""
         waited = sum(block.wait_seconds() for block in self._blocks) / max(1, len(self._blocks))
         return InferenceStatistics(self._passes, self._rows, waited)
 
@@ -138,7 +138,7 @@ class InferenceServer:
                 self._sleep()
 
     def serve(self) -> bool:
-        """Answer what waits now; False where nothing does."""
+        """Answer all waiting requests; return False if there are none."""
         requests = [request for block in self._blocks for request in block.requests()]
         if requests and not self._take_newest_weights():
             time.sleep(FIRST_WEIGHTS_SECONDS)
@@ -155,7 +155,7 @@ class InferenceServer:
         self._doorbell.drain()
 
     def _take_newest_weights(self) -> bool:
-        """Load the mailbox's weights where they moved; False where nothing was ever published."""
+        """Load newly published weights; return False if nothing was ever published."""
         version = self._mailbox.refresh(self._policy.weights, self._version)
         if version != self._version:
             self._version, self._updates = version, self._mailbox.updates
@@ -176,7 +176,7 @@ class InferenceServer:
 
 
 def batches(requests: Sequence[Request], most_rows: int) -> Iterator[list[Request]]:
-    """The requests, in their order, in batches of whole requests: each at least one, and closed by `most_rows` rows."""
+    """Divide the requests, in order, into batches of at least one; a batch is closed when it has `most_rows` rows."""
     batch: list[Request] = []
     for request in requests:
         batch.append(request)

@@ -1,19 +1,19 @@
-"""The learner: a coroutine that decides when, and one long-lived thread that does.
+"""The learner: a coroutine that schedules bursts of work, and one long-lived thread that runs them.
 
     loop thread                                 learner thread (owns tree or queue, grants, network, mailbox)
     -----------                                 -------------------------------------------------------------
-    wait for data and pace  ── run a burst ──>  tick:  take in what is new, grant, wake actors,
-    look at the loop again  <── ticks done ───         learn for about a millisecond
+    wait for data           ── run a burst ──>  tick:  receive new rows, grant, wake actors,
+    serve other coroutines  <── ticks done ───         train for about a millisecond
                                                 next tick, until the burst's time is over or there is nothing to do
 
-The ticks are those of an `UpdateLoop`: `relaxed_replay.py` draws from replay, `segment_loop.py` takes segments
-in order of arrival. A burst is long against the hand-over between the threads and short against a human; the loop
-stays responsive meanwhile because torch and the kernels release the GIL and the switch interval is half a millisecond
-(see `coordinator.py`).
+Ticks are those of an `UpdateLoop`: `relaxed_replay.py` and `lockstep_replay.py` sample from replay, `segment_loop.py`
+takes segments in order of arrival. A burst is long compared with the hand-over between the threads and short compared
+with human reaction times. The event loop stays responsive during a burst because torch and the kernels release the GIL
+and the switch interval is half a millisecond (see `coordinator.py`).
 
-Waiting is moderated: while data comes in denser than a millisecond, a loop that says so sleeps for one and looks again;
-otherwise the coroutine arms the doorbell with the position at which each ring is worth looking at, looks once more and
-sleeps. Whatever is lost on the way is found after 100 ms.
+Waiting depends on traffic. While data arrives at intervals under a millisecond, the coroutine sleeps for a millisecond
+and checks again, if the update loop allows it (`polls_while_dense`). Otherwise it arms the doorbell with a wake
+position per ring, checks once more and sleeps. A lost signal is made up for after 100 ms.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
 DENSE_SECONDS = 0.001
-"""A wait shorter than this means that traffic is dense: poll at this interval instead of using the doorbell."""
+"""Wait below which traffic is dense; then also the polling interval, in place of the doorbell."""
 DRAIN_SECONDS = 0.1
-"""The longest sleep: what a lost bell costs."""
+"""Longest sleep, which bounds the delay by a lost doorbell signal."""
 NOTHING, NO_BALANCE = HistogramStatistics(), BalanceStatistics(discipline="")
-"""Distribution of no values; the balance before there is one."""
+"""Empty distribution and empty balance, the defaults of a report."""
 
 
 @dataclass(frozen=True)
 class LearnerReport:
-    """What the learner says of itself; made on its thread, between two bursts. The defaults are of none yet.
+    """Statistics of the learner, taken on its thread between two bursts. The defaults describe a run without data.
 
     Attributes:
         updates: gradient steps so far.
         policy_version: publications of weights so far.
-        wait_seconds: time since `run` in which it could not learn (held time excluded).
+        wait_seconds: time since the start of `run` spent waiting for data (held time excluded).
         train_metrics: scalars of the core, by metric name.
         staleness, staleness_overall: of the samples used, in updates; since the last report, and since the start.
         staleness_versions, staleness_versions_overall: the same in policy versions.
         policy_lag, policy_lag_overall: of the steps received, in updates.
-        publish_interval: updates between two publications of weights now.
+        publish_interval: present number of updates between two publications of weights.
         publish_seconds: median cost of a publication.
-        balance: the pace.
-        stored_steps: environment steps that could be trained on now.
-        discarded_steps: environment steps given up because they were too stale, since the start.
+        balance: statistics of the balance.
+        stored_steps: environment steps that can be trained on at present.
+        discarded_steps: environment steps discarded as too stale (segments also by a faulty ring), since the start.
     """
 
     updates: int = 0
@@ -81,14 +81,14 @@ class LearnerReport:
 
 
 class Learner:
-    """Consumes rows of any actor, as they come; see the module's text for who runs where.
+    """Control of the update loop by the event loop; the module docstring describes the two threads.
 
     Args:
-        loop: turns rows into updates.
-        doorbell: what actors ring while the learner sleeps; its read end is watched by the running loop.
+        loop: update loop, which turns rows into updates.
+        doorbell: rung by actors while the learner sleeps; the event loop watches its read end.
         thread: the learner's thread.
-        burst_seconds: how long the thread works before the loop is asked again.
-        snapshots: weights to evaluate, which `loop` copies.
+        burst_seconds: duration of a burst.
+        snapshots: queue of weights to evaluate, filled by `loop`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Learner:
 
     @property
     def inserted_steps(self) -> int:
-        """Environment steps taken in so far, RESET rows excluded; any thread."""
+        """Environment steps received so far, RESET rows excluded; any thread."""
         return self._loop.inserted_steps
 
     @property
@@ -132,7 +132,7 @@ class Learner:
 
     @property
     def priorities(self) -> NDArray[np.float32] | None:
-        """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments. While held only."""
+        """Priorities of a replay `[rings, slots, leaves of a row]`, a view valid while held; None for segments."""
         return priorities_of_loop(self._loop)
 
     @property
@@ -142,16 +142,16 @@ class Learner:
 
     @property
     def thread(self) -> LearnerThread:
-        """The learner's thread, which runs what it is given between two bursts."""
+        """The learner's thread, which runs functions between two bursts."""
         return self._thread
 
     # --- loop thread ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Learn until `stop`, or until the run's steps are inserted and learned from.
+        """Train until `stop`, or until the run's steps are inserted and trained on.
 
         Raises:
-            TrainingDiverged: a loss, priority or weight is NaN or infinite; nothing of it is published.
+            TrainingDiverged: a priority or weight is NaN or infinite; such weights are not published.
             GPUOutOfMemory: the device ran out of memory.
         """
         loop = asyncio.get_running_loop()
@@ -179,9 +179,9 @@ class Learner:
         self._resumed.set()
 
     async def hold(self) -> None:
-        """Stop learning after the running burst; returns when the thread is quiet. Actors run on until ungranted.
+        """Pause after the running burst; return when the thread is idle. Actors continue until their grants run out.
 
-        Returns at once where `run` has ended, whose last checkpoint may still be under way.
+        Returns immediately if `run` has ended; the last checkpoint may hold after that.
         """
         self._holds += 1
         self._resumed.clear()
@@ -189,26 +189,26 @@ class Learner:
         await self._quiet.wait()
 
     def resume(self) -> None:
-        """Take back one `hold`; go on after the last."""
+        """Undo one `hold`; training continues after the last."""
         self._holds -= 1
         if not self._holds:
             self._resumed.set()
 
     async def report(self) -> LearnerReport:
-        """Statistics since the last report, taken on the learner's thread between two bursts."""
+        """Statistics since the last report, made between two bursts. Raises `TrainingDiverged` for a nonfinite loss."""
         return await self._thread.call(self._report)
 
     async def state_dict(self) -> dict[str, Any]:
-        """The state of core and loop (see `loop_state`), copied between two bursts."""
+        """State of core and loop (see `loop_state`), copied between two bursts."""
         return await self._thread.call(lambda: {**loop_state(self._loop), "wait_seconds": self._wait_seconds})
 
     async def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
-        """Go on from `state_dict` before the first burst; see `restore_loop`."""
+        """Restore a result of `state_dict` before the first burst; see `restore_loop`."""
         await self._thread.call(lambda: restore_loop(self._loop, state, priorities))
         self._wait_seconds = float(state["wait_seconds"])
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:
-        """A copy of the acting weights and the policy version they have, or will be published under."""
+        """Copy of the acting weights, and the policy version that they have or will be published under."""
         return await self._thread.call(self._loop.publisher.current)
 
     def _on_bell(self) -> None:
@@ -216,11 +216,11 @@ class Learner:
         self._data.set()
 
     def data_arrived(self) -> None:
-        """Look at the rings now; called on the loop thread when an actor died (its bell may be lost)."""
+        """Wake the coroutine; called on the loop thread when an actor died, whose signal may be lost."""
         self._data.set()
 
     async def _wait_for_data(self) -> None:
-        """Sleep until a burst is worth while; moderated as the module's text says."""
+        """Sleep until there is data for a burst, by polling or doorbell; see the module docstring."""
         started = time.perf_counter()
         if self._loop.polls_while_dense and self._last_wait < DENSE_SECONDS:
             await asyncio.sleep(DENSE_SECONDS)
@@ -251,7 +251,7 @@ class Learner:
     # --- learner thread ---------------------------------------------------------------------------------------------
 
     def _burst(self) -> bool:
-        """Run ticks until the burst's time is over or there is nothing to do; return whether there was nothing."""
+        """Run ticks until the burst's time is over or a tick found nothing to do; return whether one did."""
         if not self._prepared:
             self._loop.prepare()
             self._prepared = True

@@ -1,7 +1,7 @@
 """Thread of the learner.
 
-Torch keeps its thread count per thread, so this thread sets its own: left alone it ran a tiny network four times
-slower.
+Torch's thread count is a setting per thread, so this thread sets its own: with the default, a tiny network ran four
+times slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LearnerThread:
-    """The one thread that touches the network; created by the trainer, shut down by it.
+    """The only thread that uses the networks; the trainer creates and closes it.
 
     Args:
         torch_threads: intra-operation threads of torch on this thread.
@@ -32,15 +32,15 @@ class LearnerThread:
         )
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the thread, after whatever runs there now; its exception is raised here."""
+        """Run `function` on the thread after the calls before it; return its result or raise its exception."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
-        """Let the thread end after what it does now."""
+        """End the thread after the running call and wait for it; pending calls are cancelled."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _prepare_thread(torch_threads: int) -> None:
-    """Both settings are per thread. Denormal moments of dead units would cost Adam up to a twentieth."""
+    """Apply settings of torch that are per thread. Denormal moments of dead units slow Adam by up to a twentieth."""
     torch.set_num_threads(torch_threads)
     torch.set_flush_denormal(True)

@@ -1,20 +1,20 @@
-"""Lockstep training on replay: exact, and actors and learner still overlap.
+"""Lockstep training on replay, which is reproducible although actors and learner overlap.
 
-Rows are granted in quanta of Q rows per ring. Which weights act in a quantum, and which rows and how many updates the
-learner makes on them, depends on counts alone:
+Rows are granted in quanta of Q rows per ring. The weights that act in a quantum, the rows available to each update and
+the number of updates depend on counts only:
 
     learner   | ingest quantum k, n_k - L updates | publish, grant quantum k + 1, L updates | ingest quantum k + 1 ...
-    actors    | (wait)                            | make quantum k + 1 by these weights     | (wait)
+    actors    | (wait)                            | produce quantum k + 1 by these weights  | (wait)
 
-n_k is the number of updates that quantum k pays for (`LockstepBalance`), L is `lag` or n_k, whichever is less. So the
-rows of a quantum are received exactly L updates after the weights that made them were published: L is the policy lag.
-With one seed and one number of actors every number of the run is the same, however slow, preempted or suspended any
-process is: batches are drawn at fixed updates from fixed rows by the learner's own generator, actors act by fixed
-weights and their own generators, and weights are copied for evaluation at fixed updates.
+n_k is the number of updates due for quantum k (`LockstepBalance`), and L the smaller of `lag` and n_k. So the rows of a
+quantum are received exactly L updates after publication of their acting weights: L is the policy lag. For a given seed
+and number of actors all numbers of the run are the same, regardless of how slow, preempted or suspended any process is:
+batches are sampled at fixed updates from fixed rows by the learner's own generator, actors use fixed weights and their
+own generators, and weights are copied for evaluation at fixed updates.
 
-The learner never waits where the actors make a quantum within L updates' time, the actors hardly where n_k <= L.
-In HTS-RL (Liu et al., arXiv 2012.09849) the same idea orders on-policy segments (`segment_loop.py`); for replay the
-lag can be far shorter than the data that pays for an update is old.
+The learner never waits if the actors produce a quantum within the time of L updates; the actors hardly wait if
+n_k <= L. HTS-RL (Liu et al., arXiv 2012.09849) applies the idea to on-policy segments (`segment_loop.py`). For replay
+the lag can be much shorter than the age of the rows.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
 from asyncrl.learning.update_loop import TICK_SECONDS
 
 MOST_ROWS = 64
-"""Most rows of a quantum that is chosen by `quantum_rows`."""
+"""Maximum of `quantum_rows`."""
 
 
 def quantum_rows(
     *, samples_per_insert: float, batch_size: int, streams: int, num_slots: int, lag: int
 ) -> int:
-    """Rows of a quantum: as few as pay for `lag` updates, at most `MOST_ROWS` and a sixteenth of the ring."""
+    """Rows of a quantum: the fewest that allow `lag` updates, at most `MOST_ROWS` and a sixteenth of the ring."""
     paying = math.ceil(lag * batch_size / (samples_per_insert * streams))
     return max(1, min(paying, MOST_ROWS, num_slots // 16))
 
 
 class LockstepBalance:
-    """Updates that every quantum pays for. Pure arithmetic; one caller, the learner thread.
+    """Balance that schedules the updates of each quantum. Pure arithmetic; learner thread only.
 
     With I inserted steps, U updates scheduled so far, sigma samples per insert, batches of B and I0 steps before the
-    first update, a quantum pays for
+    first update, the number of updates due for a quantum is
 
         n = floor(sigma (I - I0) / B) - U
 
@@ -53,8 +53,8 @@ class LockstepBalance:
         learning_starts: I0.
         num_actors, envs_per_actor: N and E.
         rows: Q.
-        max_env_steps: no quantum is begun beyond this many steps, None for no limit. One that was begun is completed,
-            so that a run which goes on has the same quanta as one that never stopped.
+        max_env_steps: number of steps at which no further quantum is begun, or None. A quantum that was begun is
+            completed, so that a resumed run has the same quanta as an uninterrupted one.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_scheduled", "_start")
@@ -87,23 +87,23 @@ class LockstepBalance:
         self._sampled += samples
 
     def schedule(self) -> int:
-        """Updates that the steps inserted since the last call pay for."""
+        """Number of updates due for the steps inserted since the last call."""
         paid = math.floor(self._sigma * max(0, self._inserted - self._start) / self._batch_size)
         due = max(0, paid - self._scheduled)
         self._scheduled += due
         return due
 
     def refill(self) -> None:
-        """Schedule no update before `learning_starts` further steps: a run goes on and its replay is empty."""
+        """Schedule no update before `learning_starts` further steps, for a resumed run with an empty replay."""
         self._start += min(self._inserted, self._learning_starts)
 
     def next_rows(self) -> int:
-        """Rows of the next quantum; 0 where `max_env_steps` are inserted."""
+        """Rows of the next quantum; 0 if `max_env_steps` are inserted."""
         complete = self._max_steps is not None and self._inserted >= self._max_steps
         return 0 if complete else self.rows
 
     def statistics(self) -> BalanceStatistics:
-        """A frozen record of the balance as it stands."""
+        """Present statistics, a frozen record."""
         since_start = self._inserted - self._start
         return BalanceStatistics(
             target=self._sigma,
@@ -119,12 +119,12 @@ class LockstepBalance:
 
 
 class LockstepReplayLoop(ReplayLoop):
-    """Trains on quanta of rows, exactly. Implements `UpdateLoop`; learner thread only.
+    """Update loop on quanta of rows. Implements `UpdateLoop`; learner thread only.
 
     Args:
         parts: core, replay and options.
-        balance: updates of a quantum, and its rows.
-        lag: L, at least 1.
+        balance: schedules updates and rows of quanta.
+        lag: maximum of L, at least 1.
     """
 
     polls_while_dense = False
@@ -135,21 +135,21 @@ class LockstepReplayLoop(ReplayLoop):
         self._balance = balance
         self._lag = lag
         self._boundary = 0
-        """Rows of every ring in the quanta that were granted."""
+        """Rows of each ring in the quanta granted so far."""
         self._due = 0
-        """Updates left of those that the received quanta pay for."""
+        """Remaining updates of those scheduled for the received quanta."""
         self._next_granted = True
         """Whether the quantum after the received ones was granted."""
 
     def prepare(self) -> None:
-        """Publish the first weights and grant the first quantum, unless a run goes on that had done so."""
+        """Publish the first weights and grant the first quantum, unless a resumed run had done so."""
         if self.publisher.version == 0:
             self.publisher.publish()
         if self._next_granted and (self._positions == self._boundary).all():
             self._grant_quantum()
 
     def tick(self) -> bool:
-        """Take in a complete quantum or go on with its updates for `TICK_SECONDS`; False where it waits for rows."""
+        """Ingest a complete quantum or continue its updates for `TICK_SECONDS`; return False while waiting for rows."""
         self._quarantine.look()
         self._grant_held()
         if self._due == 0 or not self._replay.sampleable:
@@ -169,7 +169,7 @@ class LockstepReplayLoop(ReplayLoop):
         return True
 
     def end_burst(self) -> None:
-        """Nothing: weights are published before a quantum is granted, wherever bursts end."""
+        """Do nothing: weights are published before a quantum is granted, independent of bursts."""
 
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
@@ -177,14 +177,14 @@ class LockstepReplayLoop(ReplayLoop):
         return self._balance.next_rows() == 0 and received and not self._copy_due()
 
     def wake_positions(self) -> list[int]:
-        """Per ring, the end of its quantum; a ring that has reached it can ring no more, unless all have by now."""
+        """End of the quantum per ring; for a ring that is done a row out of its reach, unless all are done."""
         reached = [ring.reached(self._boundary) for ring in self.rings]
         if all(reached) and not self._copy_due():
             return [self._boundary] * len(reached)
         return [self._boundary + int(done) for done in reached]
 
     def _begin(self) -> bool:
-        """Receive the quantum that the actors have made, if it is complete."""
+        """Ingest the granted quantum if it is complete; return False if not, or if the evaluator must catch up."""
         if not self._copies.copy(self.inserted_steps):
             return False
         if self._boundary == self._positions.min() or not all(
@@ -201,10 +201,10 @@ class LockstepReplayLoop(ReplayLoop):
         return True
 
     def _give_up(self) -> None:
-        """Let actors go on where no row can be trained on.
+        """Grant the next quantum because no row can be trained on.
 
-        Where all are too stale, the updates left are not made: what comes next pays for itself. Where rows have no n
-        successors yet, they are made later.
+        If all rows are too stale, the remaining updates are dropped. If no row has n successors yet, they are made
+        later.
         """
         if self._options.max_staleness is not None and self._ever_sampleable:
             self._due = 0
@@ -217,11 +217,11 @@ class LockstepReplayLoop(ReplayLoop):
         self._grant_quantum()
 
     def _grant_quantum(self) -> None:
-        """Let every actor make the next quantum; a row needs the next row's slot for its next observation."""
+        """Grant the next quantum to all actors, with one more row for the last next observation."""
         self._next_granted = True
         rows = self._balance.next_rows()
         if rows == 0:
-            # The last updates draw from the same rows whether the run ends here or goes on.
+            # The last updates sample from the same rows, whether the run ends here or is resumed.
             for index in range(len(self.rings)):
                 self._replay.retire(index, self._boundary + self._balance.rows + 1)
             return

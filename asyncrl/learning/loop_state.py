@@ -1,18 +1,18 @@
-"""State of an update loop, for checkpoints: what it is, and how a fresh loop goes on from it.
+"""State of an update loop for checkpoints, and its restoration into a new loop.
 
     core, loop, pace, publisher       counters and positions (`STATE` of each)
-    published                         version, updates and values of the weights that act
+    published                         version, updates and values of the acting weights
     staleness, policy_lag             histograms
-    replay or queue, generator        positions in the rings, recent priorities; who draws batches
-    past                              segments kept for a second use
+    replay or queue, generator        positions in the rings, recent priorities; random generator of batches
+    past                              past segments kept for reuse
 
-Three ways to go on, by what was put back into the rings before:
+There are three cases, depending on what the caller has restored before:
 
-    rows and actors     exactly: every later number is that of a run that never stopped (lockstep, synchronous)
-    rows                the learner goes on exactly; the actors begin new lives, which cut the trajectories
-    neither             replay fills again before the first update; segments that were under way are lost
+    rows and actors     exact: all later numbers equal those of an uninterrupted run (lockstep, synchronous)
+    rows                the learner continues exactly; the actors begin new lives, which cut the trajectories
+    neither             replay is filled again before the first update; segments in flight are lost
 
-All functions belong to the learner's thread, between two ticks.
+All functions run on the learner's thread, between two ticks.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from asyncrl.replay.replay_state import (
 )
 
 Priorities = Sequence[tuple[int, NDArray[np.float32]]]
-"""Of each ring, the first of its rows that were kept, and their priorities `[rows, leaves of a row]`."""
+"""Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
 
 
 def loop_state(loop: UpdateLoop) -> dict[str, Any]:
-    """The state of a loop, nothing of it shared with the loop."""
+    """State of a loop as copies."""
     if isinstance(loop, ReplayLoop):
         return _replay_loop_state(loop)
     assert isinstance(loop, SegmentLoop)
@@ -55,20 +55,20 @@ def loop_state(loop: UpdateLoop) -> dict[str, Any]:
 
 
 def priorities_of_loop(loop: UpdateLoop) -> NDArray[np.float32] | None:
-    """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
+    """View of the priorities of a replay `[rings, slots, leaves of a row]`; None for segments."""
     return priorities_of(loop._replay) if isinstance(loop, ReplayLoop) else None
 
 
 def restore_loop(loop: UpdateLoop, state: Mapping[str, Any], priorities: Priorities | None) -> None:
-    """Go on from `state` with a fresh loop, before its first tick.
+    """Restore `state` into a new loop before its first tick.
 
     Args:
-        loop: fresh; its rings stand at their positions, and hold their rows unless `priorities` is None.
-        state: what `loop_state` returned.
-        priorities: of the rows of a replay (of none, for segments); None where the rings are empty.
+        loop: new loop; its rings are at their restored positions, and contain their rows unless `priorities` is None.
+        state: result of `loop_state`.
+        priorities: priorities of the rows of a replay (an empty sequence for segments); None if the rings are empty.
 
     Raises:
-        ValueError, KeyError: the state is of another loop.
+        ValueError, KeyError: the state belongs to another kind of loop.
     """
     loop.core.load_state_dict(state["core"])
     restore_state(loop.publisher, state["publisher"])
@@ -111,7 +111,7 @@ def _published(publisher: Publisher) -> dict[str, Any]:
 
 
 def _republish(publisher: Publisher, published: Mapping[str, Any], *, exactly: bool) -> None:
-    """Publish what acted under its own version, or, where actors begin anew, the newest weights under the next."""
+    """Publish the former acting weights under their version if `exactly`, else the newest under the next version."""
     mailbox, version = publisher._mailbox, int(published["version"])
     if version == 0:
         return
@@ -176,14 +176,14 @@ def _restore_segment_loop(loop: SegmentLoop, state: Mapping[str, Any], *, rows: 
     loop._intake.discarded_steps = int(state["discarded"])
     if not rows:
         loop._balance._open = 0
-    elif state["held"]:  # synchronous: the batch that is trained on is released with its publication
+    elif state["held"]:  # synchronous: the batch in training is released after publication
         loop._intake.segments = held
     if loop._past is not None and state["past"] is not None:
         _restore_past(loop._past, state["past"])
 
 
 def _granted_of(loop: SegmentLoop) -> dict[str, Any]:
-    """Nothing is granted beyond where the rings stand: `granted` of segments counts the row after them."""
+    """Grants at the rings' present positions; `granted` includes the row after a segment."""
     return {"granted": np.array([ring.published() + 1 for ring in loop.rings], np.int64)}
 
 

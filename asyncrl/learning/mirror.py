@@ -1,19 +1,20 @@
 """Copy of the rings' observations on the learner's device, from which batches are gathered there.
 
-Observations of images are what travels to a GPU: a batch of 32 stacks of 4 frames, with the next ones, has 1.8 MB, and
-each frame is drawn about as often as `samples_per_insert` says, in up to 2 k stacks. With a mirror each frame travels
-once. Everything else of a batch (action, n-step return, discount, weight) is cut on the CPU and travels in one block
-of some 30 bytes an item (see `StagedBatch`), because bounds, staleness and diagnosis read it there.
+Images dominate the transfers to a GPU: a batch of 32 stacks of 4 frames, with the next ones, has 1.8 MB, and each frame
+is sampled about `samples_per_insert` times, in up to 2 k stacks. With a mirror each frame is transferred once. The rest
+of a batch (action, n-step return, discount, weight) is gathered on the CPU, because bounds, staleness and diagnostics
+read it there, and transferred in one block of about 30 bytes per item (see `StagedBatch`).
 
-    who             the learner's thread alone
-    memory          rings stay the actors' and are registered as pinned memory; the mirror is the learner's
-    copy            rows `[copied, published)` at every look, on a stream of its own, behind the last gather (which may
-                    read the rows that they replace), beside the update
-    gather          on the learner's stream, behind the copies that were issued before it (a wait of the device)
-    overwriting     rows are granted away only when an event says that their copy is done. The event is polled; a grant
-                    that has to wait is held by the loop until its next look, so that an actor waits, never the learner
+    thread          the learner's only
+    memory          the actors own the rings, which are registered as pinned memory; the learner owns the mirror
+    copy            rows `[copied, published)` at every call of `follow`, on a CUDA stream of its own, concurrently with
+                    the update, but after the last gather (which may read the rows that they replace)
+    gather          on the learner's CUDA stream, after the copies issued before it (the device waits)
+    overwriting     rows are granted for overwriting only when an event shows that their copy is done. The event is
+                    polled; the loop holds a grant that must wait until its next tick, so that an actor waits and never
+                    the learner
 
-On the CPU the copies are plain ones, done when they return: the same code, for tests.
+On the CPU the same code makes synchronous copies, for tests.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.ring import RingReader
 
 _FREE_SHARE = 0.5
-"""Share of the device's free memory that `auto` takes at most."""
+"""Maximum share of the device's free memory used with `auto`."""
 
 
 class ObservationMirror:
     """Observations of all rings as `[R E S, bytes]` on a device; the `source` of a batch.
 
-    Made before anything is sampled; from then on the replay leaves `obs` and `next_obs` of its batches as they are.
+    Created before the first sample; from then on the replay does not fill `obs` and `next_obs` of batches.
 
     Args:
-        replay: of observations that are arrays of bytes.
-        device: of the learner.
+        replay: replay whose observations are arrays of bytes.
+        device: device of the learner.
         batch_size: B.
     """
 
@@ -70,7 +71,7 @@ class ObservationMirror:
         replay.leave_observations()
 
     def follow(self, published: NDArray[np.int64]) -> None:
-        """Begin to copy the rows that are new; `published` `[R]` are the rows that the replay has taken in."""
+        """Begin to copy new rows; `published` `[R]` is the number of rows of each ring ingested by the replay."""
         if (published == self._copied).all():
             return
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
@@ -86,7 +87,7 @@ class ObservationMirror:
         self._pending.append((event, self._copied.copy()))
 
     def _copy(self, index: int, start: int, stop: int) -> None:
-        """Copy rows of one ring, which in each environment are one piece of memory, or two."""
+        """Copy rows of one ring, which are one or two contiguous pieces per environment."""
         host, device = self._host[index], self._rows[index]
         slots = host.shape[1]
         start = max(start, stop - slots)
@@ -98,15 +99,15 @@ class ObservationMirror:
                     device[env, begin:end].copy_(host[env, begin:end], non_blocking=True)
 
     def is_safe(self, ring: int, position: int) -> bool:
-        """Whether the rows of a ring below `position` may be overwritten: their copies are done. Never waits."""
+        """Whether a ring's rows below `position` are copied and may be overwritten; does not wait."""
         while self._pending and (self._pending[0][0] is None or self._pending[0][0].query()):
             self._safe = self._pending.popleft()[1]
         return position <= int(self._safe[ring])
 
     def locate(self, batch: Batch) -> None:
-        """Note where the observations of the batch that was sampled last stand, for `gather`."""
+        """Store the positions of the observations of the batch sampled last, for `gather`."""
         if self._gathered is not None:
-            self._gathered.synchronize()  # the last gather's places are read from the same memory; long done
+            self._gathered.synchronize()  # the last gather reads its positions from this memory; done long ago
         self._replay.find_frames(batch, self._places.numpy())
 
     def gather(self, rows: Tensor) -> None:
@@ -121,21 +122,21 @@ class ObservationMirror:
         rows.copy_(self._taken.view(rows.shape)).mul_(1 / 255)
 
     def arrays(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """`obs` and `next_obs` of the batch that was gathered last, as copies on the host; for diagnosis."""
+        """`obs` and `next_obs` of the batch gathered last, as copies on the host; for diagnostics."""
         both = self._taken.cpu().numpy().copy().view(batch.obs.dtype).reshape(2, *batch.obs.shape)
         return {"obs": both[0], "next_obs": both[1]}
 
 
 def pin(owner: object, rings: Sequence[RingReader]) -> None:
-    """Register the observations as pinned memory for as long as `owner` lives, so that copies run beside all else.
+    """Register the observations as pinned memory for the lifetime of `owner`, so that copies are asynchronous.
 
     Raises:
-        RuntimeError: CUDA has refused it.
+        RuntimeError: CUDA refused the registration.
     """
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     for ring in rings:
         torch.cuda.check_error(cudart.cudaHostRegister(ring.obs.ctypes.data, ring.obs.nbytes, 0))
-        weakref.finalize(owner, _unpin, cudart, ring.obs)  # which keeps the memory mapped until then
+        weakref.finalize(owner, _unpin, cudart, ring.obs)  # its reference keeps the memory mapped until then
 
 
 def _unpin(cudart: Any, observations: NDArray[Any]) -> None:
@@ -151,10 +152,10 @@ def make_mirror(
     seen: EnvSpec,
     normalized: bool,
 ) -> ObservationMirror | None:
-    """The mirror that the option `replay_device` asks for; None where batches are gathered on the CPU.
+    """Make the mirror for the option `replay_device`; None if batches are gathered on the CPU.
 
     Raises:
-        ConfigurationError: `cuda` was asked for, and the learner is not there, or observations are no plain bytes.
+        ConfigurationError: `choice` is `cuda`, but the learner's device, replay or observations do not allow a mirror.
     """
     plain = isinstance(replay, PrioritizedReplay) and seen.observation_dtype == "uint8" and not seen.leaves
     if choice == "cpu" or (choice == "auto" and (device != "cuda" or not plain or normalized)):

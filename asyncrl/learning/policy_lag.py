@@ -1,10 +1,10 @@
-"""Policy lag: the updates that the learner has made beyond the weights that act.
+"""Policy lag: number of updates between the publication of the acting weights and the receipt of a step.
 
     lag of a step = u - u_i      u: updates made when the step is received,
                                  u_i: updates when the weights that acted were published
 
-It is measured once per environment step, when the step is received. So it says how old the acting policy is, where
-staleness says how old the samples are that are trained on (which a replay makes old by design).
+It is measured once per environment step, when the step is received. So policy lag is the age of the acting policy,
+whereas staleness is the age of the samples trained on, which is large in a replay by design.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PolicyLagMeter(Histogram):
     """Distribution of the policy lag over environment steps; learner thread only.
 
     Args:
-        rings: whose rows are received.
+        rings: rings whose rows are received.
     """
 
     STATE = (*Histogram.STATE, "_seen")
@@ -36,7 +36,7 @@ class PolicyLagMeter(Histogram):
         """Count the rows published since the last call, each for its E steps.
 
         Args:
-            published: int64 `[N]`, rows of each ring that are received now.
+            published: int64 `[N]`, number of rows of each ring received so far.
             updates: u.
         """
         if (published == self._seen).all():

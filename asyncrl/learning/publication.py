@@ -1,12 +1,12 @@
-"""Publication of weights: straight from the network into the mailbox, checked, counted in updates.
+"""Publication of weights: checked and copied from the network into the mailbox, at intervals counted in updates.
 
-How often is a number of updates and never a number of seconds. An earlier rule let 100 times the duration of the last
-publication pass before the next one: the first, cold one then held version 1 for thousands of updates, and what was
-learned depended on the machine. With `publish_interval="auto"` the number is the smallest for which
+The interval is a number of updates and not of seconds. An earlier rule waited 100 times the duration of the last
+publication before the next one: after the slow first publication, version 1 lasted for thousands of updates, and
+results depended on the machine. With `publish_interval="auto"` the interval is the smallest number for which
 
     median cost of a publication  <=  COST_SHARE * number * median cost of an update
 
-over the last `WINDOW` of each, where the first `COLD` are left out; until then it is 1.
+over the last `WINDOW` of each, without the first `COLD`; until there are enough it is 1.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from asyncrl.protocols import Updater
 from asyncrl.shm.weights import WeightMailbox
 
 COST_SHARE = 0.05
-"""Share of the learner's time that publications may take."""
+"""Maximum cost of publications, as a share of the cost of updates."""
 WINDOW = 64
-"""Publications, and updates, whose costs the medians are taken of."""
+"""Number of publications, and of updates, in the medians of costs."""
 COLD = 8
-"""First publications and updates whose costs are not counted."""
+"""Number of first publications and updates excluded from the medians."""
 LONGEST_INTERVAL = 64
-"""Most updates between two publications that `auto` chooses."""
+"""Maximum interval chosen by `auto`."""
 
 
 class Publisher:
-    """Writes the core's acting weights into the mailbox; learner thread only.
+    """Publisher of the core's acting weights to the mailbox; learner thread only.
 
     Args:
-        core: whose weights.
-        mailbox: where actors find them.
-        diverged: makes the error to raise where weights are not finite; gets what was not.
-        interval: updates between two publications, `auto`, or None where only `publish` publishes.
+        core: source of the weights.
+        mailbox: mailbox read by the actors.
+        diverged: makes the error for nonfinite weights; its argument names the nonfinite values.
+        interval: updates between two publications, `auto`, or None if only `publish` publishes.
 
     Attributes:
-        updates: gradient steps that the core has made.
+        updates: gradient steps of the core so far.
     """
 
     STATE = ("updates", "_published_updates", "_interval")
@@ -73,19 +73,19 @@ class Publisher:
 
     @property
     def unpublished(self) -> bool:
-        """Whether the core has learned something that no actor can see."""
+        """Whether the core's present weights are not published yet."""
         return self._published_updates != self.updates
 
     @property
     def interval(self) -> float:
-        """Updates between two publications now; the mean so far where the discipline decides."""
+        """Present number of updates between two publications; the mean so far if the discipline decides."""
         if self._interval is not None:
             return float(self._interval)
         return self.updates / max(1, self.version - 1)
 
     @property
     def publish_seconds(self) -> float:
-        """Median cost of a publication, 0 before the first warm one."""
+        """Median cost of a publication in seconds; 0 until `COLD` + `WINDOW` publications were made."""
         return self._publication_costs.median
 
     def updated(self, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Publisher:
             self.publish()
 
     def publish(self) -> None:
-        """Publish now. Raises `TrainingDiverged` where a weight is NaN or infinite; nothing is published then."""
+        """Publish now. Raises `TrainingDiverged` if a weight is NaN or infinite, without publishing."""
         started = time.perf_counter()
         if self._mailbox.publish_with(self._core.write_weights, self.updates) == 0:
             raise self._diverged("the weights")
@@ -107,9 +107,9 @@ class Publisher:
             self._interval = min(max(1, math.ceil(needed)), LONGEST_INTERVAL)
 
     def current(self) -> tuple[NDArray[np.float32], int]:
-        """A copy of the core's weights, and the version they have or will be published under; publishes nothing.
+        """Copy of the core's weights, and the version that they have or will be published under; publishes nothing.
 
-        Raises `TrainingDiverged` where a weight is NaN or infinite.
+        Raises `TrainingDiverged` if a weight is NaN or infinite.
         """
         weights = np.empty(self._core.weight_count, np.float32)
         self._core.write_weights(weights)
@@ -119,11 +119,11 @@ class Publisher:
 
 
 class CostWindow:
-    """Median of the newest `WINDOW` costs, without the first `COLD`; renewed whenever as many came again.
+    """Median of the newest `WINDOW` costs, without the first `COLD`; updated after every `WINDOW` costs.
 
     Attributes:
-        median: of the window in seconds, 0 before it is full for the first time.
-        renewed: whether the last `add` renewed the median.
+        median: median of the window in seconds, 0 before the window is full for the first time.
+        renewed: whether the last `add` updated the median.
     """
 
     def __init__(self) -> None:

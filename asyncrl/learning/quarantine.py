@@ -1,6 +1,6 @@
-"""Rings that cannot be trusted, as the learner's thread treats them: given up at once, begun again once abandoned.
+"""Treatment of faulty rings by the learner's thread: given up immediately, restarted once abandoned.
 
-What a quarantine is stands in `shm/ring_health.py`. Training goes on with the rows of the other rings meanwhile.
+`shm/ring_health.py` defines the quarantine. Training continues with the rows of the other rings meanwhile.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from asyncrl.shm.ring import RingReader
 
 
 class Quarantine:
-    """Takes rings out of use and back; learner thread only.
+    """Removal of faulty rings from use, and their restart; learner thread only.
 
     Args:
-        rings: all of them.
-        give_up: called once with the index of a ring that cannot be trusted: none of its rows is to be used any more.
-        begin_again: called with the index of a ring that nobody writes to any more: calls `RingReader.begin_again`.
+        rings: all rings.
+        give_up: called once per fault with the index of the ring, whose rows must not be used any more.
+        begin_again: called with the index of a faulty ring that has no writer any more; calls `RingReader.begin_again`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Quarantine:
         self._given_up = [False] * len(self._rings)
 
     def look(self) -> None:
-        """Treat every ring with a fault."""
+        """Give up rings with a new fault, and restart abandoned ones."""
         for index, ring in enumerate(self._rings):
             if not ring.fault:
                 continue

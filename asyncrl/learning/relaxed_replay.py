@@ -1,11 +1,11 @@
-"""Relaxed training on replay: updates whenever the balance allows, on whatever rows there are.
+"""Relaxed training on replay: updates whenever the balance allows, on all available rows.
 
-One pass over the loop:
+A tick of the loop:
 
     ingest new rows, retire, grant, wake actors
     update, update, ... for about a millisecond; publish every `publish_interval` updates
 
-`lockstep_replay.py` is the same in fixed quanta.
+`lockstep_replay.py` does the same in fixed quanta.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from asyncrl.learning.update_loop import TICK_SECONDS
 
 
 class RelaxedReplayLoop(ReplayLoop):
-    """Trains on rows of any actor again and again. Implements `UpdateLoop`; learner thread only.
+    """Relaxed update loop on replay. Implements `UpdateLoop`; learner thread only.
 
     Args:
         parts: core, replay and options.
-        balance: pace.
+        balance: balance of production and consumption.
     """
 
     polls_while_dense = True
@@ -35,12 +35,12 @@ class RelaxedReplayLoop(ReplayLoop):
         self._balance = balance
 
     def prepare(self) -> None:
-        """Publish the first weights: actors wait for them."""
+        """Publish the first weights, for which the actors wait."""
         if self.publisher.version == 0:
             self.publisher.publish()
 
     def tick(self) -> bool:
-        """New rows in, grants out, then updates for `TICK_SECONDS`. Returns whether an update was made."""
+        """Ingest new rows, grant rows, then update for `TICK_SECONDS`; return whether an update was made."""
         self._ingest()
         self._grant_held()
         before = self._granted.copy()
@@ -62,16 +62,16 @@ class RelaxedReplayLoop(ReplayLoop):
         return made > 0
 
     def end_burst(self) -> None:
-        """Nothing: weights are published by updates."""
+        """Do nothing: weights are published by updates."""
 
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         return self._balance.exhausted() and not self._copy_due()
 
     def wake_positions(self) -> list[int]:
-        """Per ring, the position from which on looking again is worth while.
+        """Position per ring at which the actor should wake the learner.
 
-        No further than half of what a ring is granted: an actor that runs out of grants would never ring.
+        It is at most half of the ring's grant ahead, because an actor without a grant writes no row and sends no wake.
         """
         steps = self._balance.steps_wanted(self._balance.updates_worth_waking)
         wanted = math.ceil(steps / (self.rings[0].num_envs * len(self.rings)))
@@ -79,10 +79,10 @@ class RelaxedReplayLoop(ReplayLoop):
         return [int(p) for p in self._positions + np.maximum(1, ahead)]
 
     def _starve(self) -> None:
-        """Let actors go on where every row is too stale: the debt cannot be paid, and only newer weights end it.
+        """Write off the due updates and publish if all rows are too stale, so that actors produce newer rows.
 
-        Before the first row has n successors there is no debt yet: what it pays for is made later, or never where no
-        further step comes.
+        Before any row was sampleable (had n successors) nothing is written off, because the updates can be made later,
+        unless no further steps will come.
         """
         if self._ever_sampleable or self._balance.complete:
             self._balance.write_off()

@@ -1,4 +1,4 @@
-"""Training on replay: take rows in, draw a batch, update, give the priorities back. The same under every discipline."""
+"""Training on replay, common to all disciplines: ingest rows, sample a batch, update, write priorities."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from asyncrl.shm.weights import WeightMailbox
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How batches are drawn.
+    """Options of training on replay.
 
     Attributes:
-        beta_start, beta_end: importance exponent, linear over `total_steps` (constant `beta_start` without).
+        beta_start, beta_end: exponent of importance weights, linear over `total_steps` (constant without).
         total_steps: steps over which schedules run, or None.
-        max_staleness: oldest policy that is learned from, in updates, or None.
-        publish_interval: updates between two publications, `auto`, or None where the discipline decides.
-        dump_dir: where the batch of a diverged update is saved, or None.
+        max_staleness: maximum staleness of a sample, in updates, or None.
+        publish_interval: updates between two publications, `auto`, or None if the discipline decides.
+        dump_dir: directory for the batch of a diverged update, or None.
     """
 
     beta_start: float
@@ -52,18 +52,18 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class ReplayParts:
-    """What training on replay is made of.
+    """Parts of training on replay.
 
     Attributes:
         core: network, optimiser and loss.
-        replay: rows and priorities, of transitions or sequences, as core and batch are.
-        mailbox: where weights are published.
-        staleness: meter and correction.
-        batch: the arrays that batches are gathered into.
-        wake: called with the index of an actor that waits and was granted rows.
-        options: how batches are drawn.
-        snapshots: weights to evaluate.
-        mirror: observations on the learner's device; None where batches are gathered on the CPU.
+        replay: rows and priorities, of transitions or sequences like core and batch.
+        mailbox: mailbox for published weights.
+        staleness: meter and correction of staleness.
+        batch: arrays into which batches are gathered.
+        wake: called with the index of a waiting actor that was granted rows.
+        options: options of training.
+        snapshots: queue of weights to evaluate.
+        mirror: observations on the learner's device; None if batches are gathered on the CPU.
     """
 
     core: ReplayUpdater | SequenceUpdater
@@ -78,7 +78,7 @@ class ReplayParts:
 
 
 class Pace(Protocol):
-    """What is told of samples and asked for statistics: `Balance` or `LockstepBalance`."""
+    """Common interface of `Balance` and `LockstepBalance`."""
 
     STATE: ClassVar[tuple[str, ...]]
 
@@ -89,10 +89,9 @@ class Pace(Protocol):
 
 
 class ReplayLoop:
-    """The part of the update loop from replay that both disciplines share; learner thread only.
+    """Base of the update loops on replay; learner thread only.
 
-    Subclasses say when rows are taken in, granted and trained on. See `UpdateLoop` for the
-    attributes.
+    Subclasses define when rows are ingested, granted and trained on. See `UpdateLoop` for the attributes.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("inserted_steps", "_granted", "_positions", "_ever_sampleable")
@@ -113,7 +112,7 @@ class ReplayLoop:
         self._replay = parts.replay
         self._pace = pace
         self._staleness = parts.staleness
-        self._batch: Any = parts.batch  # of the kind that the replay fills and the core takes
+        self._batch: Any = parts.batch  # of the type used by replay and core
         self._wake = parts.wake
         self._options = options
         self._copies = SnapshotWriter(parts.snapshots, self.publisher)
@@ -148,7 +147,7 @@ class ReplayLoop:
         )
 
     def _ingest(self) -> None:
-        """Take in what was published, and drop what is too stale."""
+        """Ingest published rows and retire stale ones."""
         self._quarantine.look()
         inserted = self._replay.ingest()
         self.inserted_steps += inserted
@@ -162,10 +161,10 @@ class ReplayLoop:
         self._ever_sampleable = self._ever_sampleable or self._replay.sampleable > 0
 
     def _grant(self, before: NDArray[np.int64]) -> None:
-        """Let actors write up to `_granted` where that has moved from `before`, and wake those that wait for it.
+        """Grant rows up to `_granted` to rings where it differs from `before`, and wake waiting actors.
 
-        A ring with a fault gets its grant when it is begun again, and one whose rows are still being copied to the
-        learner's device at a later look.
+        A ring with a fault gets its grant when it is restarted; a ring whose rows are still being copied to the
+        learner's device gets it by a later call of `_grant_held`.
         """
         for index in np.flatnonzero((self._granted != before) | self._held):
             if self.rings[index].fault:
@@ -180,18 +179,18 @@ class ReplayLoop:
                 self._wake(int(index))
 
     def _grant_held(self) -> None:
-        """Grant what had to wait for copies that are done by now."""
+        """Grant rows whose grants waited for copies that are finished now."""
         if self._held.any():
             self._grant(self._granted)
 
     def _trainable(self) -> bool:
-        """Whether a row can be sampled, without those that are too stale by now; asked before every update."""
+        """Retire rows that have become too stale; return whether a row can be sampled. Called before every update."""
         if self._options.max_staleness is not None:
             self._replay.retire_older_than(self.updates - self._options.max_staleness)
         return self._replay.sampleable > 0
 
     def _copy_due(self) -> bool:
-        """Whether weights are to be copied for evaluation."""
+        """Whether a copy of the weights for evaluation is due."""
         return self._copies.due(self.inserted_steps)
 
     def _beta(self) -> float:
@@ -203,7 +202,7 @@ class ReplayLoop:
         return min(1.0, self.inserted_steps / total) if total else 0.0
 
     def _update(self, beta: float) -> None:
-        """One update. Publishes where `publish_interval` updates are unpublished."""
+        """Make one update; publish if `publish_interval` updates are unpublished."""
         started = time.perf_counter()
         batch = self._batch
         batch.progress = self._progress()
@@ -222,7 +221,7 @@ class ReplayLoop:
         if result.priorities is not None:
             try:
                 self._replay.update_priorities(batch.ids, result.priorities)
-            except ValueError as error:  # refused whole, so that the tree stays sound
+            except ValueError as error:  # nothing was written, so the tree is valid
                 raise self.divergence.error("the temporal-difference errors", self.updates + 1) from error
         self.publisher.updated(time.perf_counter() - started)
 

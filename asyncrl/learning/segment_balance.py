@@ -1,7 +1,7 @@
-"""The production-consumption balance of segments: credits, each of which lets one actor produce one segment.
+"""Production-consumption balance of segments by credits, each of which allows one actor to produce one segment.
 
-`balance.py` holds replay's samples per insert in a band; here every inserted step is trained on a fixed number of
-times (the epochs), so what is left to balance is how far production may be ahead. All counts are of segments:
+`balance.py` keeps replay's samples per insert within an error band. Here every inserted step is trained on a fixed
+number of times (the epochs), so the balance only bounds how far production is ahead. All counts are of segments:
 
     N   rings                       h_r  segments ring r was ever granted, (granted_r - 1) / T
     K   segments_per_batch          c_r  of these complete        o_r = h_r - c_r   open: granted, not complete
@@ -10,39 +10,40 @@ times (the epochs), so what is left to balance is how far production may be ahea
     S   slots of a ring             room = (S - 1) / T rounded down, for the row after a segment holds its last
                                     observation
 
-**lockstep** and **synchronous** (K = N, one segment of every ring per batch): each ring holds one segment beyond what
-is released,
+**lockstep** and **synchronous** (K = N, one segment of every ring per batch): each ring is granted one segment beyond
+the released ones,
 
     h_r = l_r + 1,     granted_r = (l_r + 1) T + 1                                        (1)
 
-Which of the two it is lies in when the learner releases: a batch when its update begins (lockstep: the next batch is
-made meanwhile, by weights exactly one publication behind), or when its update was published (synchronous: none).
+The two differ in the time of release: in lockstep a batch is released when its update begins (the next batch is
+produced meanwhile, with weights exactly one publication behind), in synchronous after publication of its update.
 
 **relaxed**: ring r may be granted one more segment while it has room, f_r < room, and
 
     F < C  or  f_r = 0  or  (o_r = 0 and D < K),        C = max(N, Q K)                   (2)
 
-where the ring with the fewest in flight goes first. The first clause bounds what is in the pipe, so a learner that is
-the bottleneck finds data that is at most about Q batches old; the second lets every actor work on one segment; the
-third lets fast actors go on while the learner has nothing to begin with, so nobody waits for a particular actor.
+where rings with the fewest segments in flight come first. The first clause bounds the segments in flight, so that data
+is at most about Q batches old if the learner is the bottleneck. The second allows every actor one segment. The third
+lets fast actors continue while the learner has less than a batch, so that nobody waits for a particular actor.
 
-Bound. A ring takes a further credit of the first clause only as the poorest, so at most ceil(C / N) of a ring are open:
+Bound. A ring gets a further credit by the first clause only if it has the fewest, so at most ceil(C / N) of its
+segments are open:
 
     F <= max(C, K + (N - 1) ceil(C / N))                                                  (3)
 
-Liveness. If the learner waits, then D < K, and by (2) each ring with room has an open segment; so an actor that answers
-goes on. If m actors answer and all of their rings are full, then D >= m room, so the learner need not wait while
+Liveness. If the learner waits, then D < K, and by (2) each ring with room has an open segment; so responsive actors
+continue. If m actors are responsive and all of their rings are full, then D >= m room, so the learner need not wait if
 
     m room >= K                                                                           (4)
 
-and the constructor refuses a setting that breaks (4) for m = N. `slots_for` gives rings for which it holds with one
-actor missing (an actor that hangs for longer is started again by the pool).
+The constructor refuses settings that violate (4) for m = N. `slots_for` returns ring sizes for which (4) holds with one
+actor missing (the pool restarts an actor that hangs for longer).
 
 **max_env_steps**: segments are granted in batches of K. A new batch is begun only while the steps of complete segments
-and at most T E of each open one are below the limit; one that was begun is completed. So a run ends with less than
-K T E steps beyond the limit, and with no segment left over.
+plus T E per open segment are below the limit; a batch that was begun is completed. So a run ends with less than K T E
+steps beyond the limit and without incomplete batches.
 
-The formulas are ours.
+The formulas are original to this package.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ def is_exact(algorithm: object) -> bool:
 
 @dataclass(frozen=True)
 class SegmentShape:
-    """How rings are cut into segments.
+    """Shape of rings and segments.
 
     Attributes:
         num_rings: N.
         envs_per_actor: E.
-        length: T in rows.
-        num_slots: S, rows of one ring.
+        length: T, rows of a segment.
+        num_slots: S, slots of a ring.
     """
 
     num_rings: int
@@ -83,18 +84,18 @@ class SegmentShape:
 
 
 class SegmentBalance:
-    """Says how many segments each actor may produce. Pure arithmetic; one caller, the learner thread.
+    """Grants of segments to actors. Pure arithmetic; learner thread only.
 
     Args:
-        shape: of rings and segments.
+        shape: shape of rings and segments.
         discipline: `relaxed`, `lockstep` or `synchronous`.
         segments_per_batch: K; must be N unless relaxed.
         queue_batches: Q; relaxed only.
-        samples_per_insert: how often a step is trained on (epochs), for what is reported.
-        max_env_steps: no batch is begun beyond this many steps, None for no limit.
+        samples_per_insert: number of times that a step is trained on (epochs), for statistics only.
+        max_env_steps: number of steps at which no further batch is begun, or None.
 
     Raises:
-        ValueError: an argument out of its range, or a setting that would deadlock by (4).
+        ValueError: an argument is out of its range, or the setting would deadlock by (4).
     """
 
     STATE = ("_inserted", "_received", "_sampled", "_open")
@@ -142,7 +143,7 @@ class SegmentBalance:
         self._inserted += steps
 
     def received(self, steps: int) -> None:
-        """Count `steps` more steps that the learner took in (RESET rows excluded)."""
+        """Count `steps` more steps received by the learner (RESET rows excluded)."""
         self._received += steps
 
     def sampled(self, samples: int) -> None:
@@ -155,12 +156,12 @@ class SegmentBalance:
         complete_rows: NDArray[np.int64],
         granted: NDArray[np.int64],
     ) -> bool:
-        """Move `granted` (int64 `[N]` rows, written in place) as far as (1) or (2) allow; never backwards.
+        """Increase `granted` (int64 `[N]` rows, written in place) as far as (1) or (2) allow.
 
         Args:
             released_rows: int64 `[N]`, rows of each ring that may be overwritten.
-            complete_rows: int64 `[N]`, rows of each ring in complete segments, or published rows; must be what
-                `inserted` has been told of.
+            complete_rows: int64 `[N]`, rows of each ring in complete segments, or published rows; their steps must have
+                been counted by `inserted`.
             granted: int64 `[N]`, rows granted so far.
 
         Returns:
@@ -181,14 +182,14 @@ class SegmentBalance:
         return have != before
 
     def _next_round(self, released: list[int], have: list[int]) -> None:
-        """Equation (1): segment j of all rings, or of none where the limit is reached."""
+        """Apply (1): grant segment j to all rings, or to none if the limit is reached."""
         begun = max(have)
         for r, segments in enumerate(released):
             if have[r] == segments and (segments < begun or self._below_limit(0)):
                 have[r] = segments + 1
 
     def _deal(self, released: list[int], complete: list[int], have: list[int]) -> None:
-        """Equation (2): credits one by one, the ring with the fewest in flight first."""
+        """Apply (2): grant credits one by one, first to the ring with the fewest segments in flight."""
         ready = sum(complete) - sum(released)
         granted = sum(have)
         while granted % self._batch or self._below_limit(granted - sum(complete)):
@@ -205,17 +206,17 @@ class SegmentBalance:
             granted += 1
 
     def _below_limit(self, open_segments: int) -> bool:
-        """Whether a new batch may be begun while so many segments are granted and not complete."""
+        """Whether a new batch may be begun while `open_segments` are granted and not complete."""
         return (
             self._max_steps is None
             or self._inserted + open_segments * self._steps_of_segment < self._max_steps
         )
 
     def exhausted(self, ready: int) -> bool:
-        """Whether `max_env_steps` are inserted and no further batch can come together.
+        """Whether `max_env_steps` are inserted and no further batch can be completed.
 
         Args:
-            ready: segments that are complete and not taken now.
+            ready: number of segments that are complete and not part of a batch yet.
         """
         if self._max_steps is None or self._inserted < self._max_steps:
             return False
@@ -233,17 +234,17 @@ class SegmentBalance:
 
     @property
     def most_in_flight(self) -> int:
-        """Segments in flight at most, by (1) or (3) and the room."""
+        """Maximum number of segments in flight, by (1) or (3) and the room."""
         if self._discipline != "relaxed":
             return self._rings
         most = max(self._credits, self._batch + (self._rings - 1) * -(-self._credits // self._rings))
         return min(most, self._rings * self._room)
 
     def statistics(self) -> BalanceStatistics:
-        """A frozen record of the balance as it stands.
+        """Present statistics, a frozen record.
 
-        `error_samples` is what the credits let the cursor reach: all that may be in flight, and the batch that is
-        trained on after it was released.
+        `error_samples` is the maximum of the cursor: all segments that may be in flight, plus the released batch in
+        training.
         """
         training = 0 if self._discipline == "synchronous" else self._batch
         ahead = 1
@@ -263,7 +264,7 @@ class SegmentBalance:
 
 
 def _room(shape: SegmentShape, segments_per_batch: int) -> int:
-    """Segments that one ring may hold."""
+    """Number of segments that one ring can hold."""
     num_rings, length, num_slots = shape.num_rings, shape.length, shape.num_slots
     if num_slots < length + 1:
         raise ValueError(f"num_slots must be at least length + 1 = {length + 1}, got {num_slots}")
@@ -279,9 +280,9 @@ def _room(shape: SegmentShape, segments_per_batch: int) -> int:
 def slots_for(
     *, discipline: Discipline, num_rings: int, length: int, segments_per_batch: int, queue_batches: int = 1
 ) -> int:
-    """Slots of a ring (a power of two) that never limit (2) before the credits do and hold (4) with one actor missing.
+    """Slots of a ring, a power of two: one segment and the row after it in lockstep and synchronous disciplines.
 
-    With lockstep or synchronous one segment and the row after it.
+    When relaxed, enough that the credits, not the room, limit (2), and that (4) holds with one actor missing.
     """
     held = 1
     if discipline == "relaxed":

@@ -1,4 +1,4 @@
-"""Segments on their way into a batch: in order of arrival, without those that are too stale or not to be trusted."""
+"""Collection of segments into batches, in order of arrival, without stale segments and those of faulty rings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from asyncrl.replay.segments import SegmentQueue
 
 
 class SegmentIntake:
-    """Collects the segments of the next batch; learner thread.
+    """Collector of the segments of the next batch; learner thread only.
 
     Args:
         queue: complete segments.
-        options: how segments are consumed.
-        release: called with segments that are not trained on: their rows may be overwritten.
+        options: options of consumption.
+        release: called with segments that are discarded, so that their rows may be overwritten.
 
     Attributes:
-        segments: taken and not released: those that wait for their batch to be full, and in the synchronous discipline
-            the batch that is trained on.
-        discarded_steps: steps of the segments that were dropped.
+        segments: segments taken and not released: an incomplete batch, or in the synchronous discipline the batch in
+            training.
+        discarded_steps: environment steps of the discarded segments.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class SegmentIntake:
         self.segments: list[Segment] = []
         self.discarded_steps = 0
         self._distrusted = [0] * len(queue.rings)
-        """Per ring, the row below which no segment is trained on any more."""
+        """Row per ring below which segments are discarded."""
 
     def batch(self, version: int) -> list[Segment] | None:
-        """The segments of the next iteration, or None while some are missing; `version` is the newest published."""
+        """Segments of the next iteration, or None while some are missing; `version` is the newest published."""
         if self._options.discipline != "relaxed":
             return self._queue.take_one_of_each() if self._queue.each_ready else None
         wanted = self._options.segments_per_batch
@@ -49,14 +49,14 @@ class SegmentIntake:
         return self.taken() if len(self.segments) >= wanted else None
 
     def taken(self) -> list[Segment]:
-        """`segments`, which is empty afterwards."""
+        """Return `segments` and empty it."""
         segments, self.segments = self.segments, []
         return segments
 
     def give_up(self, index: int) -> None:
-        """Train on no segment of this ring that is not in a batch yet.
+        """Discard the complete segments of this ring that are not in a batch yet.
 
-        Where a batch is one segment of every ring, the one that is complete is used: a batch cannot do without.
+        If a batch is one segment of every ring (not relaxed), a complete segment is used, because the batch needs it.
         """
         if self._options.discipline != "relaxed":
             return
@@ -67,6 +67,6 @@ class SegmentIntake:
         self._release(distrusted)
 
     def _too_stale(self, segment: Segment, version: int) -> bool:
-        """Whether its oldest row is over the bound. No weights are published between this and its use."""
+        """Whether the oldest row exceeds the staleness bound. No weights are published between this check and use."""
         bound = self._options.max_staleness
         return bound is not None and version - int(segment.version.min()) > bound

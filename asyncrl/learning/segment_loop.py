@@ -1,15 +1,15 @@
-"""Learning from segments: take those that arrived first, train on them, publish, let the actors go on.
+"""Training on segments: take segments in order of arrival, train on them, publish weights, grant further segments.
 
-    relaxed       take K segments of whichever actors -> copy them in -> release, grant -> steps -> publish
-    lockstep      wait for one segment of every actor -> publish what the last iteration learned -> copy them in
-                  -> release, grant the next ones -> steps
-    synchronous   wait for one segment of every actor -> copy them in -> steps -> publish -> release, grant
+    relaxed       take K segments of any actors -> copy -> release, grant -> steps -> publish
+    lockstep      wait for one segment of every actor -> publish the weights of the last iteration -> copy
+                  -> release, grant the next segments -> steps
+    synchronous   wait for one segment of every actor -> copy -> steps -> publish -> release, grant
 
-In lockstep (as in HTS-RL, Liu et al., arXiv 2012.09849) the weights that act in segment i + 1 are those learned up to
-segment i - 1, on every machine and at every speed: they are published when every actor has finished segment i and none
-may begin the next one. So the same seed gives the same numbers, and collecting overlaps with learning all the same. The
-synchronous discipline is what the others are measured against. All three are this class; they differ in when it
-publishes and when it releases.
+In lockstep (as in HTS-RL, Liu et al., arXiv 2012.09849) the weights that act in segment i + 1 have been trained on the
+segments up to i - 1, on every machine and at every speed: they are published when every actor has finished segment i
+and none may begin the next one. So equal seeds give equal numbers, and collection still overlaps with training. The
+synchronous discipline is the baseline. One class implements all three, which differ in the times of publication and
+release.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncrl.learning.weight_snapshots import SnapshotWriter
 
 
 class SegmentLoop:
-    """Consumes each segment once, in order of arrival. Implements `UpdateLoop`; learner thread."""
+    """Update loop that consumes segments in order of arrival. Implements `UpdateLoop`; learner thread only."""
 
     polls_while_dense = False
     STATE = ("inserted_steps", "_granted", "_learning", "_trained_steps", "_samples")
@@ -77,11 +77,11 @@ class SegmentLoop:
         self._grant()
 
     def tick(self) -> bool:
-        """Note what arrived; begin an iteration or go on with it for `TICK_SECONDS`; False where it waits for rows."""
+        """Receive segments; begin or continue an iteration for `TICK_SECONDS`; return False while waiting for rows."""
         self._quarantine.look()
         ready = self._queue.ready
         inserted = self._queue.poll()
-        if self._queue.ready != ready:  # also where a segment is all resets, and holds no step
+        if self._queue.ready != ready:  # also for a segment of RESET rows only, which has no step
             self.inserted_steps += inserted
             self._balance.inserted(inserted)
             self._grant()
@@ -91,15 +91,15 @@ class SegmentLoop:
         return True
 
     def end_burst(self) -> None:
-        """Nothing: weights are published between iterations, wherever bursts end."""
+        """Do nothing: weights are published between iterations, independent of bursts."""
 
     def finished(self) -> bool:
-        """Whether no further batch can come."""
+        """Whether no further batch can be completed and no copy of weights is due."""
         used_up = self._balance.exhausted(self._queue.ready + len(self._intake.segments))
         return used_up and not self._copy_due()
 
     def wake_positions(self) -> list[int]:
-        """Per ring, where its next segment is complete."""
+        """Position per ring at which its next segment is complete."""
         return [int(position) for position in self._queue.next_wake()]
 
     def statistics(self) -> LoopStatistics:
@@ -117,7 +117,7 @@ class SegmentLoop:
     # --- an iteration ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> bool:
-        """Begin an iteration if its segments are there."""
+        """Begin an iteration if its segments are complete; return whether it was begun."""
         if not self._copies.copy(self._trained_steps):
             return False
         segments = self._intake.batch(self.publisher.version)
@@ -127,17 +127,17 @@ class SegmentLoop:
             self.publisher.publish()
         self._train_on(segments)
         if self._options.discipline == "synchronous":
-            self._intake.segments = segments  # released when what they taught is published
+            self._intake.segments = segments  # released after publication of the update
         else:
             self._release(segments)
         return True
 
     def _copy_due(self) -> bool:
-        """Whether weights are to be copied for evaluation."""
+        """Whether a copy of the weights for evaluation is due."""
         return self._copies.due(self._trained_steps)
 
     def _train_on(self, segments: list[Segment]) -> None:
-        """Hand the segments to the core, with some of the past where that is wanted, measured and corrected."""
+        """Measure and correct staleness, and begin an iteration of the core on the segments and past segments."""
         version = self.publisher.version
         batch = [*segments, *(self._past.draw(version) if self._past is not None else ())]
         for segment in batch:
@@ -160,13 +160,13 @@ class SegmentLoop:
         self._learning = True
 
     def _steps(self) -> None:
-        """Gradient steps until the iteration ends or `TICK_SECONDS` are over."""
+        """Make gradient steps until the iteration ends or `TICK_SECONDS` are over."""
         end = time.perf_counter() + TICK_SECONDS
         while self._learning:
             started = time.perf_counter()
             more = self.core.step()
             samples = self.core.samples
-            if samples != self._samples:  # else it only stopped early: the policy had moved far enough
+            if samples != self._samples:  # unchanged if the core stopped early, by `target_kl`
                 self.publisher.updated(time.perf_counter() - started)
                 self._balance.sampled(samples - self._samples)
                 self._samples = samples
@@ -178,13 +178,13 @@ class SegmentLoop:
     def _end(self) -> None:
         self._learning = False
         if self._options.discipline == "lockstep":
-            return  # published when no actor is in the middle of a segment
+            return  # published when no actor is within a segment
         self.publisher.publish()
         if self._options.discipline == "synchronous":
             self._release(self._intake.taken())
 
     def _again(self) -> bool:
-        """Another pass over the last batch where the learner would wait, if the algorithm allows one."""
+        """Begin another pass over the last batch in place of waiting, if the algorithm allows one."""
         if (
             self._options.discipline != "relaxed"
             or self.updates == 0
@@ -204,13 +204,13 @@ class SegmentLoop:
         self._grant()
 
     def _grant(self) -> None:
-        """Let actors go on as far as the balance allows, and wake those that wait for it."""
+        """Grant segments as far as the balance allows, and wake waiting actors."""
         before = self._granted.copy()
         if not self._balance.grant(self._queue.released, self._queue.published_rows(), self._granted):
             return
         for index in np.flatnonzero(self._granted != before):
             if self.rings[index].fault:
-                continue  # it gets its grant when it is begun again
+                continue  # it receives its grant when it is restarted
             with contextlib.suppress(RingCorrupt):
                 self._queue.grant(int(index), int(self._granted[index]))
             if self.rings[index].take_waiting():

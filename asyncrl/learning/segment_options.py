@@ -18,14 +18,14 @@ from asyncrl.shm.weights import WeightMailbox
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """How segments are consumed.
+    """Options of the consumption of segments.
 
     Attributes:
-        discipline: who may be ahead of whom; see `segment_loop.py`.
+        discipline: order of training, publication and release; see `segment_loop.py`.
         segments_per_batch: K.
         total_steps: steps over which schedules run, or None.
-        max_staleness: oldest policy that is learned from, in publications, or None.
-        dump_dir: where the batch of a diverged update is saved, or None.
+        max_staleness: maximum staleness of a segment, in policy versions, or None.
+        dump_dir: directory for the batch of a diverged update, or None.
     """
 
     discipline: Literal["relaxed", "lockstep", "synchronous"]
@@ -37,18 +37,18 @@ class SegmentOptions:
 
 @dataclass(frozen=True)
 class SegmentParts:
-    """What learning from segments is made of.
+    """Parts of training on segments.
 
     Attributes:
         core: network, optimiser and loss.
         queue: complete segments.
-        balance: pace.
-        mailbox: where weights are published.
-        staleness: meter and correction.
-        wake: called with the index of an actor that waits and was granted rows.
-        options: how segments are consumed.
-        snapshots: weights to evaluate; copied between two iterations.
-        past: segments kept for a second use, or None.
+        balance: production-consumption balance.
+        mailbox: mailbox for published weights.
+        staleness: meter and correction of staleness.
+        wake: called with the index of a waiting actor that was granted rows.
+        options: options of consumption.
+        snapshots: queue of weights to evaluate, filled between two iterations.
+        past: replay of past segments, or None.
     """
 
     core: SegmentUpdater

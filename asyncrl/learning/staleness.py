@@ -1,29 +1,29 @@
-"""Staleness of samples: what the learner has learned between the weights that acted and the weights that are trained.
+"""Staleness of samples: age of the acting weights of a sample when it is trained on.
 
     in updates     u - u_i        u: updates made so far, u_i: updates when the weights that acted were published
     in versions    v - v_i        v: publications so far, v_i: version of the weights that acted
 
-Both are measured whenever a sample is used, for every algorithm. The bound `max_staleness` and the correction of replay
-algorithms are in updates, those of segment algorithms in versions, for these publish once per iteration. (Policy lag is
-another number: the age of the acting weights when a step is *received*; see `policy_lag.py`.)
+Both are measured at each use of a sample, for every algorithm. The bound `max_staleness` and the correction are in
+updates for replay algorithms, and in versions for segment algorithms, which publish once per iteration. (Policy lag is
+another quantity: the age of the acting weights when a step is *received*; see `policy_lag.py`.)
 
-The correction is a factor on the item's loss, beside the importance weight of prioritized replay, with staleness s and
-rate a:
+The correction is a factor on the item's loss, in addition to the importance weight of prioritized replay, with
+staleness s and rate a:
 
     none           1
     power          (1 + s)^-a
     exponential    exp(-a * s)
 
-TianJi (arXiv 2502.20190) motivates correcting what the bound lets through; the two forms are the ones asynchronous SGD
-uses for stale gradients (power: FedAsync, arXiv 1903.03934; exponential: the same paper's alternatives). For replay
-algorithms the default is `none`: the rows of a replay are old by design and the Bellman target does not depend on who
-acted. On CartPole-v1 (`python benchmarks/staleness.py`, 5 seeds, p95 of 160 to 192 versions) no correction reached a
-greedy 475 in a median of 1.4 s, power and exponential ones in 1.6 to 1.8 s.
+TianJi (arXiv 2502.20190) motivates a correction of samples within the bound; the two forms are used in asynchronous SGD
+for stale gradients (power: FedAsync, arXiv 1903.03934; exponential: an alternative in the same paper). For replay
+algorithms the default is `none`: the rows of a replay are old by design, and the Bellman target does not depend on the
+behaviour policy. On CartPole-v1 (`python benchmarks/staleness.py`, 5 seeds, p95 of 160 to 192 versions) no correction
+reached a greedy 475 in a median of 1.4 s, power and exponential ones in 1.6 to 1.8 s.
 
-On-policy algorithms know the behaviour policy's log-probabilities, so they have truncated importance ratios too:
-V-trace in IMPALA, the decoupled loss in PPO (`importance`). PPO on CartPole-v1 with a learner made slow on purpose
-and actors 16 batches ahead (`python benchmarks/staleness_segments.py`, 5 seeds, staleness p95 of 16, seconds to a
-training mean of 300, all of 5 seeds but where said otherwise):
+On-policy algorithms store the behaviour policy's log-probabilities, so they can also use truncated importance ratios:
+V-trace in IMPALA, the decoupled loss in PPO (`importance`). PPO on CartPole-v1 with an artificially slow learner and
+actors 16 batches ahead (`python benchmarks/staleness_segments.py`, 5 seeds, staleness p95 of 16, seconds to a training
+mean of 300, reached by all 5 seeds unless stated otherwise):
 
     correction     no bound            max_staleness 4 (60 % discarded)
     none           3.4                 1.35
@@ -31,11 +31,11 @@ training mean of 300, all of 5 seeds but where said otherwise):
     exponential    4.9                 1.35
     importance     6.0 (2 of 5)        1.13
 
-So the bound is what helps, at any price in steps that are cheap; no factor on the loss makes up for its absence.
-The decoupled loss is the best of four within the bound and the worst without: it clips against the newest policy,
-so that every batch may move it on, where the plain ratio stops at what is a clip range away from the policy that
-acted. Hence PPO's defaults, `importance` and a bound of 4, which its default credits hardly reach. V-trace against
-none at CartPole-v1 with acting weights two segments old: 8 of 8 seeds against 6 of 8 reached 300; at four segments
+So the bound helps, even though it discards many (cheap) steps, and no factor on the loss replaces it. The decoupled
+loss is the best of the four with the bound and the worst without: it clips relative to the newest policy, so that every
+batch can move the policy further, whereas the plain ratio stops at one clip range from the behaviour policy. Hence
+PPO's defaults, `importance` and a bound of 4, which its default credits rarely reach. V-trace compared with none on
+CartPole-v1 with acting weights two segments old: 8 of 8 seeds against 6 of 8 reached 300. With weights four segments
 old neither is reliable (`benchmarks/presets.md`), hence IMPALA's preset with two batches of credit.
 """
 
@@ -55,19 +55,19 @@ Unit = Literal["updates", "versions"]
 
 
 class StalenessMeter:
-    """Measures every batch and corrects its weights; learner thread only.
+    """Meter of the staleness of batches, which also corrects their weights; learner thread only.
 
     Args:
         correction: one of `none`, `power`, `exponential`.
         rate: a of the formulas, at least 0.
-        max_staleness: the bound that no row of a batch may exceed, or None.
-        unit: of the bound, the correction and the `staleness` that is filled in.
+        max_staleness: maximum staleness of a row of a batch, or None.
+        unit: unit of bound, correction and `staleness`.
 
     Attributes:
         in_updates, in_versions: distribution over all samples used.
 
     Raises:
-        ValueError: an unknown correction, a negative rate or bound.
+        ValueError: the correction is unknown, or the rate or bound is negative.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class StalenessMeter:
             updates: u.
             version: v.
             batch: a `Batch` or `Segment`.
-            each: samples that each entry stands for: 1 for the items of a batch, E for the rows of a segment.
+            each: samples per entry: 1 for the items of a batch, E for the rows of a segment.
 
-        A row over the bound is our own bug (the replay retires them before it samples), hence an assertion.
+        A row over the bound is a bug of this package (such rows are retired or dropped before), hence an assertion.
         """
         most_updates = self.in_updates.add(updates, batch.policy_updates, each)
         most_versions = self.in_versions.add(version, batch.version, each)
@@ -121,7 +121,7 @@ class StalenessMeter:
 
 
 class _Stamped(Protocol):
-    """Samples that say which policy acted, as `Batch` and `Segment` do."""
+    """Samples with the policy version and updates of their acting weights, such as `Batch` and `Segment`."""
 
     version: NDArray[np.int64]
     policy_updates: NDArray[np.int64]

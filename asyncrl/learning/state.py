@@ -1,7 +1,6 @@
-"""State of an object by name, as a checkpoint keeps it.
+"""State of objects by attribute name, for checkpoints.
 
-A class names the attributes that it goes on from in `STATE`: numbers, flags and arrays. Everything else of it is made
-by its constructor.
+`STATE` of a class lists the attributes to save: numbers, flags and arrays. The constructor makes everything else.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import numpy as np
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """The attributes of `part.STATE` by name without underscore, arrays as copies."""
+    """Attributes of `part.STATE` by name without leading underscore; arrays are copied."""
     values = {name.lstrip("_"): getattr(part, name) for name in part.STATE}
     return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
 
 def restore_state(part: Any, state: Mapping[str, Any]) -> None:
-    """Write what `state_of` returned into `part`; arrays are filled in place.
+    """Restore a result of `state_of` into `part`; arrays are filled in place.
 
     Raises:
         ValueError: an attribute is missing, or an array has another shape or dtype.
@@ -39,10 +38,10 @@ def restore_state(part: Any, state: Mapping[str, Any]) -> None:
 
 
 def generator_state(rng: np.random.Generator) -> str:
-    """The state of a generator as JSON: its integers have more than 64 bits."""
+    """State of a generator as JSON, because its integers have more than 64 bits."""
     return json.dumps(rng.bit_generator.state)
 
 
 def restore_generator(rng: np.random.Generator, state: str) -> None:
-    """Go on from what `generator_state` returned. Raises ValueError where it is of another kind of generator."""
+    """Restore a result of `generator_state`. Raises ValueError if it is from another kind of generator."""
     rng.bit_generator.state = json.loads(state)

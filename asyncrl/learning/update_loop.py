@@ -1,4 +1,4 @@
-"""Protocol of the update loops: how rows become updates."""
+"""Protocol of update loops, which turn rows into updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.protocols import Updater
 from asyncrl.shm.ring import RingReader
 
 TICK_SECONDS = 0.001
-"""Seconds of updates in a tick, before new rows are looked at and weights are published."""
+"""Duration of the updates of a tick, after which new rows are received."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class LoopStatistics:
     """Statistics of an update loop.
 
     Attributes:
-        balance: the pace.
-        staleness: the meter of what was used.
-        policy_lag: the age of the acting weights.
-        stored_steps: environment steps that could be trained on now.
-        discarded_steps: environment steps that were given up because they were too stale.
+        balance: statistics of the balance.
+        staleness: meter of the samples used.
+        policy_lag: policy lag of the steps received.
+        stored_steps: environment steps that can be trained on at present.
+        discarded_steps: environment steps discarded as too stale (segments also by a faulty ring).
     """
 
     balance: BalanceStatistics
@@ -37,17 +37,17 @@ class LoopStatistics:
 
 
 class UpdateLoop(Protocol):
-    """Turns rows into updates; made on any thread, used on the learner's only (but for the two counters).
+    """Loop that turns rows into updates. Created on any thread; used on the learner's only, except for both counters.
 
     Attributes:
         core: network, optimiser and loss.
-        rings: where rows come from.
-        publisher: where weights go to.
-        divergence: watches the loss.
-        polls_while_dense: whether to look again after a millisecond instead of arming the doorbell while traffic is
-            dense: yes where any row can be used, no where only a whole segment can.
+        rings: source of the rows.
+        publisher: publishes the weights.
+        divergence: checks the loss.
+        polls_while_dense: whether the learner polls every millisecond in place of arming the doorbell while traffic is
+            dense: True if any row can be used, False if only whole segments or quanta can.
         updates: gradient steps so far.
-        inserted_steps: environment steps taken in so far, RESET rows excluded.
+        inserted_steps: environment steps received so far, RESET rows excluded.
     """
 
     rings: tuple[RingReader, ...]
@@ -63,25 +63,25 @@ class UpdateLoop(Protocol):
     def core(self) -> Updater: ...  # noqa: D102
 
     def prepare(self) -> None:
-        """Publish the first weights, for which actors wait; called once, before the first tick."""
+        """Publish the first weights, for which the actors wait; called once, before the first tick."""
         ...
 
     def tick(self) -> bool:
-        """Take in what is new, let actors go on, learn for `TICK_SECONDS`; False where there is nothing to do."""
+        """Receive new rows, grant rows, train for `TICK_SECONDS`; return False if there was nothing to do."""
         ...
 
     def end_burst(self) -> None:
-        """Called after the last tick of a burst."""
+        """Finish a burst; called after its last tick."""
         ...
 
     def finished(self) -> bool:
-        """Whether the run's steps are used up; asked after a tick that found nothing."""
+        """Whether the run's steps are used up; called after a tick that found nothing to do."""
         ...
 
     def wake_positions(self) -> list[int]:
-        """Per ring, the position from which on looking again is worth while. Loop thread, while no burst runs."""
+        """Position per ring at which the actor should wake the learner. Loop thread, while no burst runs."""
         ...
 
     def statistics(self) -> LoopStatistics:
-        """A frozen record of the loop as it stands."""
+        """Present statistics, a frozen record."""
         ...

@@ -1,8 +1,8 @@
-"""Weights to evaluate, copied by the learner at fixed environment steps and played by the evaluator later.
+"""Queue of weights to evaluate, copied by the learner at fixed environment steps.
 
-The learner's thread copies its acting weights whenever training has passed another multiple of `eval_interval_steps`;
-the event loop takes the copies in that order and has them played. So which weights are evaluated depends on steps and
-never on how fast the evaluator or the machine is. Where `CAPACITY` copies wait, the learner waits too: none is skipped.
+The learner's thread copies its acting weights whenever training has passed another multiple of `eval_interval_steps`.
+The event loop takes the copies in this order and passes them to the evaluator. So the weights evaluated depend on steps
+only, not on the speed of the evaluator or the machine. If `CAPACITY` copies wait, the learner waits; none is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.learning.publication import Publisher
 
 CAPACITY = 8
-"""Copies that may wait for the evaluator before the learner waits for it."""
+"""Maximum number of copies that wait for the evaluator."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class WeightSnapshot:
 
     Attributes:
         weights: flat float32 `[weight_count]`, a copy.
-        version: policy version they have, or will be published under.
-        updates: gradient steps that made them.
-        env_steps: environment steps that were taken in when they were copied.
+        version: policy version that they have or will be published under.
+        updates: gradient steps made so far.
+        env_steps: environment steps received so far.
     """
 
     weights: NDArray[np.float32]
@@ -42,9 +42,9 @@ class WeightSnapshots:
     """Queue of weights to evaluate, from the learner's thread to the event loop.
 
     Args:
-        interval_steps: environment steps between two copies; None copies nothing.
-        capacity: copies that may wait.
-        arrived: called on the learner's thread after a copy was put in.
+        interval_steps: environment steps between two copies; None disables copies.
+        capacity: maximum number of waiting copies.
+        arrived: called on the learner's thread after a copy was added.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WeightSnapshots:
         self.arrived = arrived
 
     def due(self, env_steps: int) -> bool:
-        """Whether weights are to be copied at `env_steps`. Learner thread."""
+        """Whether a copy is due at `env_steps`. Learner thread."""
         return self._next is not None and env_steps >= self._next
 
     @property
@@ -77,18 +77,18 @@ class WeightSnapshots:
 
     @property
     def next_steps(self) -> int | None:
-        """Environment steps from which on the next copy is due."""
+        """Environment steps at which the next copy is due."""
         return self._next
 
     def waiting(self) -> tuple[WeightSnapshot, ...]:
-        """The copies that wait, oldest first. Any thread."""
+        """Waiting copies, oldest first. Any thread."""
         with self._lock:
             return tuple(self._waiting)
 
     def go_on_from(self, waiting: Iterable[WeightSnapshot], next_steps: int | None) -> None:
-        """Put in the copies of an earlier run, and go on at its next step; before the first burst.
+        """Restore the waiting copies and the next due step of an earlier run; before the first burst.
 
-        Where the interval is another one by now, the next copy is due at its next multiple.
+        The due step is rounded up to a multiple of the present interval, which may have changed.
         """
         for snapshot in waiting:
             self.put(snapshot)
@@ -97,17 +97,17 @@ class WeightSnapshots:
             self._next = again
 
     def take(self) -> WeightSnapshot | None:
-        """Remove and return the oldest copy, None where there is none. Event-loop thread."""
+        """Remove and return the oldest copy; None if there is none. Event-loop thread."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
 
 class SnapshotWriter:
-    """The learner's end of the queue: copies weights into it when they are due. Learner thread only.
+    """Learner's end of the queue, which adds copies of the weights when they are due. Learner thread only.
 
     Args:
         snapshots: the queue.
-        publisher: whose weights.
+        publisher: source of the weights.
     """
 
     def __init__(self, snapshots: WeightSnapshots, publisher: Publisher) -> None:
@@ -115,11 +115,11 @@ class SnapshotWriter:
         self._publisher = publisher
 
     def due(self, env_steps: int) -> bool:
-        """Whether weights are to be copied at `env_steps`; those of no update are not."""
+        """Whether a copy is due at `env_steps`; never before the first update."""
         return self._publisher.updates > 0 and self._snapshots.due(env_steps)
 
     def copy(self, env_steps: int) -> bool:
-        """Copy the weights if that is due; False where the evaluator must catch up first."""
+        """Copy the weights if a copy is due; return False if the queue is full and the learner must wait."""
         if not self.due(env_steps):
             return True
         if self._snapshots.full:
