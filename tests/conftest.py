@@ -1,4 +1,4 @@
-"""What holds for every test: none leaves a process or an open descriptor behind."""
+"""Checks around every test: none leaves a process or an open descriptor behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
 
 @pytest.fixture(autouse=True, scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Runs of the command line without `--run-dir` do not lie in the working tree."""
+    """Keep runs of the command line without `--run-dir` out of the working tree."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCRL_RUNS", str(folder))
@@ -76,7 +76,7 @@ def _threads() -> set[int]:
 
 
 def _descriptors() -> dict[int, str]:
-    """Open descriptors of the kinds that count, by number; empty where the system does not list them."""
+    """Open descriptors of the relevant kinds, by number; empty if the system does not list them."""
     directory, found = Path("/proc/self/fd"), {}
     if not directory.is_dir():
         return {}
@@ -92,14 +92,14 @@ def _descriptors() -> dict[int, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def libuv_has_started() -> None:
-    """libuv opens a pipe for the whole process with its first loop; that is not a leak of a test."""
+    """Start libuv, which opens a pipe for the whole process with its first loop; that is not a leak of a test."""
     from asyncrl.trainer.run_thread import new_event_loop
 
     new_event_loop().close()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile what the cache lacks before the first test, so that no test waits for it or prints that it does."""
+    """Compile missing kernels before the first test, so that no test waits for compilation or prints its message."""
     if session.config.option.collectonly:
         return
     for name in (

@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow and Optuna as far as the examples use them; the libraries are no dependencies."""
+"""Fakes of Weights & Biases, MLflow and Optuna for the examples; the libraries are no dependencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class FakeWandb(types.ModuleType):
-    """`wandb`; itself the run that `init` returns."""
+    """Fake `wandb`; also the run that `init` returns."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -32,7 +32,7 @@ class FakeWandb(types.ModuleType):
 
 
 class FakeMlflow(types.ModuleType):
-    """`mlflow`."""
+    """Fake `mlflow`."""
 
     def __init__(self) -> None:
         super().__init__("mlflow")
@@ -63,7 +63,7 @@ class FakeMlflow(types.ModuleType):
 
 
 class FakeOptuna(types.ModuleType):
-    """`optuna`; itself the study. The second trial is pruned at its first evaluation."""
+    """Fake `optuna`; also the study. The second trial is pruned at its first evaluation."""
 
     class TrialPruned(Exception):
         """Raised to prune a trial."""

@@ -1,4 +1,4 @@
-"""Environments whose every step can be recomputed, environments that misbehave, and a policy that knows nothing.
+"""Environments whose every step can be recomputed, faulty environments, and a policy of random actions.
 
 Actors import this module by name; nothing here may import torch.
 """
@@ -24,7 +24,7 @@ from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 
 class RandomPolicy:
-    """Uniform actions out of `num_actions`; echoes what it was given so that tests can see it in the rows."""
+    """Uniform actions out of `num_actions`; writes its inputs to the rows for tests."""
 
     def __init__(self, num_actions: int = 5, weight_count: int = 3) -> None:
         self.num_actions = num_actions
@@ -55,7 +55,7 @@ class RandomPolicy:
 
 
 class EchoPolicy(RandomPolicy):
-    """Fills one extra field with the first weight and the stream it acts for."""
+    """Fills one extra field with the first weight and the stream's index."""
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
@@ -118,7 +118,7 @@ def counting_rows(index: int) -> Iterator[tuple[tuple[int, int, int], float, int
 
 
 class SimpleEnv(gymnasium.Env[Any, Any]):
-    """Never ends, never fails; the misbehaving ones below change one thing each."""
+    """Environment that never ends or fails; each faulty one below changes one property."""
 
     dtype: Any = np.float32
     shape: tuple[int, ...] = (2,)
@@ -141,7 +141,7 @@ class SimpleEnv(gymnasium.Env[Any, Any]):
 
 
 class Raises(SimpleEnv):
-    """Raises an exception of two arguments in its 7th step."""
+    """Environment that raises an exception with two arguments in its 7th step."""
 
     def step(self, action: Any) -> Any:
         if self.steps == 6:
@@ -166,7 +166,7 @@ class InfiniteObservation(SimpleEnv):
 
 
 class HugeReward(SimpleEnv):
-    """Finite in float64, infinite in the float32 of a ring."""
+    """Environment with a reward that is finite in float64 and infinite in a ring's float32."""
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -174,7 +174,7 @@ class HugeReward(SimpleEnv):
 
 
 class DoubleObservation(SimpleEnv):
-    """Says float32 and returns float64."""
+    """Environment that declares float32 and returns float64."""
 
     def observe(self) -> Any:
         return np.zeros(2, np.float64)
@@ -198,7 +198,7 @@ class ListObservation(SimpleEnv):
 
 
 class DoubleSpace(SimpleEnv):
-    """float64 through and through, which is fine."""
+    """Environment with float64 throughout, which is valid."""
 
     dtype = np.float64
 
@@ -232,7 +232,7 @@ class FailingConstructor(SimpleEnv):
 
 
 class OldGymEnv:
-    """Not derived from gymnasium.Env."""
+    """Environment not derived from gymnasium.Env."""
 
     def reset(self) -> Any:
         return np.zeros(2)
@@ -242,7 +242,7 @@ class OldGymEnv:
 
 
 class Hangs(SimpleEnv):
-    """Its 5th step does not return."""
+    """Environment whose 5th step does not return."""
 
     def step(self, action: Any) -> Any:
         if self.steps == 4:
@@ -255,7 +255,7 @@ class Hangs(SimpleEnv):
 
 
 class HangsInC(Hangs):
-    """The same, deaf to every signal but SIGKILL and with the interpreter locked."""
+    """The same, ignoring every signal but SIGKILL and with the interpreter locked."""
 
     def wait_for_godot(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -272,7 +272,7 @@ class HangsWhenBuilt(SimpleEnv):
 
 
 class Segfaults(SimpleEnv):
-    """Dies of SIGSEGV in its 5th step."""
+    """Environment that dies of SIGSEGV in its 5th step."""
 
     def step(self, action: Any) -> Any:
         if self.steps == 4:
@@ -286,7 +286,7 @@ class LeavesWithoutAWord(SimpleEnv):
 
 
 class StartsHelper(SimpleEnv):
-    """Starts a helper process in the actor's group, as environments around simulators do; shows both process ids."""
+    """Environment with a helper process in the actor's group, as simulators have; observes both process ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class StartsHelper(SimpleEnv):
 
 
 class ShowsProcess(SimpleEnv):
-    """Observation: is torch imported, interrupt ignored, threads, private megabytes, niceness."""
+    """Observation: whether torch is imported, whether SIGINT is ignored, threads, private megabytes, niceness."""
 
     shape = (5,)
 
@@ -310,7 +310,7 @@ class ShowsProcess(SimpleEnv):
 
 
 def private_megabytes() -> float:
-    """Memory that this process shares with nobody."""
+    """Memory of this process that is not shared."""
     with open("/proc/self/smaps_rollup") as lines:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1024
 

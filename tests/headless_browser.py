@@ -25,7 +25,7 @@ CHROMIUM = next(
 
 
 class Browser:
-    """One headless Chromium with one page; used from one thread, its protocol runs on a thread of its own."""
+    """One headless Chromium with one page; used from one thread, with a separate thread for its protocol."""
 
     def __init__(self) -> None:
         assert CHROMIUM is not None, "no Chromium here"
@@ -127,7 +127,7 @@ class Browser:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result."""
+        """Send one command of the protocol and return its result."""
         return dict(self._call(self._send(method, parameters)))
 
     # --- the protocol -----------------------------------------------------------------------------------

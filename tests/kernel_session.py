@@ -1,4 +1,4 @@
-"""Drives a real Jupyter kernel in a process of its own, for `test_notebooks.py`: its client leaves sockets open.
+"""Driver of a real Jupyter kernel in a separate process, for `test_notebooks.py`: its client leaves sockets open.
 
 python kernel_session.py run NOTEBOOK OUTPUT     executes all cells and writes the notebook with its outputs
 python kernel_session.py life                    prints what was seen: run again, two at once, interrupt, restart
@@ -29,7 +29,7 @@ def run(path: str, output: str) -> None:
 
 
 class Kernel:
-    """A kernel, and cells that are executed in it."""
+    """A kernel with functions to execute cells in it."""
 
     def __init__(self) -> None:
         self.manager = KernelManager(kernel_name="python3")
@@ -53,7 +53,7 @@ class Kernel:
                 return reply["content"]
 
     def wait_for_output(self, message: str, kind: str) -> str:
-        """The HTML of the next output of this kind of the cell."""
+        """HTML of the cell's next output of this kind."""
         while True:
             output = self.client.get_iopub_msg(timeout=60)
             if output["msg_type"] == kind and output["parent_header"].get("msg_id") == message:

@@ -1,4 +1,4 @@
-"""Slow obvious twins of the fast parts: what the kernels must agree with, written so that it can be read."""
+"""Slow references of the fast parts, written for readability; the kernels must agree with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED
 
 
 class SlowSumTree:
-    """A list of priorities."""
+    """List of priorities."""
 
     def __init__(self, capacity: int) -> None:
         self.leaves = [0.0] * capacity
@@ -32,7 +32,7 @@ class SlowSumTree:
         return sum(self.leaves)
 
     def find(self, target: float) -> int:
-        """The leaf whose half-open stretch of the cumulated priorities holds `target`."""
+        """Leaf whose half-open interval of the cumulated priorities contains `target`."""
         reached = 0.0
         for index, value in enumerate(self.leaves):
             reached += value
@@ -47,7 +47,7 @@ class SlowSumTree:
 
 @dataclass
 class SlowRow:
-    """One step of all E environments, kept for ever."""
+    """One step of all E environments, kept permanently."""
 
     obs: NDArray[Any]
     action: NDArray[Any]
@@ -61,7 +61,7 @@ class SlowRow:
 
 @dataclass
 class SlowTransition:
-    """What a batch must hold for one item."""
+    """Contents that a batch must have for one item."""
 
     obs: NDArray[Any]
     action: NDArray[Any]
@@ -74,7 +74,7 @@ class SlowTransition:
 
 
 def slow_n_step(rows: list[SlowRow], i: int, env: int, n_step: int, gamma: float) -> tuple[float, float, int]:
-    """(return, discount, bootstrap row) of row `i`: the definition, reward by reward."""
+    """(return, discount, bootstrap row) of row `i`, computed reward by reward from the definition."""
     rewards: list[float] = []
     bootstrap, terminated = i + n_step, False
     for row in range(i, i + n_step):
@@ -90,7 +90,7 @@ def slow_n_step(rows: list[SlowRow], i: int, env: int, n_step: int, gamma: float
 
 
 def slow_trained(rows: list[SlowRow], i: int, env: int) -> bool:
-    """Whether the action of row `i` was taken and its successor was seen."""
+    """Whether the action of row `i` was taken and its successor observed."""
     return rows[i].incarnation == rows[i + 1].incarnation and not rows[i].flags[env] & RESET
 
 
@@ -100,7 +100,7 @@ def slow_begins(rows: list[SlowRow], i: int, env: int) -> bool:
 
 
 def slow_stack(rows: list[SlowRow], i: int, env: int, frames: int) -> NDArray[Any]:
-    """`[frames, *obs_shape]`, newest last; where the episode is younger its first frame is repeated."""
+    """`[frames, *obs_shape]`, newest last; a younger episode repeats its first frame."""
     first = i
     while first > 0 and rows[first - 1].incarnation == rows[i].incarnation:
         if rows[first - 1].flags[env] & RESET:
@@ -165,7 +165,7 @@ class SlowReplay:
         return self.burn_in + self.length + self.n_step
 
     def trained_rows(self, i: int) -> range:
-        """Rows of the sequence that begins at row `i` which are trained on, if at all."""
+        """Rows that are trained on in the sequence that begins at row `i`, if the sequence is used."""
         return range(i + self.burn_in, i + self.burn_in + self.length)
 
     def _close(self, ring: int, position: int) -> int:
@@ -209,7 +209,7 @@ class SlowReplay:
         return ignored
 
     def largest(self) -> float:
-        """Of the window of the last call that set a priority, and of the window before it; 1 before any."""
+        """Largest priority in the window of the last call that set one and in the window before it; 1 before any."""
         if not self.maxima:
             return 1.0
         present = (len(self.maxima) - 1) // self.window
@@ -244,7 +244,7 @@ class SlowReplay:
 
 
 def slow_sequence(twin: SlowReplay, key: tuple[int, int, int]) -> dict[str, Any]:
-    """What a `SequenceBatch` must hold for the sequence that begins at `key`, by field."""
+    """Fields that a `SequenceBatch` must have for the sequence that begins at `key`."""
     ring, position, env = key
     rows, first, trained = twin.rows[ring], twin.rows[ring][position], twin.trained_rows(position)
     seen = range(position, position + twin.sequence_rows)

@@ -1,4 +1,4 @@
-"""Policies of every algorithm with the weights of a new learner, as a run leaves them."""
+"""Policies of every algorithm with the weights of a new learner, as if from a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOX = BoxAction((-1.0, -2.0), (3.0, 2.0), (2,))
 
 
 def portable(algorithm: Any, spec: EnvSpec, env: Any = "CartPole-v1", seed: int = 0) -> PortablePolicy:
-    """A policy with the weights that a new learner publishes, and statistics that are not those of the start."""
+    """Policy with the weights that a new learner publishes, and statistics that differ from the initial ones."""
     core = algorithm.make_updater(spec, "cpu", seed)
     weights = np.empty(core.weight_count, np.float32)
     core.write_weights(weights)

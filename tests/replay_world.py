@@ -1,4 +1,4 @@
-"""An update loop from replay with actors driven by hand and a core that records what it is given."""
+"""Update loop from replay, with actors stepped by the test and a core that records its inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from asyncrl.shm import RingLayout, RingReader, RingWriter, Segment, WeightMailb
 
 
 class MovedPolicy(fakes.RandomPolicy):
-    """Random actions, shifted by the first weight: other weights act otherwise."""
+    """Random actions shifted by the first weight, so that different weights act differently."""
 
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
@@ -37,7 +37,7 @@ class MovedPolicy(fakes.RandomPolicy):
 
 
 class FakeCore:
-    """Its weights are the updates it has made; keeps every batch. Priorities follow from ids and update."""
+    """Core whose weights are its number of updates; keeps every batch. Priorities follow from ids and update."""
 
     weight_count = 3
 
@@ -75,7 +75,7 @@ class FakeCore:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a world is made. `rows` None: as `quantum_rows` says; `samples_per_insert` None: a free pace."""
+    """Options of a world. `rows` None: `quantum_rows`; `samples_per_insert` None: a free pace."""
 
     discipline: Literal["relaxed", "lockstep"] = "lockstep"
     actors: int = 2
@@ -98,7 +98,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Received:
-    """What one call to `tick` took in.
+    """Data ingested by one call to `tick`.
 
     Attributes:
         inserted_steps: steps inserted by then.
@@ -112,7 +112,7 @@ class Received:
 
 
 class World:
-    """Hand-driven actors and an update loop over their rings."""
+    """Actors stepped by the test, and an update loop over their rings."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = s = setting
@@ -191,7 +191,7 @@ class World:
 
     @property
     def quantum(self) -> int:
-        """Rows of a quantum."""
+        """Number of rows of a quantum."""
         s = self.setting
         assert s.samples_per_insert is not None
         return s.rows or quantum_rows(
@@ -203,19 +203,19 @@ class World:
         )
 
     def run(self, actor: int, rows: int = 1000) -> int:
-        """Rows that this actor could step, at most `rows`."""
+        """Let this actor write at most `rows` rows, as far as it may go."""
         for row in range(rows):
             if not self.actors[actor].step():
                 return row
         return rows
 
     def run_all(self) -> None:
-        """Every actor, as far as it may go."""
+        """Let every actor write as far as it may go."""
         for actor in range(self.setting.actors):
             self.run(actor)
 
     def tick(self) -> bool:
-        """One tick of the learner; notes what it took in."""
+        """Tick the learner once and record what it ingested."""
         updates, before = self.learning.updates, self.learning._positions.tolist()
         worked = self.learning.tick()
         after = self.learning._positions.tolist()
@@ -229,14 +229,14 @@ class World:
         return worked
 
     def evaluate(self) -> bool:
-        """Take the oldest copy of weights, as the event loop does; False where there is none."""
+        """Take the oldest copy of weights, as the event loop does; False if there is none."""
         taken = self.snapshots.take()
         if taken is not None:
             self.taken.append((float(taken.weights[0]), taken.version, taken.updates, taken.env_steps))
         return taken is not None
 
     def finish(self, rng: np.random.Generator, rounds: int = 100_000) -> None:
-        """Actors, learner and evaluator in a random order until the run ends; fails where none of them can go on."""
+        """Run actors, learner and evaluator in random order until the end; fails if none of them can continue."""
         actors, idle = self.setting.actors, 0
         for _ in range(rounds):
             went_on = False
@@ -258,7 +258,7 @@ class World:
 
     @property
     def steps(self) -> int:
-        """Environment steps that the actors published, RESET rows excluded; only while no ring has wrapped around."""
+        """Environment steps that the actors published, without RESET rows; only while no ring has wrapped around."""
         return sum(
             int(np.count_nonzero(reader.flags[:, : reader.published()] & RESET == 0))
             for reader in self.readers

@@ -1,4 +1,4 @@
-"""Recurrent networks the slow way: one row of one stream at a time, by torch's own cells, reset by hand."""
+"""Slow recurrent networks: one row of one stream at a time, by torch's cells, reset by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.acting.recurrent_module import RecurrentModule
 def slow_features(
     module: RecurrentModule, x: torch.Tensor, state: torch.Tensor, begins: np.ndarray
 ) -> torch.Tensor:
-    """The cell's outputs `[B, T, H]`, through which autograd goes to the module's own parameters.
+    """Outputs of the cell `[B, T, H]`, with gradients to the module's parameters.
 
     Args:
         module: encoder and cell.

@@ -1,4 +1,4 @@
-"""Algorithms at a size for seconds."""
+"""Algorithms of a size that trains in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.options import option_help
 
 
 def small(name: str, **options: Any) -> Any:
-    """The record of that name with these options; those that it does not have are left out."""
+    """The algorithm of that name with these options, without those that it does not have."""
     known = option_help(ALGORITHMS[name])
     sizes = {
         "hidden_sizes": (32, 32),

@@ -1,4 +1,4 @@
-"""A snapshot to show, with every field filled; any of them may be given."""
+"""Snapshots with every field filled, any of which may be given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 
 def make_actor(index: int = 0, **fields: Any) -> ActorStatistics:
-    """One actor at work."""
+    """A running actor."""
     values: dict[str, Any] = {
         "index": index,
         "pid": 4000 + index,

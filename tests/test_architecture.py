@@ -1,4 +1,4 @@
-"""Imports point downwards, without cycles, and each heavy library enters by its own doors."""
+"""Imports point downwards without cycles, and only certain modules import each heavy library."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def matches(module: str, patterns: tuple[str, ...]) -> bool:
 
 
 def room_of(module: str) -> int | None:
-    """Place of the module's room in `ROOMS`, or None."""
+    """Index of the module's room in `ROOMS`, or None."""
     room = module.partition(".")[0]
     return ROOMS.index(room) if room in ROOMS else None
 
 
 def sources() -> dict[str, str]:
-    """Text of every module by its name without `asyncrl.`; an `__init__` goes by its package's name."""
+    """Text of every module by its name without `asyncrl.`; an `__init__` has its package's name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
@@ -80,7 +80,7 @@ def sources() -> dict[str, str]:
 
 
 def imports(text: str) -> Iterator[tuple[str, bool]]:
-    """Every absolute module name that is imported anywhere, and whether only for the type checker."""
+    """Absolute names of all imported modules, and whether they are imported only for the type checker."""
     tree = ast.parse(text)
     typing_only = {
         id(inner)
@@ -103,7 +103,7 @@ def imports(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module to the modules of ours that it imports, for the type checker only as well."""
+    """Modules of ours that each module imports, including imports only for the type checker."""
     edges: dict[str, set[str]] = {}
     for module, text in texts.items():
         edges[module] = set()
@@ -233,7 +233,7 @@ LARGER = {
 
 
 def sizes() -> dict[str, int]:
-    """What is over a limit: lines of a file, methods of a class, parameters of a function that is no kernel."""
+    """Sizes over a limit: lines of a file, methods of a class, parameters of a function that is no kernel."""
     found = {}
     for module, text in sources().items():
         if (lines := len(text.splitlines())) > MOST_LINES:

@@ -1,4 +1,4 @@
-"""What result files of benchmarks say of both sides: versions, cores, environments. Nothing is measured here."""
+"""Result files of benchmarks record versions, cores and environments of both sides. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PEER = {
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a benchmark by its name; none of them stays imported."""
+    """Import of a benchmark by its name; removed from the imported modules afterwards."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     yield importlib.import_module
@@ -52,7 +52,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 
 
 def fake_python(folder: Path, result: dict[str, Any]) -> str:
-    """An interpreter that says `result`, whatever it shall run."""
+    """Fake interpreter that prints `result` for any script."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\ncat <<'END'\nsome talk\n{json.dumps(result)}\nEND\n")
     path.chmod(0o755)
@@ -62,7 +62,7 @@ def fake_python(folder: Path, result: dict[str, Any]) -> str:
 def measured(
     scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *flags: str
 ) -> dict[str, Any]:
-    """The result file of a script whose runs of ours are `OURS` and whose peer says `PEER`."""
+    """Result file of a script whose own runs give `OURS` and whose peer prints `PEER`."""
     script, runs, harness = scripts(name), scripts("runs"), scripts("harness")
     monkeypatch.setattr(runs, "cli", lambda *_, **__: OURS)
     write = harness.Report.write

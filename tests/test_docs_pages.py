@@ -1,4 +1,4 @@
-"""The pages of docs/ are complete, up to date and linked."""
+"""Pages of docs/: complete, up to date and linked."""
 
 from __future__ import annotations
 

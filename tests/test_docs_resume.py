@@ -1,4 +1,4 @@
-"""Every snippet of docs/resume.md runs, in its order and in one folder."""
+"""All snippets of docs/resume.md run, in order and in one folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = 'num_actors=1, envs_per_actor=2, target_eval_episodes=2, eval_episodes=2
 
 
 def program_of(block: str) -> list[str]:
-    """The arguments that run a block's Python, or its one command."""
+    """Arguments that run a block's Python, or its one command."""
     if not block.startswith("asyncrl"):
         return ["-c", block.replace("num_actors=1", QUICK)]
     return ["-m", *shlex.split(block)]

@@ -1,4 +1,4 @@
-"""Every snippet of docs/saving.md runs, in its order and in one folder."""
+"""All snippets of docs/saving.md run, in order and in one folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of the pages that have no test of their own runs, with fewer steps; so does that of the README."""
+"""Python blocks of the README and of pages without a test of their own run, with fewer steps."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TESTED_ELSEWHERE = {
 
 
 def blocks(page: str) -> list[str]:
-    """The Python blocks of a page, in its order, shortened."""
+    """Python blocks of a page in order, shortened."""
     text = (ROOT / page).read_text(encoding="utf-8").replace(*SHORT.get(page, ("", "")))
     found = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     return [block for block in found if not block.startswith(OF_OTHER_LIBRARIES)]
 
 
 def run(block: str, space: dict[str, Any]) -> dict[str, Any]:
-    """Run a block as a cell of a notebook does: `await` may stand on its top level."""
+    """Run a block like a notebook cell: `await` is allowed at top level."""
     code: CodeType = compile(block, "docs", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     made = eval(code, space)
     if inspect.isawaitable(made):
@@ -93,7 +93,7 @@ def test_a_recurrent_policy_is_trained_kept_and_played(
 
 @pytest.fixture(scope="module")
 def libuv_of_torch_has_started() -> None:
-    """Torch's own libuv opens a pipe for the whole process with its first store; that is not a leak of a test."""
+    """Start torch's libuv, whose first store opens a pipe for the whole process; that is not a leak of a test."""
     dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 

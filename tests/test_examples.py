@@ -1,4 +1,4 @@
-"""The examples do what they say; all of them run, for a short time, in this process."""
+"""All examples run for a short time in this process, with the documented results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That what is learned is right, through real actors and rings: values known in closed form, and CartPole.
+"""Correctness of learned values, with real actors and rings: values known in closed form, and CartPole.
 
 In the small environments the reward does not depend on what is done after the first step, so that n-step returns of
 exploring actors are unbiased and the learned values can be held to their formulas. What each would show if broken:
@@ -20,7 +20,7 @@ GAMMA = 0.8
 
 
 class Countdown(gymnasium.Env):
-    """Five steps of reward 1, then a terminal state; the observation says how many are left."""
+    """Environment of five steps of reward 1, then a terminal state; the observation is the number of steps left."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (6,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -39,7 +39,7 @@ class Countdown(gymnasium.Env):
 
 
 class Forever(gymnasium.Env):
-    """One state and reward 1 for ever; a time limit cuts it into episodes of four steps."""
+    """Environment with one state and reward 1, without end; a time limit cuts it into episodes of four steps."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""That the continuous algorithms learn what they should, through real actors and rings.
+"""Correctness of learning with continuous actions, with real actors and rings.
 
 discount, n-step sum or bootstrapped value wrong    Loan, in one of its two cases
 all of it, at the length of a real task             Pendulum-v1

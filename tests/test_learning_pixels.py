@@ -1,4 +1,4 @@
-"""Catch is learned from its pixels, through real actors, rings, frame stacks and convolutional networks."""
+"""Learning of Catch from pixels, with real actors, rings, frame stacks and convolutional networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cue is remembered through actors, rings and updates: solved with memory, at chance without."""
+"""Memory of a cue through actors, rings and updates: solved with a recurrent policy, at chance without."""
 
 from __future__ import annotations
 

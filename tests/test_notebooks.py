@@ -1,4 +1,4 @@
-"""Every notebook runs top to bottom in a real kernel, which may be interrupted, run again and restarted."""
+"""All notebooks run from top to bottom in a real kernel, which may be interrupted, run again and restarted."""
 
 import ast
 import json
@@ -23,17 +23,17 @@ def session(*arguments):
 
 
 def value_of(cell):
-    """What the cell's last expression was shown as."""
+    """Displayed value of the cell's last expression."""
     return next(o["data"]["text/plain"] for o in cell.outputs if o["output_type"] == "execute_result")
 
 
 def html_of(cell):
-    """What the cell's last expression was shown as in a browser."""
+    """Displayed HTML of the cell's last expression."""
     return next(o["data"]["text/html"] for o in cell.outputs if o["output_type"] == "execute_result")
 
 
 def text_of(cell):
-    """What the cell printed."""
+    """Printed output of the cell."""
     return "".join(o["text"] for o in cell.outputs if o["output_type"] == "stream")
 
 
@@ -42,7 +42,7 @@ def test_there_are_notebooks():
 
 
 def executed(name, tmp_path):
-    """The code cells of a notebook with their outputs."""
+    """Code cells of a notebook with their outputs."""
     output = tmp_path / "executed.ipynb"
     session("run", HERE.parent / "notebooks" / name, output)
     return [c for c in nbformat.read(output, as_version=4).cells if c.cell_type == "code"]

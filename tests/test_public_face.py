@@ -1,4 +1,4 @@
-"""The names people import: complete, sorted, and free until they are used."""
+"""Public names of the package: complete, sorted, and imported only on use."""
 
 from __future__ import annotations
 

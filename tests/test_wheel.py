@@ -1,4 +1,4 @@
-"""A wheel holds the whole package and works where it is installed."""
+"""Wheel: it holds the whole package and works after installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel that acts against torch: the formula of its network or distribution; compiled and in Python.
+"""Contract of every acting kernel: it equals torch's formula of its network or distribution, compiled and in Python.
 
 A kernel of `asyncrl.acting` that no contract here runs fails `test_every_kernel_has_a_contract`.
 """
@@ -42,7 +42,7 @@ def draw(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarra
 
 
 def layers(sizes: tuple[int, ...], flat: np.ndarray) -> list[tuple[Tensor, Tensor]]:
-    """Weights `[outputs, inputs]` and biases of each layer, in the learner's reading of the flat block."""
+    """Weights `[outputs, inputs]` and biases of each layer, as the learner reads them from the flat block."""
     named = MLPParameters(sizes, torch.from_numpy(flat)).named()
     return [(named[f"{i}.weight"], named[f"{i}.bias"]) for i in range(len(sizes) - 1)]
 

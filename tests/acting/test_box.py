@@ -1,4 +1,4 @@
-"""How DDPG, TD3 and SAC act, against numbers worked by hand and formulas written slowly in float64."""
+"""Acting of DDPG, TD3 and SAC, against numbers worked by hand and slow formulas in float64."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make(
 
 
 def constant(gaussian: bool, head: list[float], action: BoxAction, **options: Any) -> Any:
-    """A policy whose head is `head` for every observation."""
+    """Policy whose head outputs `head` for every observation."""
     made, weights = make(gaussian, action, hidden=(), **options)
     weights[:] = 0.0
     weights[-len(head) :] = head
@@ -74,7 +74,7 @@ def constant(gaussian: bool, head: list[float], action: BoxAction, **options: An
 
 
 def slow_outputs(layout: BoxLayout, flat: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """One value at a time, float64."""
+    """Outputs computed one value at a time in float64."""
     assert layout.weight_count == len(flat)
     flat_rows = rows.reshape(len(rows), -1)
     return np.array([slow_perceptron(layout.sizes, flat, x, lambda v: max(0.0, v)) for x in flat_rows])
@@ -90,7 +90,7 @@ def observations(rows: int = 11, seed: int = 3) -> np.ndarray:
 
 
 class Scripted:
-    """A generator whose standard normal draws are written down."""
+    """Generator with given standard normal draws."""
 
     def __init__(self, *draws: list[list[float]]) -> None:
         self._draws = iter(np.array(draws, np.float32))
@@ -243,7 +243,7 @@ def test_both_ends_of_the_box_are_reached(gaussian: bool) -> None:
 
 
 def test_log_stds_are_clamped() -> None:
-    """The head asks for e^100 and e^-100; what is seen are e^2 and e^-20 in the latent draw."""
+    """The head outputs log stds of 100 and -100; the latent draw has stds of e^2 and e^-20."""
     action = BoxAction((-1.0,) * 2, (1.0,) * 2, (2,))
     made = constant(True, [0.0, 0.0, 100.0, -100.0], action)
     drawn, _ = made.act(observations(1), Scripted([[0.05, 1e8]]), 0)

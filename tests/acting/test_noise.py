@@ -1,4 +1,4 @@
-"""Noise of deterministic policies: its ladder by hand, its statistics, its course in time."""
+"""Noise of deterministic policies: the ladder of scales by hand, statistics, and correlation in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 
 
 class Scripted:
-    """A generator whose standard normal draws are written down."""
+    """Generator with given standard normal draws."""
 
     def __init__(self, *draws: list[list[float]]) -> None:
         self._draws = iter(np.array(draws, np.float32))
@@ -25,12 +25,12 @@ class Scripted:
 
 
 def course(process: Any, rng: Any, steps: int) -> np.ndarray:
-    """`[steps, count, size]` in float64."""
+    """Noise `[steps, count, size]` in float64."""
     return np.array([process.draw(rng) for _ in range(steps)], np.float64)
 
 
 def test_ladder_by_hand() -> None:
-    """From 0.4 down to 0.1 in logarithm: the middle one of three is their geometric mean, 0.2."""
+    """From 0.4 down to 0.1 in logarithmic steps: the middle one of three is their geometric mean, 0.2."""
     noise = GaussianNoise(0.4, 0.1)
     assert noise.scales(0, 3, 3) == pytest.approx([0.4, 0.2, 0.1])
     assert noise.scales(1, 2, 3) == pytest.approx([0.2, 0.1])

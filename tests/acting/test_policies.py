@@ -29,7 +29,7 @@ def policy(
 
 
 def slow_q(layout: QLayout, flat: np.ndarray, obs: np.ndarray) -> np.ndarray:
-    """One value at a time, float64."""
+    """Action values computed one value at a time in float64."""
     result = []
     for x in obs.reshape(len(obs), -1):
         y = slow_perceptron(layout.sizes, flat, x, lambda v: max(0.0, v))
@@ -133,7 +133,7 @@ def test_act_explores_at_the_rate_of_each_stream() -> None:
 
 
 class Scripted:
-    """A generator whose draws are written down: a row of shares to begin, a row of choices, a row of lengths."""
+    """Generator with given draws: a row of shares to begin, a row of choices, a row of lengths."""
 
     def __init__(self, *rows: list[float]) -> None:
         self._rows = iter(np.array(rows))

@@ -1,4 +1,4 @@
-"""Recurrent networks that act, against torch's own GRU and LSTM over whole sequences."""
+"""Acting of recurrent networks, against torch's GRU and LSTM over whole sequences."""
 
 from __future__ import annotations
 

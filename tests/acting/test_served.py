@@ -1,4 +1,4 @@
-"""Networks that the learner's side runs: several arrays in one pass, on another device, and whose may be."""
+"""Networks run by the learner's process: several arrays in one pass, other devices, and which policies allow it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_pass_over_several_arrays_is_a_pass_over_each(algorithm: Any, spec: 
 
 
 def test_on_another_device_a_module_takes_the_weights_when_it_is_told() -> None:
-    """`cpu:0` stands in for a GPU: torch copies to it and back."""
+    """`cpu:0` is a substitute for a GPU: torch copies to it and back."""
     policy = weighted(DQN(network="small"), IMAGES)
     network, obs = policy.network, observations(IMAGES, 3)
     assert isinstance(network, ModuleActingNetwork)

@@ -1,4 +1,4 @@
-"""How stochastic policies act, against formulas written slowly in float64 and scipy's distributions."""
+"""Acting of stochastic policies, against slow formulas in float64 and scipy's distributions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make(
 
 
 def slow_outputs(layout: ActorLayout, flat: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """One value at a time, float64."""
+    """Outputs computed one value at a time in float64."""
     function = np.tanh if layout.activation == "tanh" else lambda v: max(v, 0.0)
     own = flat[: layout.network_count]
     return np.array([slow_perceptron(layout.sizes, own, x, function) for x in rows.reshape(len(rows), -1)])
@@ -165,7 +165,7 @@ def test_kernel_compiled_and_interpreted_agree() -> None:
 
 
 def test_choices_by_hand() -> None:
-    """Probabilities 1/4, 1/4, 1/2 and 0.2, 0.8; the inverse of the distribution function at its very steps."""
+    """Probabilities 1/4, 1/4, 1/2 and 0.2, 0.8; draws at the steps of the distribution function."""
     logits = np.log(np.array([[0.25, 0.25, 0.5, 0.2, 0.8]] * 5)).astype(np.float32)
     logits[:, :3] += 50  # a shift changes nothing
     uniform = np.array([[0, 0], [0.2, 0.19], [0.26, 0.21], [0.49, 0.9], [0.51, 1 - 2**-53]])
@@ -178,7 +178,7 @@ def test_choices_by_hand() -> None:
 
 
 def test_a_draw_on_the_very_border_takes_the_next_choice() -> None:
-    """Choice j owns `[F(j - 1), F(j))`: a half of two equal ones is the second, and zero never an impossible one."""
+    """Choice j has `[F(j - 1), F(j))`: a draw of 0.5 of two equal choices is the second, 0 never an impossible one."""
     action, log_prob = np.zeros((2, 1), np.int64), np.zeros(2, np.float32)
     logits = np.array([[1, 1], [-3e38, 1]], np.float32)
     draw_choices(logits, np.array([2]), np.array([[0.5], [0.0]]), action, log_prob)
@@ -279,7 +279,7 @@ def test_squashed_draws_lie_in_the_box_with_their_change_of_variables() -> None:
 
 
 def test_squashing_far_out_by_hand() -> None:
-    """At u = 100, 1 - tanh(u)^2 = 4 exp(-2u): log 4 - 200; it rounds to zero where it is written plainly."""
+    """At u = 100, 1 - tanh(u)^2 = 4 exp(-2u): log 4 - 200; the plain formula rounds it to zero."""
     latent, log_prob = np.array([[100], [-100], [0]], np.float32), np.zeros(3, np.float32)
     add_squashing(latent, log_prob)
     assert log_prob.tolist() == pytest.approx([200 - math.log(4), 200 - math.log(4), 0])

@@ -1,4 +1,4 @@
-"""A pool with all that a trainer has around it, on a running loop."""
+"""Actor pool with its surroundings in a trainer, on a running loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a condition, with a time-out that names it."""
+    """Wait for a condition; the time-out error names it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
@@ -34,7 +34,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def poison(pool: ActorPool) -> None:
-    """Fill the rings so that unwritten bytes show."""
+    """Fill the rings with a pattern that shows unwritten bytes."""
     for ring in pool.rings:
         for array in ring.segment.arrays:
             if not array.control:
@@ -42,7 +42,7 @@ def poison(pool: ActorPool) -> None:
 
 
 class Rig:
-    """A pool and what a trainer has around it."""
+    """A pool and its surroundings in a trainer."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Rig:
         return self.mailbox.publish(np.full(self.policy.weight_count, first, np.float32))
 
     def grant(self, rows: int | None = None) -> None:
-        """Grant every actor as much as its ring holds, or `rows` more than it has published."""
+        """Grant every actor the capacity of its ring, or `rows` more than it has published."""
         for i, ring in enumerate(self.pool.rings):
             most = ring.published() + ring.num_slots
             ring.grant(max(ring.granted, most if rows is None else min(most, ring.published() + rows)))
@@ -114,7 +114,7 @@ class Rig:
                 self.pool.wake(i)
 
     async def rows(self, count: int) -> None:
-        """Until every ring has published `count` rows."""
+        """Wait until every ring has published `count` rows."""
         await until(lambda: all(r.published() >= count for r in self.pool.rings), f"{count} rows")
 
     async def failure(self) -> AsyncRLError:

@@ -1,4 +1,4 @@
-"""One fork server for all tests of this folder."""
+"""Fixture: one fork server for all tests of this folder."""
 
 from __future__ import annotations
 

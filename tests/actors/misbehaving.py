@@ -1,4 +1,4 @@
-"""Environments that break what is around them: their process, its helpers, memory that is not theirs."""
+"""Environments that damage their surroundings: their process, helper processes, other parties' memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class DetachesHelper(fakes.SimpleEnv):
-    """Starts a helper in a session of its own whose parent ends at once, as a daemon; shows both process ids."""
+    """Environment that starts a daemon: a helper in its own session whose parent ends; observes both process ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class DetachesHelper(fakes.SimpleEnv):
 
 
 class ReadsNull(fakes.SimpleEnv):
-    """Dies of a real segmentation fault in its 5th step."""
+    """Environment with a real segmentation fault in its 5th step."""
 
     def step(self, action: Any) -> Any:
         if self.steps == 4:
@@ -53,7 +53,7 @@ class Aborts(ReadsNull):
 
 
 class OverwritesWeights(ReadsNull):
-    """Writes into the first mapping of the weights that its process has."""
+    """Environment that writes into the first mapping of the weights in its process."""
 
     def follow_a_wild_pointer(self) -> None:
         maps = Path("/proc/self/maps").read_text()
@@ -74,7 +74,7 @@ class CloseHangs(fakes.SimpleEnv):
 
 
 class HangsInAnotherGroup(fakes.Hangs):
-    """Moves itself to the process group of its parent, where a signal to its own does not reach it."""
+    """Environment that moves to its parent's process group, where a signal to its own group misses it, and hangs."""
 
     def wait_for_godot(self) -> None:
         os.setpgid(0, os.getpgid(os.getppid()))
@@ -88,7 +88,7 @@ class HangsInReset(fakes.SimpleEnv):
 
 
 class ForksAndGoesOn(fakes.CountingEnv):
-    """Forks in a step; the child returns from it as if it were the actor."""
+    """Environment that forks in a step; the child returns from it as if it were the actor."""
 
     def step(self, action: Any) -> Any:
         self.steps_of_all = getattr(self, "steps_of_all", 0) + 1

@@ -1,4 +1,4 @@
-"""An actor driven by hand, row by row, without a process."""
+"""Actor without a process, stepped by the test row by row."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_next_life_goes_on_in_the_ring_with_other_seeds(benches: list[Bench]) ->
 
 
 class Lives(fakes.SimpleEnv):
-    """Observes 100, 101, ... after its first reset, 200, 201, ... after the second."""
+    """Environment that observes 100, 101, ... after its first reset, 200, 201, ... after the second."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.steps = 100 * (self.steps // 100 + 1)
@@ -177,7 +177,7 @@ def test_life_that_published_nothing_leaves_no_reset_row(benches: list[Bench]) -
 
 
 class Counted:
-    """The episodes of `CountingEnv` number `first` to `first + E - 1`, counted slowly."""
+    """Flags, rewards and episodes of the environments `first` to `first + E - 1` of `CountingEnv`, computed slowly."""
 
     def __init__(self, first: int, num_envs: int, rows: int) -> None:
         self.flags = np.zeros((num_envs, rows), np.uint8)

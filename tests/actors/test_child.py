@@ -1,4 +1,4 @@
-"""A child as the main process holds it, with a fork server that only takes notes."""
+"""Child handle of the main process, with a fake fork server that records calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.actors.server_process import ServerLost
 
 
 class Server:
-    """Forks nothing; the process it names never answers and never ends."""
+    """Fork server that forks nothing; the process it names never answers and never ends."""
 
     def __init__(self) -> None:
         self.signals: list[tuple[int, int]] = []
@@ -30,7 +30,7 @@ class Server:
 
 
 def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> None:
-    """A task that is cancelled while it ends its child: what a task group does to it where another task fails."""
+    """Cancel a task that is ending its child, as a task group does if another task fails."""
 
     async def story() -> None:
         server = Server()
@@ -49,7 +49,7 @@ def test_ending_that_is_cancelled_leaves_neither_process_nor_descriptor() -> Non
 
 
 class Life:
-    """A fork server that has forked a process, which says something, and then perhaps is lost."""
+    """Fork server that has forked a process, which sends a message; the server may then be lost."""
 
     def __init__(self, says: str, lost: bool) -> None:
         self.says, self.lost = says, lost
@@ -74,7 +74,7 @@ class LostOnce(ForkServer):
 
 
 def test_a_process_of_a_lost_server_is_not_heard() -> None:
-    """The server dies after it has forked and before it says so; the next one forks again."""
+    """The server dies after forking and before reporting it; the next server forks again."""
 
     async def story() -> None:
         last = Life("second", lost=False)

@@ -25,7 +25,7 @@ from asyncrl.errors import ActorKilled, EnvironmentHung, EnvironmentRaised, Eval
 
 
 class Lottery(fakes.SimpleEnv):
-    """Length and return of an episode are drawn at its reset, from its seed."""
+    """Environment whose episodes have length and return drawn from the seed at reset."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.steps = 0
@@ -97,7 +97,7 @@ def test_episodes_must_be_positive() -> None:
 
 
 class EchoesAction(fakes.FixedLength):
-    """Reward = action taken = what the policy's first weight says."""
+    """Environment with reward = action = the policy's first weight."""
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -192,7 +192,7 @@ def test_killed_evaluator_is_replaced_and_plays_the_same_episodes_again(server: 
 
 
 class TellsTime(fakes.SimpleEnv):
-    """Never ends, and shows in its rewards how long it was played."""
+    """Environment that never ends and whose return is about the number of seconds since the reset."""
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -245,7 +245,7 @@ class SlowSteps(fakes.FixedLength):
 
 
 def test_an_evaluation_that_is_only_long_is_waited_for(server: ForkServer) -> None:
-    """Three steps of 0.4 s each with signs of life in between, where nothing may be silent for longer than 1.5 s."""
+    """Three steps of 0.4 s each with heartbeats in between, with a limit of 1.5 s for silence."""
 
     async def story(evaluator: RemoteEvaluator) -> None:
         returns, _ = await evaluator.evaluate(weights(0), 2)

@@ -1,4 +1,4 @@
-"""The fork server: early start, mirrored surroundings, and nothing left behind whoever is killed."""
+"""Fork server: early start, environment of the main process, and no leftovers whichever process is killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
 
 
 def run_script(tmp_path: Path, text: str, **environ: str) -> subprocess.Popen[str]:
-    """A user's script in a directory of its own, without an `if __name__ == "__main__"` guard."""
+    """Run a user's script in its own directory, without an `if __name__ == "__main__"` guard."""
     script = tmp_path / "train_it.py"
     script.write_text(textwrap.dedent(text))
     path = os.pathsep.join([str(ROOT), str(TESTS), str(TESTS / "actors")])
@@ -156,7 +156,7 @@ def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("victims", ["main", "server", "main and server"])
 def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
-    """Two actors in C code with the interpreter locked, deaf to SIGTERM, each with a helper in its own session."""
+    """Two actors in C code with the interpreter locked and SIGTERM ignored, each with a helper in its own session."""
     script = (
         RUN
         + """
@@ -224,7 +224,7 @@ class ShowsSurroundings(fakes.SimpleEnv):
 def test_surroundings_of_the_main_process_are_mirrored(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are when an actor is forked, not as they were when the server was started."""
+    """The surroundings are those at the fork of an actor, not at the start of the server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASYNCRL_TEST", "seen")
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
@@ -286,7 +286,7 @@ def test_kill_ends_everything_at_once_from_any_thread() -> None:
 
 
 def closing(server: ForkServer, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a story with a server of its own; it must end in time, and so must the server."""
+    """Run a scenario with its own server; both must end within the time limit."""
     server.start()
 
     async def limited() -> None:
@@ -300,7 +300,7 @@ def closing(server: ForkServer, story: Callable[[], Coroutine[Any, Any, None]]) 
 
 
 def ready_was_sent(server: ForkServer) -> bool:
-    """Whether READY lies in the socket, still unread."""
+    """Whether READY is in the socket, unread."""
     assert server._life is not None
     return bool(select.select([server._life._wire._socket], [], [], 0)[0])
 
@@ -369,7 +369,7 @@ def test_server_that_is_suspended_before_it_is_ready_is_given_up() -> None:
 
 @pytest.mark.parametrize("death", ["killed", "hung"])
 def test_run_goes_on_though_its_server_is_suspended_and_an_actor_dies(death: str) -> None:
-    """The suspended server neither reports the death nor passes on a signal; it is killed, and all begin again."""
+    """The suspended server neither reports the death nor forwards a signal; it is killed, and all begin again."""
     server = ForkServer(request_seconds=0.3)
 
     async def story() -> None:

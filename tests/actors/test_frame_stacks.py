@@ -47,7 +47,7 @@ class Noise(gymnasium.Env[Any, Any]):
 
 
 class Recorder(RandomPolicy):
-    """Remembers what it was shown and did in each row."""
+    """Policy that records observations and actions of each row."""
 
     def __init__(self, frames: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Recorder(RandomPolicy):
 
 
 class Stream:
-    """A ring, and one life after the other of an actor that writes it."""
+    """A ring, and successive lives of an actor that writes it."""
 
     def __init__(self, frames: int) -> None:
         self.frames = frames
@@ -94,7 +94,7 @@ class Stream:
         return self.actor
 
     def write(self) -> None:
-        """As many rows as are granted."""
+        """Write as many rows as are granted."""
         while self.actor.step():
             if self.policy.seen and len(self.rows) < self.reader.published():
                 self.rows.append(self.policy.seen[-1])
@@ -106,7 +106,7 @@ class Stream:
 
 @pytest.fixture(params=[2, 4])
 def streams(request: pytest.FixtureRequest) -> Iterator[list[Stream]]:
-    """One stream, in a list that is emptied: views of its memory must not outlive the test."""
+    """One stream in a list that is emptied at the end, as views of its memory must not outlive the test."""
     made = [Stream(request.param)]
     yield made
     made.pop().close()
@@ -189,7 +189,7 @@ def test_replay_gathers_the_stacks_that_were_acted_on(streams: list[Stream]) -> 
 
 
 class Mirror(RandomPolicy):
-    """Greedy actions that depend on all frames; remembers the stacks."""
+    """Policy of greedy actions that depend on all frames; records the stacks."""
 
     def __init__(self, frames: int) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from asyncrl.interfaces import FieldSpec
 
 
 class StreamChecker:
-    """Recomputes every row of a counting environment's streams, in place, as the rows arrive."""
+    """Check of every row of a counting environment's streams, in place, as the rows arrive."""
 
     def __init__(self, ring: Any) -> None:
         self.ring = ring
@@ -206,7 +206,7 @@ def test_actor_that_dies_too_often_is_reported(server: ForkServer) -> None:
 def test_crash_is_shown_where_it_happened_and_stands_in_the_log(
     server: ForkServer, tmp_path: Any, env: Any, mark: str
 ) -> None:
-    """The weights are mapped read-only: whoever writes there crashes, and nobody else acts on what it wrote."""
+    """The weights are mapped read-only: a process that writes to them crashes, and no other process sees the write."""
 
     async def story() -> ActorKilled:
         async with Rig(server, env, max_restarts=1, log_dir=tmp_path) as rig:
@@ -343,7 +343,7 @@ def test_start_raises_what_a_constructor_raised(server: ForkServer) -> None:
 
 
 def _first_only() -> Any:
-    """Builds once per process: passes the probe and fails in an actor of two environments."""
+    """Factory that works once per process: it passes the probe and fails in an actor of two environments."""
     builds = int(os.environ["ASYNCRL_TEST_BUILDS"])
     os.environ["ASYNCRL_TEST_BUILDS"] = str(builds - 1)
     if builds == 0:

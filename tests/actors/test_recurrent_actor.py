@@ -1,4 +1,4 @@
-"""Recurrent state through actors: stamped in every row, begun anew with episodes and lives, kept by a saved actor."""
+"""Recurrent state in actors: stored with every row, reset with episodes and lives, saved with an actor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALGORITHM = PPO(recurrent="lstm", recurrent_size=4, hidden_sizes=(5,), segment_l
 
 
 class Noise(gymnasium.Env[Any, Any]):
-    """Random values; episodes end terminated or truncated at random, some after one step; pays the action's number."""
+    """Random values; episodes end terminated or truncated at random, some after one step; the reward is the action."""
 
     def __init__(self) -> None:
         self.observation_space = Box(-4, 4, (2,), np.float32)
@@ -55,7 +55,7 @@ def policy_of(seed: int = 0) -> Any:
 
 
 class World:
-    """A ring, and one life after the other of an actor that writes it."""
+    """A ring, and successive lives of an actor that writes it."""
 
     def __init__(self) -> None:
         self.layout = RingLayout(ENVS, SLOTS, SPEC, ALGORITHM.extra_fields(SPEC))
@@ -92,15 +92,15 @@ class World:
 
 @pytest.fixture
 def worlds() -> Iterator[list[World]]:
-    """One world, in a list that is emptied: views of its memory must not outlive the test."""
+    """One world in a list that is emptied at the end, as views of its memory must not outlive the test."""
     made = [World()]
     yield made
     made.pop().close()
 
 
 def expected_states(world: World) -> tuple[np.ndarray, np.ndarray]:
-    """The state before each row, `[E, rows, state_size]`, by a policy that is told of every episode by hand; and which
-    rows acted.
+    """State before each row, `[E, rows, state_size]`, of a policy whose episodes are begun by hand; and which rows
+    acted.
     """
     rows = world.reader.published()
     obs, flags, lives = world.reader.obs, world.reader.flags, world.reader.incarnation
@@ -176,7 +176,7 @@ def test_a_saved_actor_goes_on_with_its_state(worlds: list[World]) -> None:
 
 
 def played(policy: Any, episodes: int, seed: int) -> list[float]:
-    """Returns of greedy episodes, one after the other, each begun without memory."""
+    """Returns of successive greedy episodes, each started without memory."""
     returns, env = [], Noise()
     for own in np.random.SeedSequence(seed).generate_state(episodes):
         obs, _ = env.reset(seed=int(own))
@@ -190,7 +190,7 @@ def played(policy: Any, episodes: int, seed: int) -> list[float]:
 
 
 def test_evaluated_episodes_have_states_of_their_own() -> None:
-    """One after the other, in turns or side by side: the same seeds give the same returns."""
+    """Sequential, alternating and parallel episodes: the same seeds give the same returns."""
     expected = played(policy_of(), 12, seed=5)
     assert len(set(expected)) > 3
     for envs in (1, 3, 12):

@@ -1,4 +1,4 @@
-"""How often a process is started again, on a clock of the test's own."""
+"""Limits on restarts of a process, with a test clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An actor whose network is run by a server, driven by hand beside an actor that runs it itself."""
+"""Actor whose network is run by a server, stepped by the test next to an actor that runs it itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WORLDS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 class World:
-    """A ring with its actor, and the server of an actor that needs one."""
+    """A ring with its actor, and the server if the actor needs one."""
 
     def __init__(self, name: str, num_envs: int, parts: int = 0, vector: bool = False) -> None:
         self.make_env, algorithm = WORLDS[name]
@@ -94,11 +94,11 @@ class World:
         self.mailbox.publish(weights.astype(np.float32), 10 * seed)
 
     def grant(self, rows: int) -> None:
-        """Let the actor make `rows` more; the last one needs a slot for its next observation."""
+        """Grant `rows` more rows; the last one needs a slot for its next observation."""
         self.ring.grant(max(self.ring.granted, self.ring.published() + rows + 1))
 
     def row(self, actor: Actor) -> dict[str, Any]:
-        """Make the next row and return all that the ring holds of it."""
+        """Make the next row and return all its fields in the ring."""
         slot = self.ring.published() % SLOTS
         for _ in range(10):
             if actor.step():
@@ -188,7 +188,7 @@ def test_a_vector_environment_is_stepped_in_one_part(make: Make) -> None:
 @pytest.mark.parametrize("num_envs", [2, 5])
 @pytest.mark.parametrize("name", WORLDS)
 def test_halves_act_as_two_policies_that_share_a_generator(make: Make, name: str, num_envs: int) -> None:
-    """The twin runs both policies itself, half by half, and has the same rows to the bit."""
+    """The reference runs both policies itself, half by half, and has bitwise equal rows."""
     served, twin = make(name, num_envs, parts=2), make(name, num_envs)
     halves = served.requests.slices
     counted_from_zero()

@@ -261,7 +261,7 @@ def test_double_observations_of_a_vector_are_read_as_they_are_stored() -> None:
 
 def test_rewards_and_flags_of_reset_rows_are_ours_whatever_a_vector_returns_there() -> None:
     class Sloppy:
-        """Ends stream 1 in every step, and goes on saying so, with a reward, in the row that resets it."""
+        """Environment that reports the end of stream 1 in every step, with a reward also in the row that resets it."""
 
         num_envs = 3
         metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}

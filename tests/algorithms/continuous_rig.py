@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG once more, by modules, autograd and torch's own Adam; and batches for them."""
+"""Reference implementations of SAC, TD3 and DDPG with modules, autograd and torch's Adam; and batches for them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def critics_of(named: dict[str, Tensor]) -> nn.ModuleList:
 
 
 class Twin:
-    """Networks of a core, copied into modules, and the same update by autograd.
+    """Reference with copies of a core's networks as modules, and the same update by autograd.
 
     All gradients are taken before anything moves; `policy_delay` is for whoever calls `update`.
     """
@@ -101,7 +101,7 @@ class Twin:
         return torch.stack([critic(torch.cat((obs, action), dim=1)) for critic in critics])
 
     def critic_loss(self, batch: dict[str, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the priorities."""
+        """Loss of the critics, and the priorities."""
         td = self.judge(self.critics, batch["obs"], batch["action"]) - y
         return (batch["weight"] * td.square()).mean(dim=1).sum() / 2, td.abs().mean(dim=0)[:, 0].detach()
 
@@ -125,7 +125,7 @@ class Twin:
             a.lerp_(b, self.config.tau)
 
     def assert_same(self, core: Any, **tolerance: float) -> None:
-        """Every network of the core holds what this one's does."""
+        """Assert that every network of the core equals the reference's."""
         other = Twin(core)
         pairs = [(self.policy, other.policy), (self.critics, other.critics)]
         pairs.append((self.target_critics, other.target_critics))

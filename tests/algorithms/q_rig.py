@@ -1,4 +1,4 @@
-"""Batches and learners that the tests of the DQN family share."""
+"""Batches and learners for the tests of the DQN family."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,7 @@ def column(*values: float) -> torch.Tensor:
 
 
 def staged(action: Any, reward: Any, discount: Any, weight: Any, low: float = -1e9, high: float = 1e9) -> Any:
-    """What a loss reads of a batch, as columns of float64."""
+    """Columns of a batch that a loss reads, in float64."""
     fields = {"reward": column(*reward), "discount": column(*discount), "weight": column(*weight)}
     limits = torch.tensor([low, high], dtype=torch.float64)
     return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Segments for tests of on-policy algorithms: acted by their own policy, in arrays or in tiny environments."""
+"""Segments for tests of on-policy algorithms: with actions of their own policy, from arrays or tiny environments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Observe = Callable[[tuple[int, ...], np.random.Generator], np.ndarray]
 
 
 def record(name: str, kind: str = "discrete", **overrides: Any) -> Any:
-    """A small algorithm for the environment of that kind, with several gradient steps in a pass where it may have."""
+    """A small algorithm for environments of that kind, with several gradient steps per pass if it supports them."""
     several = {"minibatch_size": 40, "minibatches": 2}
     known = option_help(ALGORITHMS[name])
     sizes: dict[str, Any] = {"hidden_sizes": (16, 16), "segment_length": 24, "learning_rate": 3e-3}
@@ -61,7 +61,7 @@ def observations(spec: EnvSpec, shape: tuple[int, ...], rng: np.random.Generator
 
 
 def flags_of(envs: int, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Random ends, each followed by a RESET row, and RESET rows without an end, as a death leaves them."""
+    """Random ends, each followed by a RESET row, and RESET rows without an end, as after an actor's death."""
     flags = np.zeros((envs, rows), np.uint8)
     for e in range(envs):
         for t in range(rows):
@@ -75,7 +75,7 @@ def flags_of(envs: int, rows: int, rng: np.random.Generator) -> np.ndarray:
 def acted(
     algorithm: Any, spec: EnvSpec, weights: np.ndarray, *, seed: int = 0, envs: int = 3, ring: int = 0
 ) -> Segment:
-    """A segment of random observations, rewards and flags, with actions and extras of the policy."""
+    """Segment of random observations, rewards and flags, with actions and extras of the policy."""
     rng = np.random.default_rng(seed)
     rows = algorithm.segment_length
     policy = algorithm.make_policy(spec)
@@ -99,13 +99,13 @@ def acted(
 
 
 def batch_of(algorithm: Any, spec: EnvSpec, core: Any, seed: int = 0, count: int = 2) -> list[Segment]:
-    """`count` segments of as many rings, acted by the core's weights."""
+    """`count` segments of as many rings, with actions of the core's weights."""
     weights = weights_of(core)
     return [acted(algorithm, spec, weights, seed=100 * seed + ring, ring=ring) for ring in range(count)]
 
 
 def iterate(core: Any, segments: list[Segment], progress: float = 0.0) -> int:
-    """One whole iteration; returns its steps."""
+    """Run a whole iteration; returns its number of steps."""
     core.begin(segments, progress)
     steps = 1
     while core.step():
@@ -114,11 +114,11 @@ def iterate(core: Any, segments: list[Segment], progress: float = 0.0) -> int:
 
 
 class Guessing:
-    """E environments with episodes of `length` steps in which each step is rewarded for itself.
+    """E environments with episodes of `length` steps in which each step's reward depends only on that step.
 
     Args:
-        spec: observations are random; what is right follows from them.
-        reward: of actions `[E, ...]` in storage form, given observations `[E, ...]`.
+        spec: of the environments; observations are random, and the correct actions follow from them.
+        reward: function of observations `[E, ...]` and actions `[E, ...]` in storage form.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Guessing:
         self._position = 0
 
     def segment(self, policy: Any, rows: int, rng: np.random.Generator) -> Segment:
-        """The next `rows` rows, each acted by `policy`."""
+        """Next `rows` rows with actions of `policy`."""
         envs, spec = self.envs, self.spec
         obs = np.empty((envs, rows, *spec.observation_shape), spec.observation_dtype)
         action = np.empty((envs, rows, *spec.action.shape), spec.action.dtype)

@@ -1,4 +1,4 @@
-"""What every algorithm that learns from replay must do; a new one is tested by being registered."""
+"""Contract of every algorithm that learns from replay; every registered algorithm is tested."""
 
 import dataclasses
 import pickle
@@ -43,7 +43,7 @@ def record(name: str, **overrides: Any) -> Algorithm:
 
 
 def actions(spec: EnvSpec, count: int, rng: np.random.Generator) -> np.ndarray:
-    """In storage form; those of a box lie in it."""
+    """Random actions in storage form, within the box if there is one."""
     if isinstance(spec.action, DiscreteAction):
         return rng.integers(0, spec.action.n, count)
     assert isinstance(spec.action, BoxAction)
@@ -154,7 +154,7 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
 
 
 def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) -> None:
-    """An actor refreshes straight into `weights`, and its process got the policy pickled."""
+    """An actor copies new weights directly into `weights`; its process got the policy as a pickle."""
     algorithm, spec = record(name), SPECS[kind]
     weights = weights_of(algorithm.make_updater(spec, "cpu", 3))
     loaded, refreshed = (pickle.loads(pickle.dumps(algorithm.make_policy(spec))) for _ in range(2))
@@ -261,7 +261,7 @@ def test_state_is_a_copy_and_foreign_state_is_refused(name: str, kind: str) -> N
 
 
 def test_permuted_batch_gives_permuted_priorities(name: str, kind: str) -> None:
-    """Where targets are drawn, noise belongs to a place in the batch: it is taken out."""
+    """Noise in the targets belongs to a place in the batch, so it is removed."""
     algorithm, spec = record(name, prioritized=True), SPECS[kind]
     batch, order = filled_batch(algorithm, spec), np.random.default_rng(5).permutation(SIZE)
     core, other = algorithm.make_updater(spec, "cpu", 0), algorithm.make_updater(spec, "cpu", 0)

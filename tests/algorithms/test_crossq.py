@@ -1,4 +1,4 @@
-"""CrossQ's batch normalisation, the folding of it, and its joint forward pass."""
+"""CrossQ's batch normalisation, its folding into the weights, and the joint forward pass."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ def test_c51_learns_the_distribution_of_returns(is_dueling: bool) -> None:
 
 
 def loss_of_chain() -> float:
-    """Mean divergence where the distributions are right: state 1's targets are single outcomes."""
+    """Mean divergence of the correct distributions: state 1's targets are single outcomes."""
     return (1 * -np.log(0.25) + 3 * -np.log(0.75)) / 12
 
 
@@ -106,7 +106,7 @@ def test_qrdqn_learns_the_quantiles_of_returns(is_dueling: bool) -> None:
 
 
 class Reference:
-    """The same update with autograd all the way and torch's own Adam and clipping, on copies of the flat vectors."""
+    """Reference of the update with autograd and torch's Adam and clipping, on copies of the flat vectors."""
 
     def __init__(self, core: QLearningUpdate) -> None:
         self.core, self.config, self.sizes = core, core.config, core.layout.sizes
@@ -118,7 +118,7 @@ class Reference:
             self.noise.set_state(core.state_dict()["noise"])
 
     def outputs(self, flat: torch.Tensor, x: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
-        """By action, layer by layer as the paper has it: y = (mu + sigma f(e') f(e)^T) x + mu_b + sigma_b f(e')."""
+        """Outputs by action, layer by layer as in the paper: y = (mu + sigma f(e') f(e)^T) x + mu_b + sigma_b f(e')."""
         start, sigma_start, drawn, last = 0, parameter_count(self.sizes), 0, len(self.sizes) - 2
         for layer, (a, b) in enumerate(itertools.pairwise(self.sizes)):
 
@@ -168,7 +168,7 @@ class Reference:
         return result.priorities.abs()[:, 0]
 
     def _mask(self) -> None:
-        """Weights between the streams of a dueling head do not exist."""
+        """Mask of weights that do not exist, between the streams of a dueling head."""
         if not self.config.dueling:
             return
         grad, end, (a, b) = self.online.grad, parameter_count(self.sizes), self.sizes[-2:]
@@ -201,7 +201,7 @@ def test_updates_are_those_of_autograd(name: str, double: bool, is_dueling: bool
 
 
 def test_one_quantile_is_half_of_dqn() -> None:
-    """tau-hat is a half on both sides: the same gradient but for the factor, which Adam does not see."""
+    """tau-hat is 1/2 on both sides: the gradients are equal except for a factor, which Adam ignores."""
     one, dqn = (
         make(name, adam_eps=1e-12, max_grad_norm=None, **o).make_updater(SPEC, "cpu", 0)
         for name, o in (("qrdqn", {"num_quantiles": 1}), ("dqn", {}))
@@ -380,7 +380,7 @@ def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow"])
 def test_update_never_looks_at_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
+    """Condition of a CUDA graph: on the meta device, which has no values, everything must run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
     core = ALGORITHMS[name](hidden_sizes=(8, 8), prioritized=False).make_updater(SPEC, "meta", 0)
     for _ in range(2):

@@ -54,7 +54,7 @@ def test_projection_by_hand(prob: list[float], reward: float, discount: float, e
 
 
 def slow_projection(prob, reward, discount, v_min, v_max):  # type: ignore[no-untyped-def]
-    """Algorithm 1, one atom at a time; an atom with l = u gives its mass to that one."""
+    """Algorithm 1, one atom at a time; an atom with l = u gives its mass to that atom."""
     size, count = prob.shape
     dz = (v_max - v_min) / (count - 1)
     m = np.zeros((size, count))

@@ -100,7 +100,7 @@ def test_loss_is_the_papers_formula(delta: float | None) -> None:
 
 
 def linear_core(**options: Any) -> QLearningUpdate:
-    """One hidden unit that passes positive inputs on, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
+    """One hidden unit that passes positive inputs through, two actions: Q(x) = [x, 2 x + 1], target [3 x, x]."""
     spec = EnvSpec("hand", (1,), "float32", DiscreteAction(2))
     options = {"bound_targets": False} | options
     core = DQN(hidden_sizes=(1,), batch_size=2, n_step=1, **options).make_updater(spec, "cpu", 0)
@@ -180,7 +180,7 @@ def test_gradient_and_first_adam_step_by_hand() -> None:
 
 
 class Reference:
-    """The same algorithm with modules, autograd and torch's own Adam and clipping."""
+    """Reference implementation with modules, autograd and torch's Adam and clipping."""
 
     def __init__(self, core: QLearningUpdate) -> None:
         self.config = core.config
@@ -452,7 +452,7 @@ def test_foreign_state_names_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_update_never_looks_at_a_value(is_dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
+    """Condition of a CUDA graph: on the meta device, which has no values, everything must run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
     core = DQN(dueling=is_dueling, hidden_sizes=(8, 8), prioritized=False).make_updater(SPEC, "meta", 0)
     for _ in range(2):

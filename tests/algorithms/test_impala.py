@@ -1,4 +1,4 @@
-"""IMPALA and A2C beside the contract: the loss is the paper's, whatever policy acted."""
+"""IMPALA and A2C in addition to the contract: the loss is the paper's for any acting policy."""
 
 import pickle
 from typing import Any
@@ -20,7 +20,7 @@ from asyncrl.options import option_help
 
 
 def record(name: str, kind: str = "discrete", **overrides: Any) -> Any:
-    """As in the rig, with one gradient step in a pass unless told otherwise."""
+    """Algorithm of the rig, by default with one gradient step per pass."""
     return segment_rig.record(name, kind, **{"minibatches": 1, **overrides})
 
 
@@ -89,7 +89,7 @@ def slow_gradient(core: Any, segments: list[Segment], targets_of: Any) -> Tensor
 
 
 def stale_batch(algorithm: Any, spec: EnvSpec, core: Any) -> list[Segment]:
-    """Segments of a policy that has since changed, with a staleness weight per row."""
+    """Segments of an older policy, with a staleness weight per row."""
     segments = batch_of(algorithm, spec, core)
     for seed in range(6):
         iterate(core, batch_of(algorithm, spec, core, seed))
@@ -154,7 +154,7 @@ def test_what_the_newest_policy_did_is_not_corrected() -> None:
 
 
 def test_targets_are_made_anew_for_every_gradient_step() -> None:
-    """Two passes over a batch are two batches of one pass each, and so is a pass for want of new segments."""
+    """Two passes over a batch equal two batches of one pass each; so does a pass repeated for lack of new segments."""
     spec = SPECS["discrete"]
     twice, once, again = (record("impala", epochs=e, reuse_epochs=r) for e, r in ((2, 0), (1, 0), (1, 1)))
     cores = [algorithm.make_updater(spec, "cpu", 0) for algorithm in (twice, once, again)]
@@ -227,7 +227,7 @@ def test_rows_of_weight_zero_teach_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["impala", "a2c"])
 def test_learns_what_is_right_from_old_policies(name: str) -> None:
-    """Each choice is rewarded where it is that of the larger input; the acting weights are two batches old."""
+    """A choice that is the larger input is rewarded; the acting weights are two batches old."""
     spec = EnvSpec("guess", (2,), "float32", DiscreteAction(2))
     env = Guessing(
         spec,
@@ -246,7 +246,7 @@ def test_learns_what_is_right_from_old_policies(name: str) -> None:
 
 
 def test_observations_behind_a_segment_are_seen() -> None:
-    """The value of `last_obs` reaches the targets of rows that bootstrap from it, and no others."""
+    """The value of `last_obs` affects the targets of rows that bootstrap from it, and no others."""
     algorithm, spec = record("impala", gae_lambda=1.0), SPECS["discrete"]
     core = algorithm.make_updater(spec, "cpu", 0)
     segment = acted(algorithm, spec, weights_of(core))

@@ -1,4 +1,4 @@
-"""Every fused kernel of the learner against the torch formula that it replaces: compiled, and as its Python function.
+"""Contract of every fused kernel of the learner: agreement with its torch formula, compiled and as a Python function.
 
 A kernel of `asyncrl.algorithms` or `asyncrl.networks` that no contract here runs fails
 `test_every_kernel_has_a_contract`. Inputs are random and cross every clip of the formula.
@@ -53,7 +53,7 @@ Pairs = Iterator[tuple[str, Any, Any]]
 
 @dataclass(frozen=True)
 class Contract:
-    """Kernels, and both sides of their equation.
+    """Kernels, and both sides of the equation that they satisfy.
 
     Attributes:
         module: where the kernels stand.
@@ -109,7 +109,7 @@ def q_buffers(core: Any, size: int, scale: float = 1.0, seed: int = 0) -> Any:
 
 
 def by_q_kernel(core: Any, buffers: Any) -> tuple[Tensor, Tensor]:
-    """Gradient and priorities."""
+    """Gradient and priorities by the kernel."""
     buffers.grad.fill_(math.nan)
     buffers.priorities.fill_(math.nan)
     core._kernel(buffers.online.output.numpy(), buffers.target.output.numpy(), *buffers.arrays)

@@ -1,4 +1,4 @@
-"""Running statistics against slow twins."""
+"""Running statistics against slow reference implementations."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def test_moments_are_those_of_everything_seen() -> None:
 
 
 def slow_divisor(rounds: list[list[Segment]], gamma: float) -> float:
-    """Every stream walked through by itself."""
+    """Divisor computed for each stream separately."""
     seen, totals = [], {}
     for segments in rounds:
         for segment in (s for s in segments if s.fresh):

@@ -1,4 +1,4 @@
-"""Normalised observations of the algorithms that learn from replay: learner and actor see the same numbers."""
+"""Normalised observations in replay algorithms: learner and actor see the same numbers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_later_batches_count_once_in_a_while() -> None:
 
 
 class Scaled(gymnasium.ObservationWrapper):
-    """CartPole whose numbers are ten thousand times as large."""
+    """CartPole with observations multiplied by ten thousand."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

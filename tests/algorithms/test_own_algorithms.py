@@ -1,4 +1,4 @@
-"""Algorithms of users: registered by their name, imported as module:Class, explained like those of the package."""
+"""User-defined algorithms: registered by name, imported as module:Class, and explained like those of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO against a slow twin with autograd, and what its options do."""
+"""PPO against a slow reference with autograd, and its options."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ def core_of(kind: str = "discrete", seed: int = 0, **options: Any) -> OnPolicyUp
 
 
 class Twin:
-    """PPO as the papers have it: modules, autograd, torch's distributions, clipping and Adam, and a loop for GAE."""
+    """Reference as in the papers: modules, autograd, torch's distributions, clipping and Adam, and a loop for GAE."""
 
     def __init__(self, core: OnPolicyUpdate, spec: EnvSpec) -> None:
         self.config, self.spec = core.config, spec
@@ -72,7 +72,7 @@ class Twin:
         return torch.from_numpy(x / 255 if self.spec.observation_dtype == "uint8" else x)
 
     def advantages(self, segment: Segment, divisor: float) -> tuple[np.ndarray, np.ndarray]:
-        """Schulman 2016 by the row, in float64."""
+        """Advantages of Schulman 2016, row by row in float64."""
         config = self.config
         with torch.no_grad():
             value = self.run(self.value, self.inputs(segment.obs)).view(segment.reward.shape).numpy()
@@ -142,7 +142,7 @@ class Twin:
 
 
 def stale(segments: list[Segment], seed: int = 3) -> list[Segment]:
-    """As if an older policy had acted: log-probabilities that are not the present policy's, and row weights."""
+    """Change the segments as if an older policy had acted: other log-probabilities, and row weights."""
     rng = np.random.default_rng(seed)
     for segment in segments:
         segment.extras["log_prob"][...] += rng.normal(0, 0.5, segment.reward.shape)

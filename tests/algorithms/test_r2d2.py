@@ -1,4 +1,4 @@
-"""R2D2: loss by hand, update against cells that go row by row, states of actors against those of the learner."""
+"""R2D2: the loss by hand, the update against cells run row by row, actors' states against the learner's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 
 
 def columns(**values: Any) -> Any:
-    """What the loss reads of a batch of two sequences of two rows."""
+    """Columns of a batch of two sequences of two rows that the loss reads."""
     fields = {name: torch.tensor(value).double().unsqueeze(1) for name, value in values.items()}
     fields["action"] = fields["action"].long()
     return SimpleNamespace(size=2, low=torch.tensor(-9.0), high=torch.tensor(6.0), **fields)
@@ -99,7 +99,7 @@ def slow_step(module: Any, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 def slow_values(
     module: Any, obs: Tensor, begins: Any, state: Tensor, burn_in: int, stop: bool
 ) -> list[Tensor]:
-    """Outputs `[1, A]` of every row of one sequence; rows of the burn-in have no graph, if it is to `stop`."""
+    """Outputs `[1, A]` of every row of one sequence; rows of the burn-in have no graph if `stop`."""
     outputs = []
     for row in range(obs.shape[0]):
         if begins[row]:
@@ -223,7 +223,7 @@ def test_untrained_rows_change_nothing() -> None:
 
 @pytest.mark.parametrize("frames", [1, 3])
 def test_states_of_actors_are_those_that_the_learner_computes(frames: int) -> None:
-    """From any stored state, over ends of episodes and frame stacks, to the state stored k rows later."""
+    """From any stored state, across episode ends and frame stacks, to the state stored k rows later."""
     config = R2D2(**{**SMALL, "sequence_length": 12, "frame_stack": frames, "sequence_period": 1})
     envs = [fakes.CountingEnv() for _ in range(2)]
     for index, env in enumerate(envs):
@@ -273,7 +273,7 @@ def check_states(core: Any, batch: SequenceBatch, stored: NDArray[np.float32], s
 
 
 class OwnEncoder(nn.Module):
-    """With a parameter that has no gradient, and a buffer."""
+    """Encoder with a parameter without gradient, and a buffer."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Updates of recurrent PPO and IMPALA against slow twins that go row by row, and what their minibatches are."""
+"""Updates of recurrent PPO and IMPALA against slow row-by-row references, and the composition of their minibatches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(name: str, cell: str, kind: str = "discrete", **options: Any) -> tuple[
 
 
 class Streams:
-    """Segments one after the other, acted row by row by a policy that carries its state."""
+    """Successive segments, with actions of a policy that carries its state from row to row."""
 
     def __init__(self, algorithm: Any, spec: EnvSpec, weights: np.ndarray, seed: int, envs: int = 3) -> None:
         self.algorithm, self.spec, self.envs, self.rng = algorithm, spec, envs, np.random.default_rng(seed)
@@ -80,13 +80,13 @@ class Streams:
 
 
 def batch_of(algorithm: Any, spec: EnvSpec, core: Any, seed: int = 0) -> list[Segment]:
-    """The second segment of each of two actors, so that they begin in the middle of episodes."""
+    """Second segment of each of two actors, so that they begin in the middle of episodes."""
     streams = [Streams(algorithm, spec, weights_of(core), seed + ring) for ring in (0, 1)]
     return [(own.segment(), own.segment())[1] for own in streams]
 
 
 class Twin:
-    """The networks of a core as modules of their own, run row by row."""
+    """The networks of a core as separate modules, run row by row."""
 
     def __init__(self, core: Any) -> None:
         layout, state = core.nets.layout, core.nets.state_dict()
@@ -100,7 +100,7 @@ class Twin:
         self.parameters = [*self.trunk.parameters(), self.log_std, *self.value.parameters()]
 
     def run(self, segments: list[Segment]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability, entropy and value `[S, T]`, and the value behind the last rows `[S]`."""
+        """Log-probability, entropy and value `[S, T]`, and the value after the last rows `[S]`."""
         found = []
         for segment in segments:
             obs = np.concatenate((segment.obs, segment.last_obs[:, None]), axis=1)
@@ -138,7 +138,7 @@ def joined(segments: list[Segment]) -> dict[str, np.ndarray]:
 
 @for_all
 def test_the_learner_sees_what_the_actor_saw(name: str, cell: str, kind: str) -> None:
-    """Log-probabilities of the weights that acted, from the stored states on, are those that were stamped."""
+    """Log-probabilities of the acting weights, from the stored states on, equal the stored ones."""
     algorithm, spec, core = made(name, cell, kind)
     iterate(core, batch_of(algorithm, spec, core))
     segments = batch_of(algorithm, spec, core, seed=5)

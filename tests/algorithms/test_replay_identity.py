@@ -1,4 +1,4 @@
-"""The fastest test that something learns at all: the action must equal the observation.
+"""Fastest test of learning: the action must equal the observation.
 
 An actor, a ring, the replay and a core as a trainer joins them, in one process and one thread.
 """
@@ -56,14 +56,14 @@ class Echo(gymnasium.Env[np.ndarray, Any]):
 
 
 def rewards(obs: np.ndarray, action: np.ndarray, box: bool, start: int = 0) -> np.ndarray:
-    """What each action earns; errors in units of half the range."""
+    """Reward of each action; errors are in units of half the range."""
     if box:
         return 1.0 - np.square(2.0 * (action - obs) / (HIGH - LOW)).sum(axis=1)
     return (action - start == obs.argmax(axis=1)).astype(np.float64)
 
 
 class Loop:
-    """An actor that acts, and a core that learns from its ring, in turns."""
+    """An acting actor and a core that learns from its ring, in turn."""
 
     def __init__(self, algorithm: Any, envs: list[Echo], segment: Segment, mailbox: WeightMailbox) -> None:
         spec = spec_of("echo", envs[0])
@@ -94,7 +94,7 @@ class Loop:
         self.mailbox.publish(self._weights)
 
     def turn(self, starts: int) -> None:
-        """Some rows, and an update once there is enough."""
+        """Act for some rows, and update once there is enough data."""
         written = 0
         while written < ROWS_PER_UPDATE:
             self.replay.grant(0, int(self.replay.published_rows()[0]) + 4)

@@ -1,4 +1,4 @@
-"""Options that every replay algorithm has: pace, publication and discipline, and what is refused."""
+"""Common options of replay algorithms: pace, publication and discipline, and refused values."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def core_of(spec: Any = SPEC, seed: int = 3, **options: Any) -> MaximumEntropyUp
 
 
 def without_kernels(spec: Any = SPEC, seed: int = 3, **options: Any) -> MaximumEntropyUpdate:
-    """As `core_of`, by the formulas alone."""
+    """Like `core_of`, with formulas instead of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maximum_entropy_update, "DrawKernel", lambda *_: DRAW)
         core = MaximumEntropyUpdate(
@@ -98,7 +98,7 @@ def test_every_box_and_bytes(kind: str) -> None:
 
 
 def test_a_value_that_cannot_move_counts_in_no_action_value() -> None:
-    """It is staged as 0; what an actor says of it would count in the targets alone."""
+    """It is staged as 0; an actor's value for it would count only in the targets."""
     spec = EnvSpec("stuck", (4,), "float32", BoxAction((-1.0, 7.0, 0.0), (1.0, 7.0, 3.0), (3,)))
     core, other = core_of(spec), core_of(spec)
     for critics in (other.critics, other.target_critics):
@@ -285,7 +285,7 @@ def test_learning_rate_falls_for_both_networks() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"policy_delay": 2}], ids=str)
 def test_gradient_norm_is_that_before_clipping(options: dict[str, Any]) -> None:
-    """Of the first update after none: both cores still have the same weights."""
+    """Of the first update, before which both cores have the same weights."""
     free = core_of(policy_delay=1, actor_learning_rate=1e-3)
     core = core_of(max_grad_norm=1e-3, **options)
     for each in (free, core):
@@ -318,7 +318,7 @@ def test_mean_and_largest_of_the_values_are_reported(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("options", [{}, {"policy_delay": 2, "max_grad_norm": 1.0}], ids=str)
 def test_update_never_looks_at_a_value(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
+    """Condition of a CUDA graph: on the meta device, which has no values, everything must run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
     core = SAC(**{**SMALL, "prioritized": False, **options}).make_updater(SPEC, "meta", 0)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What every algorithm that learns from segments must do; a new one is tested by being registered."""
+"""Contract of every algorithm that learns from segments; every registered algorithm is tested."""
 
 import copy
 import dataclasses
@@ -109,7 +109,7 @@ def test_policy_acts_with_the_right_shapes(name: str, kind: str) -> None:
 
 @for_every_kind
 def test_weights_written_in_place_act_as_loaded_ones_do(name: str, kind: str) -> None:
-    """An actor refreshes straight into `weights`, and its process got the policy pickled."""
+    """An actor copies new weights directly into `weights`; its process got the policy as a pickle."""
     algorithm, spec, core = made(name, kind)
     loaded, refreshed = (pickle.loads(pickle.dumps(algorithm.make_policy(spec))) for _ in range(2))
     loaded.load_weights(weights_of(core))
@@ -299,7 +299,7 @@ def test_steps_beyond_an_iteration_are_refused(name: str) -> None:
 
 
 def poisoned(segment: Segment) -> Segment:
-    """All of a RESET row that nothing may depend on, made huge: all but the observation a value is taken of."""
+    """Copy with huge values in all that nothing may depend on in RESET rows; observations whose value is used stay."""
     result = copy.deepcopy(segment)
     reset = (result.flags & RESET) != 0
     assert reset.any()
@@ -355,7 +355,7 @@ def test_weight_zero_takes_a_row_out(name: str) -> None:
 
 
 def matches(spec: EnvSpec) -> Any:
-    """Reward of saying what is seen."""
+    """Reward 1 if the action equals the observation."""
 
     def reward(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         if isinstance(spec.action, BoxAction):

@@ -241,7 +241,7 @@ def test_mean_and_largest_of_the_values_are_reported(record: type) -> None:
 
 @both
 def test_update_never_looks_at_a_value(record: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CUDA graph can hold: on the meta device, without values, everything must still run."""
+    """Condition of a CUDA graph: on the meta device, which has no values, everything must run."""
     monkeypatch.setattr(torch, "_fused_adam_", lambda *_, **__: None)  # has no meta kernel
     core = record(**{**SMALL, "prioritized": False}).make_updater(SPEC, "meta", 0)
     for _ in range(4):

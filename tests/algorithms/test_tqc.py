@@ -1,4 +1,4 @@
-"""TQC's losses against the paper's sums, written slowly."""
+"""TQC's losses against slow sums as in the paper."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -58,7 +58,7 @@ def test_bounds_only_widen_and_the_kernel_is_its_source() -> None:
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
 def test_values_of_every_policy_lie_within(seed: int, n_step: int) -> None:
-    """Deterministic chains: each state has one action, an own reward and successor, or ends the episode."""
+    """Deterministic chains: each state has one action with its own reward and successor, or ends the episode."""
     rng = np.random.default_rng(seed)
     states, gamma = 12, 0.9
     after, ends = rng.integers(states, size=states), rng.random(states) < rng.choice([0.0, 0.3])
@@ -115,7 +115,7 @@ def test_nothing_is_said_without_a_bound(metrics: dict[str, float], updates: int
 
 
 def filled(spec: EnvSpec, size: int = 32) -> Batch:
-    """A batch whose rewards are 1 and whose discount is 0.9, so that values lie between 0 and 10."""
+    """Batch with rewards of 1 and a discount of 0.9, so that values are between 0 and 10."""
     rng = np.random.default_rng(1)
     batch = Batch.allocate(size, spec)
     batch.obs[:], batch.next_obs[:] = rng.normal(
@@ -127,7 +127,7 @@ def filled(spec: EnvSpec, size: int = 32) -> Batch:
 
 
 def mean_target(core: Any) -> torch.Tensor:
-    """Targets of the last update, of which the priorities are the errors."""
+    """Targets of the last update, whose errors are the priorities."""
     buffers = core._buffers
     values = core._values(core._by_action(buffers.online.output[: buffers.batch.size]))
     return values.gather(1, buffers.batch.action) - buffers.priorities

@@ -1,4 +1,4 @@
-"""A fresh updater begins with a policy's weights."""
+"""Initialization of a new updater with a policy's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random segments that hold every way a trajectory may end, and a slow reading of their flags."""
+"""Random segments with every kind of trajectory end, and a slow interpretation of their flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rows:
 
 
 def flags_of(rng: np.random.Generator, length: int) -> list[int]:
-    """Flags of one stream under NEXT_STEP, an actor's deaths included; may begin with the RESET of an earlier end."""
+    """Flags of one stream under NEXT_STEP, actors' deaths included; may begin with the RESET of an earlier end."""
     flags = [RESET] if rng.random() < 0.3 else []
     while len(flags) < length:
         kind = rng.integers(0, 10)
@@ -54,7 +54,7 @@ def random_rows(seed: int, envs: int = 12, length: int = 17) -> Rows:
 
 
 def pieces(flags: np.ndarray) -> Iterator[tuple[list[int], bool]]:
-    """Rows of one stream that belong together, in order, and whether the last of them terminated."""
+    """Groups of consecutive rows of one trajectory, and whether the last of them terminated."""
     rows: list[int] = []
     for t, flag in enumerate(flags):
         if flag & RESET:

@@ -26,7 +26,7 @@ def write_run(
     evaluations: Iterable[tuple[int, float]] = (),
     age_seconds: float = 0.0,
 ) -> Path:
-    """Write the files of a run; `summary` None leaves it out, as a run that was killed does."""
+    """Write the files of a run; `summary` None omits it, as for a killed run."""
     (path / "checkpoints").mkdir(parents=True)
     (path / ".lock").write_text("pid 1 on here")
     config = TrainerConfig(env=env, algo=algo, seed=seed, run_dir=str(path), **(trainer or {}))

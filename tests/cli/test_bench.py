@@ -1,4 +1,4 @@
-"""`asyncrl bench`: flags, what it says of measured sides, and one real measurement."""
+"""`asyncrl bench`: flags, its text for given measurements, and one real measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`asyncrl check`: a trial of an environment in a process of its own, and of odd ones in this."""
+"""`asyncrl check`: a trial of an environment in a separate process, and of faulty ones in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.envs.trial import try_out
 
 
 class Odd(gymnasium.Env[Any, Any]):
-    """An environment with faults that a run may survive."""
+    """Environment with faults that a run may survive."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

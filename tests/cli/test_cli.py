@@ -1,4 +1,4 @@
-"""The command line: flags to records, errors to texts and exit codes, signals to a good end."""
+"""Command line: flags to records, errors to texts and exit codes, signals to an orderly end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FakeServer:
 
 
 class FakeTrainer:
-    """Learns what the test tells it to."""
+    """Trainer whose behaviour the test sets."""
 
     learns: Callable[[FakeTrainer], str]
     made: FakeTrainer
@@ -101,7 +101,7 @@ class FakeTrainer:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeTrainer]]:
-    """`asyncrl train` with a trainer that ends at once, and a fork server that starts nothing."""
+    """`asyncrl train` with a trainer that ends immediately, and a fork server that starts nothing."""
     before = warnings.showwarning
     FakeServer.log.clear()
     monkeypatch.setattr(asyncrl.actors.forkserver, "ForkServer", FakeServer)
@@ -112,7 +112,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeTrainer]]:
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a wrong command line says; it must end with exit code 2 and say nothing on standard output."""
+    """Error text of a wrong command line, which must end with exit code 2 and print nothing to standard output."""
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
@@ -443,7 +443,7 @@ class FakeEvaluator:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: type[FakeTrainer]) -> Path:
-    """A run's directory with one checkpoint of DQN on CartPole."""
+    """Run directory with one checkpoint of DQN on CartPole."""
     monkeypatch.setattr(playing, "RemoteEvaluator", FakeEvaluator)
     spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
     algorithm = DQN(hidden_sizes=(8,))

@@ -1,4 +1,4 @@
-"""docs/commands.md has a section for every command; its examples and those of the README are understood."""
+"""docs/commands.md has a section for every command; its examples and those of the README parse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = [
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs that the page names, in the working directory."""
+    """Runs that the page names, in the working directory."""
     monkeypatch.chdir(tmp_path)
     for name in ("cartpole", "other"):
         write_run(tmp_path / "runs" / name, summary={"env_steps": 100})

@@ -1,4 +1,4 @@
-"""`asyncrl doctor`: every rule holds for the run that was made for it, and none for a run that is well."""
+"""`asyncrl doctor`: every rule holds for the run made for it, and none for a healthy run."""
 
 from __future__ import annotations
 

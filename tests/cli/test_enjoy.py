@@ -1,4 +1,4 @@
-"""`asyncrl enjoy`: a window, a video, and clear words where there is neither."""
+"""`asyncrl enjoy`: a window, a video, and clear errors if neither is possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
 
 class Coloured(gymnasium.Env[Any, Any]):
-    """Five steps; the picture's red is the step."""
+    """Environment of five steps whose picture has the step as red channel."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
@@ -53,7 +53,7 @@ class Coloured(gymnasium.Env[Any, Any]):
 
 
 def save(path: Path, env: Any) -> str:
-    """A policy file of that environment."""
+    """Save a policy file of that environment."""
     source = EnvSource.from_user(env)
     spec = EnvSpec(source.name, (4,), "float32", DiscreteAction(2))
     algorithm = DQN(hidden_sizes=(8,))
@@ -63,7 +63,7 @@ def save(path: Path, env: Any) -> str:
 
 
 def frames(path: Path, shape: tuple[int, ...] = (32, 48, 3)) -> tuple[str, Any]:
-    """What ffmpeg says of a video, and its frames `[frames, *shape]`."""
+    """ffmpeg's description of a video, and its frames `[frames, *shape]`."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     return done.stderr.decode(), np.frombuffer(done.stdout, np.uint8).reshape(-1, *shape)

@@ -1,4 +1,4 @@
-"""`asyncrl explain`, `presets` and `completion`: what the records, the presets and the table of names say."""
+"""`asyncrl explain`, `presets` and `completion`, against the records, the presets and the table of names."""
 
 from __future__ import annotations
 

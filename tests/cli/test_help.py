@@ -1,4 +1,4 @@
-"""Help: complete, short, and answered without a heavy import."""
+"""Help: complete, short, and without heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`asyncrl ls` and `asyncrl diff`, over directories that were written by hand."""
+"""`asyncrl ls` and `asyncrl diff`, over directories written by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.storage.run_directory import RunDirectory
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with three runs and what is none."""
+    """Folder with three runs and a directory that is no run."""
     write_run(
         tmp_path / "good",
         summary={"env_steps": 12_345, "eval": {"return_mean": 480.25}, "updates": 6000},

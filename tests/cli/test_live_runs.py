@@ -1,4 +1,4 @@
-"""`asyncrl ps`, `stop` and `clean`: a run in another process, and what dead ones leave."""
+"""`asyncrl ps`, `stop` and `clean`: a run in another process, and leftovers of dead runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60
 
 
 def started(*options: str) -> subprocess.Popen[str]:
-    """A run without an end."""
+    """An endless run."""
     line = [sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--actors", "1"]
     return subprocess.Popen(
         [*line, "--device", "cpu", *options],
@@ -35,7 +35,7 @@ def started(*options: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str]) -> LiveRun:
-    """The run of that process, once its page answers with steps."""
+    """Wait for the run of that process until its page reports steps."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()

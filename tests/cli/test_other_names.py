@@ -1,4 +1,4 @@
-"""Names of Stable-Baselines3, its zoo and CleanRL: each has an answer, on the command line and in Python."""
+"""Names of Stable-Baselines3, its zoo and CleanRL: each has a hint, on the command line and in Python."""
 
 from __future__ import annotations
 

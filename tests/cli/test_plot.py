@@ -1,4 +1,4 @@
-"""`asyncrl plot`: curves over seeds, in characters and as pictures."""
+"""`asyncrl plot`: curves over seeds, as text and as image files."""
 
 from __future__ import annotations
 

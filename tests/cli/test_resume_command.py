@@ -1,4 +1,4 @@
-"""`asyncrl resume`: a run that was interrupted or killed goes on from the shell."""
+"""`asyncrl resume`: continuing an interrupted or killed run from the shell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 60
 
 
 def interrupted(run: Path, how: signal.Signals) -> subprocess.Popen[str]:
-    """A run that had learned something when the signal ended it."""
+    """A run that had learned something before a signal ended it."""
     arguments = [sys.executable, "-m", "asyncrl", *TRAIN, *QUICK, "--run-dir", str(run)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Names of run directories, and which of them a mistake takes with it."""
+"""Names of run directories, and the removal of those whose run failed at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atari games in gymnasium's registry for the tests that ask for them, and nowhere else."""
+"""Fixture: Atari games in gymnasium's registry, only for the tests that request it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def atari_games() -> Iterator[None]:
-    """Register the games, whether ale-py was imported before or not; skip where it is not installed."""
+    """Register the games, whether ale-py was imported before or not; skip if it is not installed."""
     before = dict(gymnasium.registry)
     ale_py = pytest.importorskip("ale_py")
     pytest.importorskip("cv2")

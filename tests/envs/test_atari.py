@@ -1,4 +1,4 @@
-"""Atari games in the standard protocol; skipped where ale-py or OpenCV is not installed."""
+"""Atari games in the standard protocol; skipped if ale-py or OpenCV is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("atari_games")
 
 
 class Lives(gymnasium.Env[Any, Any]):
-    """Three lives of four steps; the observation counts steps of the game."""
+    """Environment with three lives of four steps; the observation counts steps of the game."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (1,), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -53,7 +53,7 @@ def test_every_life_is_an_episode_and_only_a_lost_game_begins_again() -> None:
 
 
 class LateEnd(Lives):
-    """One life less, but the game is over only two steps after the last is lost."""
+    """Environment with one life less, whose game ends only two steps after the last life is lost."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, _, truncated, info = super().step(action)

@@ -1,4 +1,4 @@
-"""Stacks, rewards and ends of episodes of Atari games are gymnasium's, row by row; 100,000 steps by the benchmark."""
+"""Stacks, rewards and ends of episodes of Atari games equal gymnasium's row by row; 100,000 steps by the benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def script(atari_games: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The benchmark with short games; it does not stay imported."""
+    """The benchmark with short games; removed from the imported modules afterwards."""
     monkeypatch.syspath_prepend(str(FOLDER))
     made = importlib.import_module("atari_boundaries")
     monkeypatch.setattr(made, "MOST_FRAMES", 500)
@@ -56,8 +56,8 @@ def test_a_difference_is_seen(script: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Shifted(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Stacks in the wrong order."""
+    """Environment with stacks in the wrong order."""
 
     def observation(self, observation: Any) -> Any:
-        """Newest first, and another first frame."""
+        """Newest frame first, and a different first frame."""
         return np.ascontiguousarray(observation[::-1]) ^ 1

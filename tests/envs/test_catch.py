@@ -1,4 +1,4 @@
-"""The environment of pixels that comes with the package."""
+"""Catch, the package's environment with image observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyword arguments and wrappers of an environment: by name as text, by value as a pickle."""
+"""Keyword arguments and wrappers of an environment: given as text by name, or as values by pickle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAT = "gymnasium.wrappers:FlattenObservation"
 
 
 class Slow(gymnasium.ActionWrapper[Any, Any, Any]):
-    """A wrapper that a test module defines."""
+    """Wrapper defined in a test module."""
 
     def action(self, action: Any) -> Any:
         return action
@@ -32,7 +32,7 @@ class Slow(gymnasium.ActionWrapper[Any, Any, Any]):
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is searched for modules, with one in it."""
+    """A folder on the module search path, with one module."""
     module = """
         import gymnasium
         import numpy as np

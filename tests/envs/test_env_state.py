@@ -1,4 +1,4 @@
-"""Environments in mid-episode as bytes: those that really pickle, and those that only seem to."""
+"""Serialization of environments in mid-episode: correct pickles, and pickles that lose state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.envs.env_state import StateNotKept, pack_state, unpack_state
 
 
 class Rebuilt(gymnasium.Env[Any, Any], EzPickle):
-    """Pickles its constructor's arguments, and comes back at step 0."""
+    """Environment that pickles its constructor's arguments, so that a copy is at step 0."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -25,7 +25,7 @@ class Rebuilt(gymnasium.Env[Any, Any], EzPickle):
 
 
 class Kept(Rebuilt):
-    """Has a `__getstate__` of its own, which keeps everything."""
+    """Environment whose own `__getstate__` keeps everything."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))

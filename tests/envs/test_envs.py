@@ -1,4 +1,4 @@
-"""What may be called an environment, and what each mistake is told."""
+"""Forms in which an environment can be given, and the error of each mistake."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
 
 
 def described(env: Any) -> Any:
-    """As in a probe: the source travels as bytes."""
+    """Describe a source as a probe does, which gets it as bytes."""
     return describe(pickle.loads(pickle.dumps(EnvSource.from_user(env))))
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that registers an environment when it is imported, as packages do; not imported yet."""
+    """A module, not yet imported, that registers an environment on import, as packages do."""
     (tmp_path / "island_pack.py").write_text(
         "import fakes, gymnasium\n"
         "gymnasium.register('Island-v0', entry_point='fakes:SimpleEnv', max_episode_steps=9)\n"
@@ -143,7 +143,7 @@ def test_built_environment_and_empty_id_are_refused() -> None:
 
 
 class Configured:
-    """A factory object that holds what cannot be sent."""
+    """Factory object with an attribute that cannot be pickled."""
 
     def __init__(self) -> None:
         self.settings = {"size": 3, "guard": [threading.Lock()]}

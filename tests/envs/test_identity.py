@@ -1,4 +1,4 @@
-"""Identity environments of every kind of observation, solved; all algorithms on all of them by the benchmark."""
+"""Identity environments of every kind of observation are solved; the benchmark runs all algorithms on all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The benchmark; it does not stay imported."""
+    """The benchmark; removed from the imported modules afterwards."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     yield importlib.import_module("identity")
     for name in ("identity", "harness"):

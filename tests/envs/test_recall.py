@@ -1,4 +1,4 @@
-"""The environment that needs memory."""
+"""Recall, the environment that needs memory."""
 
 from __future__ import annotations
 

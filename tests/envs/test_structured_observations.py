@@ -1,4 +1,4 @@
-"""Dict, Tuple, Discrete and MultiDiscrete observations as rows; action masks; from the space to the learner."""
+"""Dict, Tuple, Discrete and MultiDiscrete observations as rows, and action masks, from the space to the learner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IMAGES = spaces.Dict(
 
 
 class Plain(gymnasium.Env[Any, Any]):
-    """Samples its space; rewards the action 1."""
+    """Environment with random samples of its space; rewards the action 1."""
 
     def __init__(self, space: spaces.Space[Any], actions: int = 3) -> None:
         self.observation_space, self.action_space = space, spaces.Discrete(actions)
@@ -188,7 +188,7 @@ MASKED = spaces.Dict(
 
 
 class OneAllowed(gymnasium.Env[Any, Any]):
-    """Some actions are allowed at each step; others raise. Reward 1 for the last one allowed."""
+    """Environment with some allowed actions at each step; others raise. Reward 1 for the last allowed one."""
 
     observation_space, action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4)
 
@@ -212,7 +212,7 @@ class OneAllowed(gymnasium.Env[Any, Any]):
 
 
 class AnyAtFirst(OneAllowed):
-    """Takes what `describe` samples without a mask."""
+    """Environment that accepts the unmasked sample of `describe`."""
 
     def step(self, action: Any) -> Any:
         self.mask[action] |= self.steps == 0

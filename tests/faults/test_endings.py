@@ -1,4 +1,4 @@
-"""How runs end: weights and summary are kept whatever fails, nothing waits for ever, and signals are heard."""
+"""Ends of runs: weights and summary are kept whatever fails, nothing waits endlessly, and signals are handled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 class RaisesAtStep300(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole that raises at its 300th step: when the run has learned something."""
+    """CartPole that raises at its 300th step, when the run has learned something."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -130,7 +130,7 @@ def test_a_final_evaluation_that_fails_costs_only_itself(
 def test_weights_are_saved_before_what_waits_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluator hangs while training uses up its steps: copies wait, and the final evaluation hangs as well."""
+    """The evaluator hangs until training has used its steps: copies are queued, and the final evaluation hangs too."""
     from asyncrl.run import ending
 
     saved: list[bool] = []
@@ -219,7 +219,7 @@ def test_episodes_that_never_end_do_not_keep_a_run_from_ending(monkeypatch: pyte
 
 
 class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose process is killed once when `go` is there."""
+    """CartPole whose process is killed once, when the file `go` exists."""
 
     def __init__(self, go: Path) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -344,7 +344,7 @@ def wait_until(condition: Callable[[], bool], program: subprocess.Popen[str]) ->
 
 
 def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
-    """What a dropped ssh session is: SIGHUP more than once, and nobody to read what is printed."""
+    """A dropped ssh session: several SIGHUPs, and closed output streams."""
     options = [
         "--actors",
         "1",
@@ -431,7 +431,7 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
 def test_a_hangup_within_the_handler_of_another_does_not_kill(
     line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one arrives when the handler of the first is at its `line`-th line."""
+    """The second signal arrives when the handler of the first is at its `line`-th line."""
     stopped, interrupts, lines = Stopped(), Interrupts(), iter(range(100))
     interrupts.run = stopped
     monkeypatch.setattr(os, "_exit", lambda code: None)
@@ -462,7 +462,7 @@ def test_an_interrupt_that_an_import_has_swallowed_is_raised_again_when_there_is
 
 
 def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
-    """By the command, although the import swallows it."""
+    """The command handles the interrupt although the import swallows it."""
     swallows = """
         import builtins, os, runpy, signal, sys, time
 
@@ -495,7 +495,7 @@ def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
 
 
 class Rig:
-    """The parts of a run, which note when they are asked and fail where they are told to."""
+    """Parts of a run that record calls and fail where the test sets it."""
 
     updates = 7
     max_seconds: float | None = None

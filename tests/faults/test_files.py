@@ -1,4 +1,4 @@
-"""Files of a run: forged ones are refused in a few words, and one that cannot be written loses nothing else."""
+"""Files of a run: forged files are refused with a short error, and a file that cannot be written affects no other."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def parts(path: Path) -> tuple[bytes, bytes]:
 
 
 def forge(path: Path, header: bytes, payload: bytes) -> None:
-    """A file whose sizes and digest are right, whatever it says."""
+    """File with correct sizes and digest and any content."""
     rest = struct.pack("<IIQ", 1, len(header), len(payload)) + header + payload
     path.write_bytes(b"ASYNCRL\0" + hashlib.sha256(rest).digest() + rest)
 
@@ -154,7 +154,7 @@ def pickled_by_torch(state: Any) -> bytes:
 
 
 def payload_of(tree: Any, **tensors: Any) -> bytes:
-    """A payload with any tree."""
+    """Payload with any tree."""
     return pack_tensors(tensors, metadata={"state": tree if isinstance(tree, str) else json.dumps(tree)})
 
 
@@ -460,7 +460,7 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
 
 
 class FakeCapture:
-    """Takes an empty state, without rows."""
+    """Capture of an empty state without rows."""
 
     rows = False
     schedule = SimpleNamespace(evaluations=())
@@ -592,7 +592,7 @@ def test_a_checkpoint_that_fails_at_any_call_leaves_the_one_before(
 def test_a_save_that_is_cancelled_ends_before_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a run cancels the periodic save and saves: two threads in one folder would spoil their files."""
+    """The end of a run cancels the periodic save and saves again: two threads in one folder would spoil their files."""
     directory, learner = RunDirectory(tmp_path), FakeLearner()
     entered, released, log = threading.Event(), threading.Event(), []
     write = CheckpointFolder.save

@@ -1,4 +1,4 @@
-"""Pictures, videos, policies and models: a full disk costs the new file alone, and no half of one is left."""
+"""Pictures, videos, policies and models: on a full disk only the new file is lost, and no incomplete file remains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 
 class HangingPicture(gymnasium.Env[Any, Any]):
-    """Episodes of nine steps, of which the third is never drawn."""
+    """Environment with episodes of nine steps, of which the third is never rendered."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
@@ -68,7 +68,7 @@ def policy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def full_disk(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every file's bytes get written and its fsync find the disk full."""
+    """Make fsync of every file fail as on a full disk, after its bytes are written."""
 
     def no_space(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -78,7 +78,7 @@ def full_disk(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def older(tmp_path: Path) -> Iterator[Path]:
-    """A file that is to be replaced, and which is there alone and unchanged at the end."""
+    """File that is to be replaced; at the end it must be unchanged and the only file."""
     (tmp_path / "out").mkdir()
     path = tmp_path / "out" / "file.png"
     path.write_text("older")

@@ -1,4 +1,4 @@
-"""Environments that overwrite the ring of their actor: it is emptied and used again, and the run goes on."""
+"""Environments that overwrite their actor's ring: the ring is emptied and used again, and the run continues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state(header: Any) -> None:
 
 
 class Overwrites(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose 60th step of a process overwrites the header of its ring, once in a run or always."""
+    """CartPole whose 60th step in a process overwrites the header of its ring, once per run or always."""
 
     def __init__(self, what: Any, once: Path | None) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

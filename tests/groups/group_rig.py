@@ -1,4 +1,4 @@
-"""Groups in one process for tests: a thread for each rank, over real gloo connections."""
+"""Groups in one process for tests: one thread per rank, over real gloo connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 60.0
 
 
 def on_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
-    """What `function(rank)` returns on each of `count` threads; raises the first error."""
+    """Return values of `function(rank)` on each of `count` threads; raises the first error."""
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
@@ -39,7 +39,7 @@ def on_ranks(count: int, function: Callable[[int], Any]) -> list[Any]:
 
 
 class Meeting:
-    """Where the ranks of one test find each other."""
+    """Rendezvous of the ranks of one test."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.store = ranks, dist.HashStore()

@@ -1,4 +1,4 @@
-"""Messages: their bytes, what comes out of them, and that nothing is lost in the long run."""
+"""Messages: encoding, decoding, and no loss in the long run."""
 
 from __future__ import annotations
 

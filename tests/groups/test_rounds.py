@@ -1,4 +1,4 @@
-"""Rounds and the fusion of gradients over them, against their definition."""
+"""Rounds and gradient fusion over them, against their definition."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_round_is_the_weighted_mean_and_tells_all_ranks_the_same(name: str) ->
 
 
 class Counter:
-    """A core whose state is what it has summed up."""
+    """A core whose state is the sum of its gradients."""
 
     def __init__(self) -> None:
         self.vector = vector_of(torch.zeros(SIZE))

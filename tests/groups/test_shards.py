@@ -1,4 +1,4 @@
-"""Shards of one prioritized replay: groups with fused gradients learn as one learner with the whole replay does."""
+"""Shards of one prioritized replay: groups with fused gradients equal one learner with the whole replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPECS = {
 
 
 class Shard:
-    """Rows with priorities, drawn from by cumulated priority; slow and obvious."""
+    """Rows with priorities, drawn by cumulated priority; slow reference."""
 
     def __init__(self, rows: int, seed: int, scale: float) -> None:
         self.rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Statistics that groups share: all have those of everything that was seen, by every way that messages take."""
+"""Statistics shared by groups: all groups have those of all observations, by every path of messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE, RANKS, UPDATES = 7, 3, 60
 
 
 class Core:
-    """A learner that sees rows and trains nothing."""
+    """A learner that sees rows and does not train."""
 
     def __init__(self) -> None:
         self.vector = vector_of(torch.zeros(SIZE))

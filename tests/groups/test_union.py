@@ -54,7 +54,7 @@ def replay_core(name: str) -> Any:
 
 
 def share_noise(core: Any, first: int, count: int) -> None:
-    """Let a core's noise be rows `first ..` of a sequence that all cores share; `count` items of 2 * ITEMS."""
+    """Replace a core's noise by rows `first ..` of a sequence shared by all cores; `count` items of 2 * ITEMS."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(noise: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The balance against its formulas: hand-worked bounds, a random simulation, and the settings it must refuse."""
+"""The balance against its formulas: hand-worked bounds, a random simulation, and the settings that it must refuse."""
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_not_exhausted_while_the_last_steps_are_not_learned_from():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_run_never_deadlocks_and_holds_the_ratio(seed):
-    """Actors of random speed (one may be hung from the start) and a learner that updates at random."""
+    """Actors of random speed, one of which may hang from the start, and a learner that updates at random."""
     rng = np.random.default_rng(seed)
     actors, envs = int(rng.integers(1, 5)), int(rng.integers(1, 5))
     sigma, batch = float(rng.choice([0.25, 1.0, 3.5, 32.0])), int(rng.choice([4, 64]))

@@ -1,4 +1,4 @@
-"""The training clock on a hand-driven time."""
+"""Training clock with a time set by the test."""
 
 from asyncrl.learning.clock import TrainClock
 

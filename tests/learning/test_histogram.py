@@ -1,4 +1,4 @@
-"""The histogram against hand-worked numbers and a slow twin."""
+"""Histogram against hand-worked numbers and a slow reference."""
 
 import numpy as np
 import pytest

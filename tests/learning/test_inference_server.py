@@ -1,4 +1,4 @@
-"""The inference server on its own: what joins a pass, which weights act, and how its thread sleeps and ends."""
+"""Inference server alone: batching of requests, acting weights, sleep and end of its thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_policy() -> QPolicy:
 
 
 class World:
-    """A server of two actors that ask by hand."""
+    """A server of two actors whose requests the test sends."""
 
     def __init__(self, most_rows: int) -> None:
         self.rings = [Segment.create("ring", RING.arrays()) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The learner's coroutine: held, resumed and ended in every order."""
+"""The learner's coroutine: paused, resumed and ended in every order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 10.0
 
 
 class Countdown:
-    """An update loop of so many ticks, each an update; it never waits for rows."""
+    """Update loop of a given number of ticks, each one update; it never waits for rows."""
 
     polls_while_dense = False
 

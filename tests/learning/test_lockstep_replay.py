@@ -1,4 +1,4 @@
-"""Lockstep training on replay: the same numbers in whatever order its processes run. Actors are driven by hand."""
+"""Lockstep training on replay: equal numbers in any order of its processes. The test steps the actors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_statistics_say_what_was_asked_and_reached() -> None:
 
 @pytest.fixture
 def sliced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The learner's thread is interrupted at random: a tick ends after any number of updates."""
+    """Interrupt the learner's thread at random: a tick ends after any number of updates."""
     rng = np.random.default_rng(0)
 
     class Time:
@@ -117,7 +117,7 @@ def endless_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(w: World) -> dict[str, Any]:
-    """Everything that must not depend on timing."""
+    """All numbers that must not depend on timing."""
     while w.evaluate():
         pass
     return {
@@ -178,7 +178,7 @@ def test_any_order_of_actors_and_learner_gives_the_same_batches(name: str, slice
 
 
 def test_the_test_sees_an_order_that_matters() -> None:
-    """The negative control: relaxed, the same orders give other batches."""
+    """Negative control: in the relaxed discipline the same orders give different batches."""
     setting = {"discipline": "relaxed", "total_steps": 200}
     assert at_random(setting, 0)["batches"] != at_random(setting, 1)["batches"]
 
@@ -276,7 +276,7 @@ def test_wake_positions_lie_at_the_end_of_the_quantum() -> None:
 
 
 def test_all_rows_too_stale_gives_up_what_they_pay_for(endless_beats: None) -> None:
-    """A quantum pays for 16 updates, but after 4 every row is more than 3 updates old."""
+    """A quantum allows 16 updates, but after 4 every row is more than 3 updates old."""
     setting = {"samples_per_insert": 16.0, "rows": 1, "lag": 2, "max_staleness": 3, "total_steps": 160}
     with world(**setting) as w:
         w.finish(np.random.default_rng(0))
@@ -301,7 +301,7 @@ def test_what_is_given_up_is_not_owed(endless_beats: None) -> None:
 
 
 def test_weights_are_published_before_rows_are_granted() -> None:
-    """An actor that goes on the moment it is woken acts by the weights of its quantum."""
+    """An actor that continues as soon as it is woken acts with the weights of its quantum."""
     with world(samples_per_insert=3.0, total_steps=200) as w:
         expected = in_order(w)
     with world(samples_per_insert=3.0, total_steps=200) as w:

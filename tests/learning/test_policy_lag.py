@@ -25,7 +25,7 @@ def rings() -> Iterator[list[RingReader]]:
 
 
 def write(ring: RingReader, first: int, updates: list[int]) -> None:
-    """Rows from position `first` on, made by the weights of these updates; the other slots hold poison."""
+    """Write rows from position `first` on, made with the weights of these updates; other slots hold a poison value."""
     for position, made in enumerate(updates, first):
         ring.policy_updates[position % 8] = made
 

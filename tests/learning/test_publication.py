@@ -1,4 +1,4 @@
-"""When weights are published, what it costs, and what is never published. The clock is the test's own."""
+"""Times of publication, its cost, and values that are never published, with a test clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 5
 
 
 class Clock:
-    """Seconds that move only where the test moves them."""
+    """Clock that advances only by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class FakeCore:
-    """Writes `value` everywhere; each writing costs `seconds` on the clock."""
+    """Core that writes `value` everywhere; each write takes `seconds` on the clock."""
 
     weight_count = COUNT
 
@@ -81,7 +81,7 @@ def publisher_of(core: FakeCore, mailbox: WeightMailbox, interval: Any) -> Publi
 def updates_at_publications(
     publisher: Publisher, mailbox: WeightMailbox, updates: int, seconds: float
 ) -> list[int]:
-    """Make `updates` updates of `seconds` each; returns after which of them weights were published."""
+    """Make `updates` updates of `seconds` each; returns the updates after which weights were published."""
     published = []
     for _ in range(updates):
         before = mailbox.version
@@ -127,7 +127,7 @@ def test_without_an_interval_only_publish_publishes(core: FakeCore, mailbox: Wei
 
 
 def settled(core: FakeCore, mailbox: WeightMailbox, publication: float, update: float) -> Publisher:
-    """A publisher with `auto` that has seen enough of these costs."""
+    """A publisher with `auto` that has measured enough of these costs."""
     core.seconds = publication
     publisher = publisher_of(core, mailbox, "auto")
     while mailbox.version < COLD + WINDOW:
@@ -198,7 +198,7 @@ def test_auto_follows_costs_that_stay(core: FakeCore, mailbox: WeightMailbox) ->
 
 @pytest.mark.parametrize("interval", [3, "auto"])
 def test_seconds_never_decide(clock: Clock, core: FakeCore, mailbox: WeightMailbox, interval: Any) -> None:
-    """A machine that is a thousand times slower, or that stands still between two updates, publishes alike."""
+    """A machine that is a thousand times slower, or stops between two updates, publishes at the same updates."""
     published = []
     for factor, pause in ((1.0, 0.0), (1000.0, 0.0), (1.0, 3600.0)):
         with_own = WeightMailbox.create(COUNT)

@@ -1,4 +1,4 @@
-"""Relaxed training on replay, with actors driven by hand: when it publishes, what is too old, what is made up for."""
+"""Relaxed training on replay, with actors stepped by the test: publication, stale rows, and late updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_update_per_beat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def endless_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick ends when no update is allowed any more."""
+    """Let a tick end only when no further update is allowed."""
     monkeypatch.setattr(relaxed_replay, "TICK_SECONDS", 1e9)
 
 
@@ -30,7 +30,7 @@ def relaxed(**setting: Any) -> Any:
 
 
 def paid(w: World) -> int:
-    """Updates that the inserted steps pay for."""
+    """Number of updates that the inserted steps allow."""
     s = w.setting
     assert s.samples_per_insert is not None
     return int(s.samples_per_insert * max(0, w.learning.inserted_steps - s.learning_starts) // s.batch)
@@ -61,7 +61,7 @@ def test_publishing_does_not_depend_on_how_updates_fall_into_beats(
 
 
 def test_lag_and_staleness_by_hand(endless_beats: None) -> None:
-    """One environment, four steps for an update; every number is worked out."""
+    """One environment, four steps per update; all numbers are worked by hand."""
     one = {"actors": 1, "envs": 1, "batch": 1, "samples_per_insert": 0.25, "learning_starts": 1}
     with relaxed(**one, publish_interval=2, prioritized=False) as w:
         learning = w.learning
@@ -112,7 +112,7 @@ def test_policy_lag_is_measured_when_rows_are_received_not_when_they_are_used(
 def test_rows_over_the_bound_are_dropped_before_every_update(
     bound: int, beats: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row may be within the bound when a tick begins and over it two updates later."""
+    """A row may be within the bound when a tick begins and beyond it two updates later."""
     monkeypatch.setattr(relaxed_replay, "TICK_SECONDS", beats)
     with relaxed(max_staleness=bound, samples_per_insert=8.0, total_steps=150, publish_interval=1) as w:
         w.finish(np.random.default_rng(bound))
@@ -136,7 +136,7 @@ def test_the_bound_drops_exactly_the_older_rows(endless_beats: None) -> None:
 
 
 def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: None) -> None:
-    """With an interval beyond the bound no update would be allowed before the publication that ends it."""
+    """With an interval above the bound, no update would be allowed before the publication that ends it."""
     with relaxed(max_staleness=2, publish_interval=50, samples_per_insert=8.0, total_steps=200) as w:
         w.finish(np.random.default_rng(3))
         assert w.learning.inserted_steps >= 200 and w.learning.updates > 20
@@ -144,7 +144,7 @@ def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: No
 
 
 def test_updates_due_in_warm_up_are_made_up_for() -> None:
-    """The balance was once written off before the first n-step row was decided, and 470 updates were made of 500."""
+    """Regression: only 470 of 500 updates were made, as the balance was written off before the first n-step row was decided."""
     setting = {"learning_starts": 1, "n_step": 20, "samples_per_insert": 8.0, "batch": 32}
     with relaxed(**setting, actors=2, envs=2, total_steps=2001, slots=1024) as w:
         w.finish(np.random.default_rng(0))

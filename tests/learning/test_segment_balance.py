@@ -1,4 +1,4 @@
-"""Credits for segments against their formulas: hand-worked grants, a slow twin in random runs, liveness, the limit."""
+"""Credits for segments against their formulas: grants by hand, a slow reference in random runs, liveness, the limit."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ def rows(*segments):
 
 
 def granted_segments(balance, released, complete, granted):
-    """What `grant` makes of these numbers of segments."""
+    """Segments granted by `grant` for these numbers of segments."""
     positions = np.array([n * T + 1 if n else 0 for n in granted], np.int64)
     before = positions.copy()
     moved = balance.grant(rows(*released), rows(*complete), positions)
@@ -192,7 +192,7 @@ def test_band_of_the_exact_disciplines(discipline, batches):
 
 
 def slow_grant(balance, released, complete, have):
-    """Equation (2) and the limit, written once more from the docstring; segments, one credit at a time."""
+    """Equation (2) and the limit, implemented again from the docstring; segments, one credit at a time."""
     a = balance.arguments
     n, k = a["num_rings"], a["segments_per_batch"]
     c, room = max(n, a["queue_batches"] * k), (a["num_slots"] - 1) // a["length"]
@@ -221,7 +221,7 @@ def slow_grant(balance, released, complete, have):
 
 @dataclass
 class Run:
-    """Rows, segments and a learner without bytes: who may go on, and what it finds."""
+    """Rows, segments and a learner without data: who may continue, and with what."""
 
     arguments: dict
     rng: np.random.Generator
@@ -267,7 +267,7 @@ class Run:
         return moved
 
     def act(self):
-        """Every actor publishes some rows, by its speed; returns whether any did."""
+        """Every actor publishes some rows by its speed; returns whether any did."""
         moved = False
         for r in range(len(self.speed)):
             left = int(self.granted[r] - 1 - self.published[r])
@@ -307,7 +307,7 @@ class Run:
             self.released[r] += T
 
     def learn(self):
-        """One step of an iteration, or the begin of the next; returns whether it could."""
+        """One step of an iteration, or the begin of the next; returns whether it was possible."""
         if self.training:
             self.updates_left -= 1
             if self.updates_left == 0:
@@ -369,7 +369,7 @@ def random_run(seed, *, stuck=0, discipline="relaxed", reset_share=0.0, **change
 @pytest.mark.parametrize("stuck", [0, 1])
 @pytest.mark.parametrize("seed", range(12))
 def test_relaxed_never_stands_still_whoever_is_slow_or_hung(seed, stuck):
-    """At every moment the learner can begin or an actor that answers has rows to write."""
+    """At every moment the learner can begin, or an actor that is not hung has rows to write."""
     run = random_run(seed, stuck=stuck)
     learner = float(run.rng.choice([0.1, 1.0]))
     for _ in range(1500):
@@ -437,7 +437,7 @@ def test_a_run_ends_just_beyond_its_limit_with_nothing_left_over(seed, disciplin
 
 
 def test_the_bound_on_what_is_in_flight_is_reached():
-    """Equation (3) is not loose: hung rings hold their shares, and one ring completes a batch less one and one more."""
+    """Equation (3) is tight: hung rings hold their shares, and one ring completes a batch less one and one more."""
     balance = make(num_rings=3, segments_per_batch=3, queue_batches=1, num_slots=64)
     assert balance.most_in_flight == 5
     assert granted_segments(balance, (0, 0, 0), (0, 0, 2), (1, 1, 2)) == [1, 1, 3]

@@ -1,4 +1,4 @@
-"""Who publishes when, who waits for whom, and what is dropped: the three disciplines, with actors driven by hand."""
+"""Publication, waiting and dropped segments in the three disciplines, with actors stepped by the test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Discipline = Literal["relaxed", "lockstep", "synchronous"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a fake core keeps of a segment, whose arrays are the ring's."""
+    """Data that a fake core keeps of a segment, whose arrays belong to the ring."""
 
     ring: int
     first: int
@@ -43,7 +43,7 @@ class Seen:
 
 
 class FakeCore:
-    """Counts: its weights say how many iterations it has finished. Each takes `steps` steps."""
+    """Core whose weights are its number of finished iterations. Each iteration takes `steps` steps."""
 
     weight_count = 3
 
@@ -95,7 +95,7 @@ class FakeCore:
 
 
 class World:
-    """`actors` hand-driven actors and a learning over their rings."""
+    """`actors` actors stepped by the test, and a learner over their rings."""
 
     def __init__(
         self,
@@ -156,14 +156,14 @@ class World:
         self.learning.prepare()
 
     def run(self, actor: int, rows: int = 100) -> int:
-        """Rows that this actor could step, at most `rows`."""
+        """Let this actor write at most `rows` rows, as far as it may go."""
         for row in range(rows):
             if not self.actors[actor].step():
                 return row
         return rows
 
     def iteration(self) -> None:
-        """Ticks until the iteration under way is over."""
+        """Tick until the current iteration ends."""
         assert self.learning.tick()
         while self.core.left:
             self.learning.tick()

@@ -11,7 +11,7 @@ from asyncrl.learning.staleness import StalenessMeter
 
 @dataclass
 class Stamped:
-    """What a batch and a segment say of the policies that acted."""
+    """Fields of a batch and a segment with the versions and updates of the acting policies."""
 
     version: np.ndarray
     policy_updates: np.ndarray

@@ -1,4 +1,4 @@
-"""The queue of weights to evaluate: when a copy is due, what is taken first, when it is full."""
+"""Queue of weights to evaluate: times of copies, order, and a full queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutional networks: shapes, channel orders, what is chosen for which observations, gradients."""
+"""Convolutional networks: shapes, channel orders, choice by observation, gradients."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def updated(**options: Any) -> np.ndarray:
 
 
 def test_updates_as_a_graph_and_in_bfloat16() -> None:
-    """On the CPU a graph is a call; autocast rounds, and goes the same way."""
+    """On the CPU a graph is a plain call; autocast rounds, and the updates have nearly the same direction."""
     start, plain = updated(learning_rate=1e-30), updated()
     assert np.array_equal(updated(cuda_graph=True), plain)
     rounded = updated(matmul_precision="bfloat16")

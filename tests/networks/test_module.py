@@ -1,4 +1,4 @@
-"""A user's module in the engine, against `FlatMLP` with the same weights."""
+"""A user-defined module in the engine, against `FlatMLP` with the same weights."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Noisy layers: the weights of a draw, their gradient, the sequence of the noise."""
+"""Noisy layers: weights of a draw, their gradient, and the sequence of the noise."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Noisy layers behind convolutions: the paper's formula, noise of actors and learner, Rainbow on images."""
+"""Noisy layers after convolutions: the paper's formula, noise of actors and learner, Rainbow on images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def frames(rows: int, seed: int = 0) -> Any:
 
 
 def loaded(algorithm: Any) -> tuple[Any, Any]:
-    """A policy with a fresh learner's weights."""
+    """Policy with a new learner's weights."""
     core, policy = algorithm.make_updater(IMAGES, "cpu", 0), algorithm.make_policy(IMAGES)
     core.write_weights(policy.weights)
     policy.weights_changed()

@@ -1,4 +1,4 @@
-"""Sequences in pieces against cells that go row by row and are reset by hand."""
+"""Sequences in pieces against cells that are run row by row and reset by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models act as the policies they were written from, in onnxruntime and without asyncrl."""
+"""ONNX models act like the policies from which they were written, in onnxruntime and without asyncrl."""
 
 from __future__ import annotations
 

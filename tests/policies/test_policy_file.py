@@ -1,4 +1,4 @@
-"""A policy in one file: it acts the same without torch, runs nothing on load, and refuses what is wrong."""
+"""Policy file: acts the same without torch, runs no code on load, and refuses invalid files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_id_is_kept_with_its_keyword_arguments_and_wrappers_as_text(tmp_path:
 
 
 class Malicious:
-    """Unpickling it makes a directory."""
+    """Object whose unpickling makes a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -154,7 +154,7 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Any) -> Path:
-    """The file with its header changed by `change`, which is given the header's table."""
+    """The file after its header's table has been changed by `change`."""
     data = path.read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     table = json.loads(data[8:end])

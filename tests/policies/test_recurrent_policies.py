@@ -1,4 +1,4 @@
-"""Trained recurrent policies: a state that the caller keeps, files, playback, and what is refused."""
+"""Trained recurrent policies: state kept by the caller, files, playback, and refused calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def policy_of(cell: str = "gru", spec: EnvSpec = SPEC, **options: Any) -> Any:
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_caller_keeps_the_state(cell: str) -> None:
-    """A batch with episodes that begin at different times acts as each of them alone does."""
+    """A batch of episodes that begin at different times acts like each episode alone."""
     policy, rng = policy_of(cell), np.random.default_rng(0)
     obs = rng.normal(size=(40, 3, 4)).astype(np.float32)
     starts = rng.random((40, 3)) < 0.1

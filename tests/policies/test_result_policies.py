@@ -1,4 +1,4 @@
-"""What a run leaves to act with: its final policy, its best one, and the files of both."""
+"""Policies of a run's result: the final one, the best one, and the files of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings in one process, an actor made of random numbers that remembers all it wrote, and a replay over them."""
+"""Rings in one process, random actors that record all rows they write, and a replay over them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ EPS = 2.0**-10
 
 
 class RandomActor:
-    """Writes rows as an actor does (next observation first, then publish) and keeps a copy of each in `rows`.
+    """Writes random rows like an actor (next observation first, then publish) and keeps a copy of each in `rows`.
 
-    Every slot it has been granted and not yet written is poisoned: what shows poison was read too late or too
+    All granted slots that are not written yet are poisoned: poison in data shows that they were read too late or too
     early.
     """
 
@@ -47,13 +47,13 @@ class RandomActor:
         self.next_obs: Any = None
 
     def restart(self) -> None:
-        """A new life: the observation that waited for its action is replaced, episodes begin anew."""
+        """Begin a new life: the observation without action is replaced, and episodes begin anew."""
         self.incarnation += 1
         self.flags[:] = 0
         self.next_obs = None
 
     def poison(self) -> None:
-        """Spoil all that this actor may write, as a fast actor soon would."""
+        """Overwrite all slots that this actor may write, as a fast actor soon would."""
         w = self.writer
         positions = np.arange(w.published, w.granted)
         slots = positions & (w.num_slots - 1)
@@ -67,7 +67,7 @@ class RandomActor:
         ).view(w.obs.dtype)[0]
 
     def write(self, rows: int) -> int:
-        """Publish up to `rows` rows, as far as the grant goes; returns how many."""
+        """Publish at most `rows` rows, as far as the grant allows; returns their number."""
         done = 0
         while done < rows and self.writer.writable() >= 2:
             self._row()
@@ -111,7 +111,7 @@ class RandomActor:
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-    """Replace all kernels in `modules`, and all that they call, by their Python forms.
+    """Replace all kernels in `modules`, and the kernels that they call, by their Python functions.
 
     `poll` stays compiled: it holds atomics, which exist in compiled form only.
     """
@@ -123,7 +123,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
 
 @dataclass
 class Rig:
-    """A replay, its slow twin, and the actors that feed both."""
+    """A replay, its slow reference, and the actors that feed both."""
 
     replay: Any
     twin: SlowReplay
@@ -131,7 +131,7 @@ class Rig:
     rng: np.random.Generator
 
     def batch(self, size: int) -> Batch:
-        """A poisoned batch that fits."""
+        """A poisoned batch of the replay's size."""
         layout, stack = self.replay.rings[0].layout, self.twin.frame_stack
         batch = Batch.allocate(size, layout.spec, layout.extra_fields)
         if stack > 1:
@@ -147,7 +147,7 @@ class Rig:
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def ids(self, keys: list[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
-        """The other way round."""
+        """Inverse of `keys`."""
         bits = (self.twin.num_envs - 1).bit_length()
         return np.array([(r << ID_BITS) + (p << bits) + e for r, p, e in keys], np.int64)
 
@@ -160,7 +160,7 @@ class Rig:
         self.actors[ring].poison()
 
     def check_batch(self, batch: Batch) -> None:
-        """Every item is sampleable, and equals what its actor wrote."""
+        """Check that every item is sampleable and equals the actor's rows."""
         for i, key in enumerate(self.keys(batch.ids)):
             assert key in self.twin.priority, f"{key} must not be sampled"
             expected = self.twin.transition(key)
@@ -179,13 +179,13 @@ class SequenceRig(Rig):
     """A rig whose replay holds sequences."""
 
     def batch(self, size: int) -> Any:
-        """A sequence batch that fits."""
+        """A sequence batch of the replay's size."""
         layout = self.replay.rings[0].layout
         spec = layout.spec.stacked(self.twin.frame_stack)
         return SequenceBatch.allocate(size, self.replay.shape, spec, layout.extra_fields)
 
     def check_batch(self, batch: Any) -> None:
-        """Every item is sampleable, and equals what its actor wrote."""
+        """Check that every item is sampleable and equals the actor's rows."""
         for i, key in enumerate(self.keys(batch.ids)):
             assert key in self.twin.priority, f"{key} must not be sampled"
             for name, wanted in slow_sequence(self.twin, key).items():
@@ -267,7 +267,7 @@ def dyadic_errors(rng: np.random.Generator, size: int) -> np.ndarray[Any, Any]:
 
 
 def random_operation(r: Rig, batch: Any, old: list[np.ndarray[Any, Any]]) -> None:
-    """One of everything that can happen, to the replay and its twin, with what must hold afterwards."""
+    """Apply one random operation to the replay and its reference, and check the invariants afterwards."""
     kind = r.rng.integers(8)
     ring = int(r.rng.integers(len(r.actors)))
     actor = r.actors[ring]
@@ -302,7 +302,7 @@ def random_operation(r: Rig, batch: Any, old: list[np.ndarray[Any, Any]]) -> Non
 
 
 def sample_and_check(r: Rig, batch: Any) -> None:
-    """Same draws, same rows, same weights, and no row but those its actor wrote and nobody retired."""
+    """Check that both draw the same rows with the same weights, and only rows that were written and not retired."""
     uniforms = copy_of(r.replay._rng).random(batch.size)
     r.replay.sample(batch, 0.5)
     keys = r.keys(batch.ids)
@@ -333,7 +333,7 @@ def check_against_twin(r: Rig) -> None:
 
 
 def churn(r: Rig, rounds: int) -> None:
-    """Actors at full speed: all that is granted is overwritten at once, and samples are checked."""
+    """Actors at full speed: all granted slots are overwritten immediately, and samples are checked."""
     batch = r.batch(32)
     for _ in range(rounds):
         for ring, actor in enumerate(r.actors):

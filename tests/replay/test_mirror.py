@@ -1,4 +1,4 @@
-"""Mirror of the rings' observations: its batches equal the CPU's to the bit; what is being copied is not granted."""
+"""Mirror of the rings' observations: its batches equal the CPU's bitwise; rows being copied are not granted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGES = EnvSpec("images", (12, 12), "uint8", DiscreteAction(3))
 
 
 def follow_ingests(r: Rig, mirror: ObservationMirror) -> None:
-    """Copy whatever the rig ingests."""
+    """Copy rows into the mirror whenever the rig ingests."""
     ingest = r.ingest
 
     def followed() -> None:
@@ -121,7 +121,7 @@ def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
 
 
 class SlowCopies:
-    """In place of a mirror: every second question whether rows are safe is refused."""
+    """Fake mirror that answers every second query about safe rows with no."""
 
     def __init__(self) -> None:
         self.world: World | None = None
@@ -160,7 +160,7 @@ def test_a_grant_waits_for_the_copy_and_is_not_forgotten(discipline: Any) -> Non
 
 
 def test_a_run_from_the_mirror_is_the_run_from_the_cpu() -> None:
-    """The update loop itself, in lockstep, with observations gathered from a mirror on the CPU."""
+    """The update loop in lockstep, with observations gathered from a mirror on the CPU."""
     batches = []
     for mirrored in (True, False):
         with world(discipline="lockstep", slots=16, total_steps=400) as w:
@@ -174,7 +174,7 @@ def test_a_run_from_the_mirror_is_the_run_from_the_cpu() -> None:
 
 
 class ImagesOfCounters(ObservationMirror):
-    """A mirror of the world's observations, taken as bytes, which fills the batch for a core that has no networks."""
+    """Mirror of the world's observations as bytes, which fills the batch for a core without networks."""
 
     def __init__(self, made: World) -> None:
         replay = made.learning._replay

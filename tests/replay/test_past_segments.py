@@ -1,4 +1,4 @@
-"""Kept segments are copies, the newest ones, and never staler than the bound."""
+"""Kept segments are copies of the newest segments, and never staler than the bound."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The whole replay against a twin that keeps every row for ever."""
+"""The whole replay against a reference that keeps every row permanently."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_no_sample_shows_what_was_granted_away(frames: int) -> None:
 
 
 def test_a_grant_without_retiring_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the test above: it must see poison when priorities are not zeroed first."""
+    """Negative control of the test above: it must detect poison if priorities are not set to zero first."""
     monkeypatch.setattr(rows, "retire", lambda *_: None)
     with rig(5, rings=2, envs=2, n_step=2) as r, pytest.raises(AssertionError):
         churn(r, 60)
 
 
 def test_a_stack_guard_one_row_short_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control of the guard behind granted rows: without it a stack reaches into poison."""
+    """Negative control of the guard behind granted rows: without it a stack contains poison."""
     retire = rows.retire
 
     def short(*arguments: Any) -> None:
@@ -160,7 +160,7 @@ def test_rows_that_were_never_sampleable_cannot_be_given_a_priority() -> None:
 
 
 def priority_of_new_rows(r: Rig) -> float:
-    """The one priority of some rows that are published now."""
+    """Priority of some new rows, which all have the same."""
     before = r.replay.tree.leaves.copy()
     while r.actors[0].write(4):
         r.ingest()

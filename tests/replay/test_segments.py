@@ -1,4 +1,4 @@
-"""Segments out of rings: against a slow twin, against poison, and against a writer in another process."""
+"""Segments out of rings, against a slow reference, against poison, and against a writer in another process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from asyncrl.shm.segment import POISON
 
 @dataclass
 class SlowQueue:
-    """The same queue over lists of rows that are kept for ever."""
+    """The same queue over lists of rows that are kept permanently."""
 
     rows: list[list[SlowRow]]
     length: int
@@ -47,7 +47,7 @@ class SlowQueue:
         return sum(not flag & RESET for row in part for flag in row.flags.tolist())
 
     def poll(self) -> int:
-        """The first new segment of every ring, then the second of every ring, ..."""
+        """Return the first new segment of every ring, then the second of every ring, ..."""
         new = []
         for ring, rows in enumerate(self.rows):
             before, now = self.seen[ring] // self.length, len(rows) // self.length
@@ -77,7 +77,7 @@ class SlowQueue:
 
 @dataclass
 class Rig:
-    """A queue, its slow twin, and the actors that feed both."""
+    """A queue, its slow reference, and the actors that feed both."""
 
     queue: SegmentQueue
     twin: SlowQueue
@@ -88,12 +88,12 @@ class Rig:
         self.actors[ring].poison()
 
     def grant_all(self) -> None:
-        """As much as may be; everything that may be overwritten is poisoned."""
+        """Grant as much as allowed, and poison all slots that may be overwritten."""
         for ring, released in enumerate(self.queue.released.tolist()):
             self.grant(ring, released + self.queue.rings[0].num_slots)
 
     def check(self, segment: core.Segment) -> None:
-        """It holds what its actor wrote, bit by bit."""
+        """Check that a segment is bitwise equal to the actor's rows."""
         actor, first, stop = self.actors[segment.ring], segment.first, segment.first + self.queue.length
         rows = actor.rows[first:stop]
         after = actor.rows[stop].obs if stop < len(actor.rows) else actor.next_obs
@@ -140,7 +140,7 @@ def rig(
 
 
 def restart(actor: RandomActor) -> None:
-    """A new life whose first row is a RESET row at the observation that the last life left."""
+    """Begin a new life whose first row is a RESET row at the last observation of the old life."""
     actor.incarnation += 1
     actor.flags[:] = TERMINATED  # so that the next row is a RESET row
 
@@ -455,7 +455,7 @@ FOREVER = 1 << 40
 
 @contextmanager
 def writer(memory: Segment, life: int) -> Iterator[None]:
-    """A process that writes counting rows as fast as grants allow, and is killed in the end."""
+    """Process that writes counting rows as fast as grants allow, killed at the end."""
     tests = Path(__file__).parents[1]
     paths = os.pathsep.join([str(tests.parent), str(tests / "shm")])
     code = f"import shm_processes; shm_processes.write_in_kernel({memory.fd}, {life}, {FOREVER}, False)"
@@ -473,7 +473,7 @@ def writer(memory: Segment, life: int) -> Iterator[None]:
 
 
 def bad_parts(segment: core.Segment) -> list[str]:
-    """What of a counting segment is not what the writer writes at these rows (see `tests/shm`)."""
+    """Parts of a counting segment that differ from the writer's rows (see `tests/shm`)."""
     rows = segment.first + np.arange(segment.num_rows)
     e = np.arange(2)[:, np.newaxis]
     pixel = np.arange(128)
@@ -493,7 +493,7 @@ def bad_parts(segment: core.Segment) -> list[str]:
 
 @pytest.mark.parametrize("length", [16, 24])
 def test_a_real_writer_never_reaches_what_is_not_released(length):
-    """Two lives of a writer at full speed; segments are checked when taken and again before they are released."""
+    """Two lives of a writer at full speed; segments are checked when taken and again before their release."""
     rng = np.random.default_rng(length)
     with Segment.create("counting", COUNTING.arrays(), poison=True) as memory:
         queue = SegmentQueue([RingReader(memory, COUNTING)], length=length)

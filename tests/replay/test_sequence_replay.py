@@ -1,4 +1,4 @@
-"""Replay of sequences against a twin that keeps every row for ever."""
+"""Replay of sequences against a reference that keeps every row permanently."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_no_sequence_shows_what_was_granted_away(frames: int) -> None:
 
 
 def test_a_grant_without_retiring_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the test above."""
+    """Negative control of the test above."""
     monkeypatch.setattr(rows, "retire", lambda *_: None)
     with rig(5, rings=2, envs=2, slots=32, n_step=2, sequences=(2, 4, 2)) as r, pytest.raises(AssertionError):
         churn(r, 60)
 
 
 def test_a_sequence_by_hand() -> None:
-    """Burn-in of 1, three trained rows, n-step 2, gamma 1/2: an episode ends within it."""
+    """Burn-in of 1, three trained rows, n-step 2, gamma 1/2: an episode ends within the sequence."""
     with rig(0, slots=16, n_step=2, sequences=(1, 3, 6)) as r:
         actor = r.actors[0]
         actor.write(8)
@@ -171,7 +171,7 @@ def test_priorities_are_of_sequences() -> None:
 
 @pytest.mark.parametrize("burn_in", [1, 5])
 def test_a_replay_goes_on_from_its_state(burn_in: int) -> None:
-    """To the same priorities; where sequences are longer now, with those that are published to their end."""
+    """Restored to the same priorities; if sequences are longer now, with those that are published to their end."""
     with rig(2, rings=2, envs=2, slots=32, n_step=2, sequences=(1, 4, 2)) as r:
         for actor in r.actors:
             actor.write(31)

@@ -16,7 +16,7 @@ from asyncrl.replay.tree_kernels import SUM
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both forms of the kernels, with all that they call."""
+    """Both forms of the kernels, with all kernels that they call."""
     if request.param == "interpreted":
         interpret(monkeypatch, tree_kernels, sum_tree)
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Callbacks: what is called when, on which thread, and how one ends a run."""
+"""Callbacks: times and thread of the calls, and ending a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.run.callbacks import Callbacks
 
 
 class Journal(Callback):
-    """Writes down every call."""
+    """Callback that records every call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -87,7 +87,7 @@ def test_a_callback_stops_the_run_by_false() -> None:
 
 
 class Pruned(Exception):
-    """Like `optuna.TrialPruned`."""
+    """Exception like `optuna.TrialPruned`."""
 
 
 class Failing(Callback):

@@ -26,14 +26,14 @@ def test_the_window_is_full_with_a_hundred_episodes(by_steps: bool) -> None:
 
 
 def actors_episodes() -> list[Episodes]:
-    """Two actors' episodes, 90 and 120 of them."""
+    """Episodes of two actors, 90 and 120 of them."""
     rng = np.random.default_rng(0)
     lengths = [rng.integers(1, 40, size) for size in (90, 120)]
     return [[(actor, float(n) + actor, int(n)) for n in lengths[actor]] for actor in range(2)]
 
 
 def test_by_steps_the_order_of_reading_does_not_matter() -> None:
-    """The twin sorts all episodes by the steps at which they ended."""
+    """The reference sorts all episodes by the steps at which they ended."""
     actors = actors_episodes()
     ends = [
         (end, actor, episode_return)

@@ -1,4 +1,4 @@
-"""Which weights are evaluated, when, and which evaluation ends a run; evaluator and learner driven by hand."""
+"""Schedule of evaluations: which weights, when, and which evaluation ends a run; evaluator and learner are fakes."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ INTERVAL = 100
 
 
 class Script:
-    """An evaluator that plays the means it is given, and notes what was asked and whether training stood still."""
+    """Evaluator with given means that records its calls and whether training was paused."""
 
     def __init__(self, trainee, means):
         self.trainee, self.means, self.asked = trainee, list(means), []
@@ -43,7 +43,7 @@ class Script:
 
 
 class Learner:
-    """Weights that say which update they are of."""
+    """Learner whose weights are the number of their update."""
 
     def __init__(self):
         self.inserted_steps, self.held, self.clock_now = 50, False, [0.0]
@@ -76,7 +76,7 @@ class Learner:
 
 
 class Rig:
-    """A schedule with a hand on everything around it; copies by steps unless `seconds` is given."""
+    """A schedule with fakes around it; copies by steps unless `seconds` is given."""
 
     def __init__(self, means, target=10.0, seconds=None, capacity=8, only_stop=False):
         self.learner = Learner()
@@ -103,7 +103,7 @@ class Rig:
         self.states.append(self.schedule.holds_training)
 
     def put(self, *env_steps):
-        """Copies as the learner's thread makes them: weights say the hundreds of steps."""
+        """Add copies as the learner's thread does; the weights are the hundreds of steps."""
 
         def learn():
             for steps in env_steps:
@@ -123,7 +123,7 @@ class Rig:
         return end
 
     async def looks(self, count):
-        """Until the learner's updates were looked at `count` times more."""
+        """Wait until the learner's updates were read `count` more times."""
         wanted = self.learner.read + count
         await until(lambda: self.learner.read >= wanted)
 

@@ -1,4 +1,4 @@
-"""Real runs: every evaluation by steps is in every file, at the step of the weights that were evaluated."""
+"""Real runs: all files have every evaluation by steps, at the step of the evaluated weights."""
 
 from __future__ import annotations
 

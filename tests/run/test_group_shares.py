@@ -1,4 +1,4 @@
-"""Shares of a group: steps and replay are divided, seeds are spawned, rank 0 keeps the rest."""
+"""Shares of a group: steps and replay are divided, seeds are spawned, rank 0 gets the remainder."""
 
 from __future__ import annotations
 

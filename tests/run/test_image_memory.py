@@ -1,4 +1,4 @@
-"""Memory of a replay of images: rings hold single frames of bytes, whatever `frame_stack` is."""
+"""Memory of a replay of images: rings hold single frames of bytes for any `frame_stack`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From statistics to a snapshot and a summary: rates, both clocks, what is not known."""
+"""Snapshot and summary from statistics: rates, both clocks, unknown values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def learner_report(**fields: Any) -> LearnerReport:
 
 
 class Clock:
-    """Monotonic seconds that a test moves."""
+    """Monotonic clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0

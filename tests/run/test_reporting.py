@@ -1,4 +1,4 @@
-"""When a run reports: by seconds, by steps, after an evaluation; with a clock moved by hand."""
+"""Times of reports: by seconds, by steps, after an evaluation; with a clock set by the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.run.reporting import LEAST_SECONDS, ReportTimes
 
 
 class Clock:
-    """Seconds that a test moves."""
+    """Clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 50.0

@@ -1,4 +1,4 @@
-"""Report of a run that was asked to stop and does not end."""
+"""Report about a run that does not end after a request to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for each module's tests, on both kinds of loop."""
+"""Fixtures: a server for each module's tests, on both kinds of event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
 
 @pytest.fixture
 def server(shared: ServerThread) -> ServerThread:
-    """The module's server, before a run that is as new."""
+    """The module's server, with a new run."""
     fresh = Run()
     fresh.checkpoint_gate.set()
     vars(shared.run).update(vars(fresh))

@@ -1,4 +1,4 @@
-"""The page of a folder: what it lists, what it reads, what it refuses."""
+"""Server of a folder: list, reading of files, refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGE = str(Path(asyncrl.__file__).parents[1])
 def make_run(
     folder: Path, name: str, *, state: str | None = "finished", learning_rate: float = 1e-3, reports: int = 5
 ) -> Path:
-    """A directory as a run leaves it; without a state there is no summary."""
+    """Run directory as after a run; without a state there is no summary."""
     run = folder / name
     (run / "checkpoints").mkdir(parents=True)
     (run / ".lock").write_text("pid 1 on here")

@@ -1,4 +1,4 @@
-"""What docs/watching.md names exists: paths, series, fields of the terminal."""
+"""Names in docs/watching.md exist: paths, series, fields of the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small process that forks others for the tests of shared memory, and what its client looks like."""
+"""A small process that forks others for the tests of shared memory, and its client."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Nursery:
         return int(self._call("fork", function, args, len(fds), fds=fds))
 
     def kill(self, pid: int) -> None:
-        """SIGKILL a child and wait until it is gone; it must not have ended by itself."""
+        """Send SIGKILL to a child and wait for its end; it must not have ended by itself."""
         status = self._call("kill", pid)
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"child ended with {status}"
 
     def join(self, pid: int, *, killed: bool = False) -> Any:
-        """Wait for a child's end; returns what its function returned. `killed`: it has to die of SIGKILL."""
+        """Wait for a child's end; returns its function's result. `killed`: it must die of SIGKILL."""
         status, result = self._call("join", pid)
         if killed:
             assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (

@@ -1,4 +1,4 @@
-"""What the other processes of these tests do; run as a script it is the process that forks them.
+"""Functions of the other processes of these tests; run as a script it is the process that forks them.
 
 python shm_processes.py FD     requests (verb, arguments) and descriptors come over socket FD; EOF ends it
 """
@@ -58,7 +58,7 @@ def write_observation(obs, e, slot, row):
 
 @kernel(f"void({_ROW}, int64, int64)")
 def write_row(header, obs, action, reward, flags, extra, version, updates, incarnation, row, life):
-    """Everything of row `row` but its observation, and the observation of row `row + 1`."""
+    """Write all fields of row `row` except its observation, and the observation of row `row + 1`."""
     slot, following = row & (version.shape[0] - 1), (row + 1) & (version.shape[0] - 1)
     for e in range(obs.shape[0]):
         action[e, slot] = row * 4 + e
@@ -73,7 +73,7 @@ def write_row(header, obs, action, reward, flags, extra, version, updates, incar
 
 @kernel(f"int64({_ROW}, int64, int64)")
 def first_bad_row(header, obs, action, reward, flags, extra, version, updates, incarnation, start, stop):
-    """First row of [start, stop) that is not what `write_row` writes there, or -1."""
+    """First row of [start, stop) that differs from `write_row`'s, or -1."""
     for row in range(start, stop):
         slot = row & (version.shape[0] - 1)
         good = version[slot] == row * 3 and updates[slot] == row * 5
@@ -94,7 +94,7 @@ def first_bad_row(header, obs, action, reward, flags, extra, version, updates, i
 def write_rows(
     header, obs, action, reward, flags, extra, version, updates, incarnation, armed, life, until, wrongly
 ):
-    """Write and publish rows up to `until` as grants allow; `wrongly`: the position first, then the data."""
+    """Write and publish rows up to `until` as grants allow; `wrongly`: publish the position before the data."""
     row = header[PUBLISHED]
     for e in range(obs.shape[0]):
         while load_acquire(header, GRANTED) <= row:
@@ -112,7 +112,7 @@ def write_rows(
 
 
 def rows_of(end: Any) -> tuple[Any, ...]:
-    """The arrays of a counting ring's end in the order the kernels above take them."""
+    """Arrays of a counting ring's end in the order of the kernels' parameters."""
     return (
         *(end.header, end.obs, end.action, end.reward, end.flags),
         *(end.extras["log_prob"], end.version, end.policy_updates, end.incarnation),
@@ -125,7 +125,7 @@ def write_in_kernel(ring_fd: int, life: int, until: int, wrongly: bool) -> None:
 
 
 def write_in_python(ring_fd: int, bell_fd: int, pipe_fd: int, life: int, until: int) -> int:
-    """The same through RingWriter's methods, as an actor does; returns how many rows this life published."""
+    """The same through RingWriter's methods, like an actor; returns the number of rows published in this life."""
     bell = DoorbellWriter.attach(bell_fd, pipe_fd)
     writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING, bell)
     first = writer.published
@@ -158,7 +158,7 @@ def _add_by_exchange(words, count):
 
 @kernel("void(int64[::1], int64)")
 def _add_under_lock(words, count):
-    """A plain counter at 48 behind a spin lock at 32: right only if acquire and release order it."""
+    """Increment a plain counter at 48 under a spin lock at 32: correct only if acquire and release order it."""
     for _ in range(count):
         while not compare_exchange(words, 32, 0, 1):
             pass
@@ -168,7 +168,7 @@ def _add_under_lock(words, count):
 
 @kernel("void(int64[::1], int64)")
 def _ask(words, count):
-    """Send 3 i as the payload of message i; count at 128 the answers that carried another payload."""
+    """Send 3 i as the payload of message i; count at 128 the answers with another payload."""
     for i in range(1, count + 1):
         words[80] = i * 3
         store_release(words, 64, i)
@@ -180,7 +180,7 @@ def _ask(words, count):
 
 @kernel("void(int64[::1], int64)")
 def _echo(words, count):
-    """Answer each number at 64 with the payload that was stored before it; a hoisted load would never end."""
+    """Answer each number at 64 with the payload stored before it; a hoisted load would never end."""
     for i in range(1, count + 1):
         while load_acquire(words, 64) < i:
             pass
@@ -190,7 +190,7 @@ def _echo(words, count):
 
 @kernel("void(int64[::1], int64)")
 def _meet(words, arrivals):
-    """Wait until both processes are here, and have been here so often together."""
+    """Barrier: wait until both processes have arrived equally often."""
     while True:
         seen = load_acquire(words, 192)
         if compare_exchange(words, 192, seen, seen + 1):
@@ -200,7 +200,7 @@ def _meet(words, arrivals):
 
 
 def contend(fd: int, seconds: float) -> list[int]:
-    """Count beside the other process for so long, by each of two means; returns how often by each."""
+    """Count together with the other process during a time, in two ways; returns the counts of each."""
     words, counts = Segment.attach(fd, WORDS)["words"], []
     for meeting, add in enumerate((_add_by_exchange, _add_under_lock), start=1):
         _meet(words, 2 * meeting)
@@ -227,7 +227,7 @@ ROUND, DONE, RANG, QUIT = 128, 144, 160, 176
 
 @kernel("void(int64[::1], int64[::1], int64[::1], boolean)")
 def publish_in_lockstep(header, armed, words, fenced):
-    """Once per round: publish a row and note whether the bell had to be rung."""
+    """Once per round: publish a row and record whether the bell had to be rung."""
     for i in range(1, 1 << 62):
         while load_acquire(words, ROUND) < i:
             load_acquire(armed, 0)
@@ -244,7 +244,7 @@ def publish_in_lockstep(header, armed, words, fenced):
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], int64, int64, boolean)")
 def arm_in_lockstep(header, armed, words, start, stop, fenced):
-    """Once per round: arm, look at the ring, and count the rounds in which neither side saw the other."""
+    """Once per round: arm, read the ring, and count the rounds in which neither side saw the other."""
     lost = 0
     for i in range(start + 1, stop + 1):
         store_release(armed, 0, 0)
@@ -269,7 +269,7 @@ def arm_in_lockstep(header, armed, words, start, stop, fenced):
 
 @kernel("void(int64[::1], int64[::1])")
 def sleep_in_lockstep(header, words):
-    """Once per round: go to sleep until one more row is granted, and note whether it came to that."""
+    """Once per round: sleep until one more row is granted, and record whether it had to sleep."""
     for i in range(1, 1 << 62):
         while load_acquire(words, ROUND) < i:
             load_acquire(header, GRANTED)
@@ -281,7 +281,7 @@ def sleep_in_lockstep(header, words):
 
 @kernel("int64(int64[::1], int64[::1], int64, int64)")
 def grant_in_lockstep(header, words, start, stop):
-    """Once per round: grant a row and look for a sleeper; count the rounds in which it sleeps on, unseen."""
+    """Once per round: grant a row and look for a sleeper; count the rounds in which a sleeper is missed."""
     lost = 0
     for i in range(start + 1, stop + 1):
         store_release(header, WAITING, 0)
@@ -305,7 +305,7 @@ def sleeping_side(ring_fd: int, words_fd: int) -> None:
 
 
 def granting_side(ring_fd: int, words_fd: int, rounds: int, seconds: float) -> tuple[int, int]:
-    """Meet the sleeping side for so many rounds, or so long; returns (rounds, sleepers that nobody wakes)."""
+    """Meet the sleeping side for a number of rounds or a time; returns (rounds, sleepers never woken)."""
     ring = Segment.attach(ring_fd, COUNTING.arrays())["header"]
     words = Segment.attach(words_fd, WORDS)["words"]
     deadline, done, lost = time.monotonic() + seconds, 0, 0
@@ -323,7 +323,7 @@ def publishing_side(ring_fd: int, bell_fd: int, words_fd: int, fenced: bool) -> 
 def arming_side(
     ring_fd: int, bell_fd: int, words_fd: int, rounds: int, seconds: float, fenced: bool
 ) -> tuple[int, int]:
-    """Meet the other side for so many rounds, or so long; returns (rounds, lost wake-ups).
+    """Meet the other side for a number of rounds or a time; returns (rounds, lost wake-ups).
 
     Without the fences the first lost wake-up is enough.
     """
@@ -342,7 +342,7 @@ def _litmus_words(ring_fd: int, bell_fd: int, words_fd: int) -> tuple[Any, Any, 
 
 
 def die_before_ringing(ring_fd: int, bell_fd: int, pipe_fd: int) -> None:
-    """Take the word as `publish` does, and be killed before the byte is written."""
+    """Take the word like `publish`, and be killed before the byte is written."""
     bell = DoorbellWriter.attach(bell_fd, pipe_fd)
     writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING, bell)
     bell.ring = lambda: os.kill(os.getpid(), signal.SIGKILL)
@@ -357,7 +357,7 @@ def publish_some(ring_fd: int, bell_fd: int, pipe_fd: int, rows: int) -> None:
 
 
 def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
-    """An actor that sleeps whenever it is out of space, without a time-out; returns how often it slept."""
+    """Actor that sleeps without a time-out whenever it is out of space; returns how often it slept."""
     writer = RingWriter(Segment.attach(ring_fd, COUNTING.arrays()), COUNTING)
     sleeps = 0
     while writer.published < until:
@@ -374,7 +374,7 @@ def sleep_for_grants(ring_fd: int, command_fd: int, until: int) -> int:
 
 
 def publish_weights(fd: int, until: int) -> int:
-    """Publish version v as v everywhere, made by 7 v updates, up to version `until`; an update's work in between."""
+    """Publish version v as v everywhere, made by 7 v updates, up to version `until`, with an update's time between."""
     mailbox = WeightMailbox.attach(fd, WEIGHTS)
     values, work = np.empty(WEIGHTS, np.float32), np.empty(WEIGHTS, np.float32)
     while (version := mailbox.version) < until:
@@ -399,7 +399,7 @@ def die_while_publishing(fd: int) -> None:
 
 
 def answer_to(obs: Any) -> tuple[Any, Any, int]:
-    """Outputs, parameters and version that are the answer to observations `[rows, 2]`."""
+    """Outputs, parameters and version of the correct answer to observations `[rows, 2]`."""
     question = obs[:, :1] + 2 * obs[:, 1:]
     return np.repeat(question, 4, axis=1), np.array([question.sum()], np.float32), int(abs(obs[0, 0]))
 
@@ -407,7 +407,7 @@ def answer_to(obs: Any) -> tuple[Any, Any, int]:
 def ask_in_turn(
     ring_fd: int, block_fd: int, bell_fd: int, pipe: int, channel: int, rounds: int, longest: float
 ) -> str:
-    """Ask for both parts in turn, as an actor does; says what went wrong, or that nothing did."""
+    """Send requests for both parts in turn, like an actor; returns the first error, or that all were answered."""
     obs = Segment.attach(ring_fd, ASKING.arrays())["obs"]
     requests = ActorRequests(
         Segment.attach(block_fd, REQUESTS.arrays()), REQUESTS, DoorbellWriter.attach(bell_fd, pipe)
@@ -444,7 +444,7 @@ def ask_in_turn(
 
 
 def _child(function: str, args: tuple[Any, ...], fds: list[int], answer: int, parent: int) -> None:
-    """Run one function and leave without any clean-up of the parent's state."""
+    """Run one function and exit without clean-up of the parent's state."""
     try:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:

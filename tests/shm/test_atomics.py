@@ -1,4 +1,4 @@
-"""Atomic words: contended by two processes, and refused where they could not be atomic."""
+"""Atomic words: contention of two processes, and refused arrays that could not be atomic."""
 
 from __future__ import annotations
 

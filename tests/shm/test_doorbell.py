@@ -1,4 +1,4 @@
-"""The doorbell: heard when it must be, silent otherwise, and what is lost is found again."""
+"""Doorbell: rings if it must, is silent otherwise, and lost bells are recovered."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_moderation_rings_once_for_a_batch_of_rows(nursery, bell, ring):
 
 
 def litmus(nursery, fenced: bool) -> tuple[int, int]:
-    """Rounds in which one side arms and looks, the other publishes and looks; and wake-ups lost in them."""
+    """Rounds in which one side arms and reads, the other publishes and reads; and the wake-ups lost in them."""
     bell = Doorbell.create()
     with Segment.create("ring", COUNTING.arrays()) as ring, Segment.create("words", WORDS) as words:
         RingReader(ring, COUNTING).header[GRANTED] = 1 << 40
@@ -110,14 +110,14 @@ def litmus(nursery, fenced: bool) -> tuple[int, int]:
 
 
 def test_no_wake_up_is_lost_between_store_and_load(nursery):
-    """The store-load litmus: arm and look against publish and look; at least one side must see the other."""
+    """Store-load litmus test: arm and read against publish and read; at least one side must see the other."""
     rounds, lost = litmus(nursery, fenced=True)
     assert rounds >= 100 and lost == 0
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core never reorders what it sees of itself")
 def test_the_litmus_sees_what_missing_fences_do(nursery):
-    """The negative control: the same without the fences loses wake-ups, here in 10 to 40 % of the rounds.
+    """Negative control: the same without the fences loses wake-ups, here in 10 to 40 % of the rounds.
 
     Where other work keeps the two sides off their cores for so long that they never meet, nothing can be said.
     """

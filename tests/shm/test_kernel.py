@@ -1,4 +1,4 @@
-"""Kernels: one signature, compiled on first use, and a cache that every source they are made of makes stale."""
+"""Kernels: one signature, compiled on first use, and a cache that a change of any of their sources invalidates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write(package, **files):
 
 
 def test_a_stamp_names_every_file_that_a_kernel_is_made_of(tmp_path):
-    """Machine code of one file on the table layout of another is a segmentation fault, not an error."""
+    """Machine code for another file's table layout causes a segmentation fault, not an error."""
     names = [name for name, _ in source_stamp(kernel_cache.PACKAGE / "replay" / "rows.py")]
     assert {"interfaces.py", "atomics.py", "kernel.py", "ring_layout.py", "gather.py", "rows.py"} <= set(
         names
@@ -105,7 +105,7 @@ def test_an_edit_of_any_file_of_a_kernel_makes_its_stamp_another(tmp_path, edite
 
 @pytest.fixture
 def places(monkeypatch, tmp_path):
-    """The four places a cache may be at, empty; a test says which of them are writable by `places.only`."""
+    """The four possible places of the cache, empty; a test sets the writable ones by `places.only`."""
     sources, numba, user, system = (tmp_path / name for name in ("sources", "numba", "user", "system"))
     for folder in (sources, numba, user, system):
         folder.mkdir()
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def program(tmp_path):
-    """A program with kernels of its own; starts it with a cache of its own."""
+    """A program with its own kernels; started with its own cache."""
     path = tmp_path / "program.py"
     path.write_text(MODULE)
 

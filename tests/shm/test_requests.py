@@ -1,4 +1,4 @@
-"""Request blocks: every question is answered once, by whom it was meant, and no wake-up is lost; also under kills."""
+"""Request blocks: every request is answered once by the right server, and no wake-up is lost; also under kills."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_SECONDS = 20.0
 
 
 class Server:
-    """Answers the requests of one block by arithmetic, and sleeps on the doorbell where there are none."""
+    """Answers the requests of one block by arithmetic, and sleeps on the doorbell if there are none."""
 
     def __init__(self) -> None:
         self.ring = Segment.create("ring", ASKING.arrays())
@@ -61,7 +61,7 @@ def server() -> Iterator[Server]:
 
 
 def test_no_wake_up_is_lost_and_every_answer_is_that_to_the_question(nursery: Any, server: Server) -> None:
-    """Neither side sleeps with a limit that a lost wake-up could hide behind: it would be reported."""
+    """Neither side sleeps with a time limit, so that a lost wake-up cannot be hidden."""
     rounds = 3_000
     pid = nursery.fork("ask_in_turn", rounds, LONGEST_SECONDS, fds=server.fds())
     deadline = time.monotonic() + 60
@@ -116,7 +116,7 @@ def test_a_part_waits_for_its_own_request_alone(server: Server) -> None:
 
 
 def test_slots_beyond_the_ring_are_never_read(server: Server) -> None:
-    """An environment may write anywhere in its actor's memory; the server reads inside of the ring whatever it says."""
+    """An environment may write anywhere in its actor's memory; the server reads only inside the ring."""
     header = server.block["header"]
     header[0], header[1] = 12345, 1 << 40
     (request,) = server.end.requests()

@@ -1,4 +1,4 @@
-"""The ring in one process: its rules and counters, what it refuses, random operations against a slow twin."""
+"""The ring in one process: rules, counters, refusals, and random operations against a slow reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ring between two processes: every row once, in order and whole, whenever the writer dies."""
+"""The ring between two processes: every row once, in order and complete, whenever the writer dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER = 1 << 40
 
 
 class Consumer:
-    """Reads every row at once, checks it against arithmetic, and gives the slots back."""
+    """Reads every row immediately, checks it against arithmetic, and grants its slot again."""
 
     def __init__(self, segment: Segment) -> None:
         self.reader = RingReader(segment, COUNTING)
@@ -29,7 +29,7 @@ class Consumer:
         self.bad = 0
 
     def look(self) -> int:
-        """Check what is new; returns how many rows that was."""
+        """Check the new rows; returns their number."""
         published = self.reader.published()
         if published == self.seen:
             return 0
@@ -50,7 +50,7 @@ def segment():
 
 
 def live_and_die(nursery, consumer, function, args, fds, seconds, *, after_first_row=False):
-    """Let a writer live for that long while its rows are read, kill it, and read what it left.
+    """Let a writer live for a time while its rows are read, kill it, and read the rows that it left.
 
     The time begins at its fork or at its first row, however long the machine takes to get there.
     """
@@ -93,7 +93,7 @@ def test_rows_written_through_python_survive_kills_too(nursery, segment):
 
 
 def test_the_test_sees_a_position_that_is_published_before_its_data(nursery, segment):
-    """The negative control: the same loop over a wrong writer must find torn rows."""
+    """Negative control: the same loop must detect torn rows of a wrong writer."""
     consumer, rng = Consumer(segment), np.random.default_rng(3)
     for life in range(KILLS):
         seconds = rng.uniform(0.001, LONGEST_LIFE_SECONDS)
@@ -105,7 +105,7 @@ def test_the_test_sees_a_position_that_is_published_before_its_data(nursery, seg
 
 
 def test_every_row_arrives_once_and_lives_do_not_mix(nursery, segment):
-    """Two lives end by themselves; what both counted, and the incarnation on the rows, adds up."""
+    """Two lives end by themselves; both counts and the incarnations on the rows must be consistent."""
     consumer, bell = Consumer(segment), Doorbell.create()
     counts = []
     for life, until in ((1, 700), (2, 1500)):
@@ -125,7 +125,7 @@ def test_every_row_arrives_once_and_lives_do_not_mix(nursery, segment):
 
 
 def test_no_sleeper_is_missed_between_store_and_load(nursery, segment):
-    """The store-load litmus of the other direction: go to sleep and look against grant and look."""
+    """Store-load litmus test of the other direction: go to sleep and read against grant and read."""
     with Segment.create("words", WORDS) as words:
         fds = (segment.fd, words.fd)
         sleeping = nursery.fork("sleeping_side", fds=fds)
@@ -135,7 +135,7 @@ def test_no_sleeper_is_missed_between_store_and_load(nursery, segment):
 
 
 def test_an_actor_without_space_sleeps_until_it_is_woken(nursery, segment):
-    """No wake-up is lost: the actor sleeps without a time-out, so one lost wake-up would hang the test."""
+    """The actor sleeps without a time-out, so that one lost wake-up would hang the test."""
     reader, until = RingReader(segment, COUNTING), 3000
     commands, orders = os.pipe()
     pid = nursery.fork("sleep_for_grants", until, fds=(segment.fd, commands))

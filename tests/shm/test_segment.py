@@ -1,4 +1,4 @@
-"""Segments: layout, seals, reservation, and what is refused before anything starts."""
+"""Segments: layout, seals, reservation, and sizes that are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weight mailbox: the newest complete weights, whatever the publisher does or whenever it dies."""
+"""Weight mailbox: readers get the newest complete weights, whatever the publisher does and whenever it dies."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbo
 
 
 def test_the_test_sees_a_reader_that_does_not_check(nursery, mailbox):
-    """The negative control: copying one buffer without asking whether it is whole gets torn weights."""
+    """Negative control: copying one buffer without the check for completeness gets torn weights."""
     pid = nursery.fork("publish_weights", 1 << 23, fds=(mailbox.fd,))
     values, torn, deadline = mailbox.segment["values"], 0, time.monotonic() + 20
     while torn == 0 and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def test_publishers_killed_anywhere_leave_whole_weights_and_a_successor_goes_on(
 
 @pytest.fixture
 def plain(monkeypatch, mailbox):
-    """`refresh` interpreted, on a mailbox that publishes `during()` in the middle of each copy."""
+    """`refresh` as a Python function, on a mailbox that publishes `during()` in the middle of each copy."""
     during = []
 
     def copy(target: np.ndarray, source: np.ndarray) -> None:

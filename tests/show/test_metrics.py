@@ -1,4 +1,4 @@
-"""Public names of the numbers, and the files that keep them."""
+"""Public names of the numbers, and the metric files."""
 
 from __future__ import annotations
 

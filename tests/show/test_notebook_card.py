@@ -1,4 +1,4 @@
-"""The card of a notebook: what it says, and that it is one output that is redrawn."""
+"""Card of a notebook: its content, and that it is one output that is redrawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncrl.show.notebook import HISTORY_POINTS, LiveCard, card_html, live_card
 
 
 class Balance(HTMLParser):
-    """Checks that every element is closed in order; collects tags and text."""
+    """Parser that checks that every element is closed in order; collects tags and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_a_run_without_a_limit_has_no_bar() -> None:
 
 
 class FakeDisplay:
-    """IPython's `display` and the handle it returns."""
+    """Fake of IPython's `display` and of the handle that it returns."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, str]] = []

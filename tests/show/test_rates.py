@@ -1,4 +1,4 @@
-"""Rates by hand."""
+"""Rates against numbers worked by hand."""
 
 import pytest
 

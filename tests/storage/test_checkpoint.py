@@ -1,4 +1,4 @@
-"""Checkpoints: everything comes back, every damage is seen, a kill leaves the old file or the new one."""
+"""Checkpoints: everything is restored, damage is detected, and a kill leaves the old file or the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: help from docstrings, what people write, ranges, and the configuration file with its errors."""
+"""Options: help from docstrings, accepted spellings, ranges, and the configuration file with its errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALGORITHMS = {"toy": Toy}
 
 
 def load(file: Path) -> tuple[TrainerConfig, Toy]:
-    """Both records of a file, as the command line makes them."""
+    """Both records of a file, made as on the command line."""
     tables = read_config(file, ALGORITHMS)
     run = make_record(TrainerConfig, tables.get(TRAINER, {}), file=file, path=TRAINER)
     return run, make_record(Toy, tables.get("toy", {}), file=file, path="toy")

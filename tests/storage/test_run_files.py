@@ -1,4 +1,4 @@
-"""What a run directory keeps of a run that was made with a factory, and how it is found again."""
+"""Files of a run made with a factory, and loading it from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncrl.storage.run_files import environment_of_run, network_of_run, write_
 
 
 class Marker:
-    """Unpickling it makes a directory."""
+    """Object whose unpickling makes a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Marker:
 
 
 def keep(path: Path, env: object, algorithm: DQN | None = None) -> TrainerConfig:
-    """Write the files of a run; returns the options that its config.toml reads as."""
+    """Write the files of a run; returns the options in its config.toml."""
     source = EnvSource.from_user(env)  # type: ignore[arg-type]
     directory = RunDirectory(path)
     try:

@@ -1,4 +1,4 @@
-"""Short runs that are stopped and go on, and the numbers of a run that must not depend on it."""
+"""Short runs that are stopped and resumed, and the numbers that must not depend on it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def trainer_of(name: str, run_dir: Path | None, **options: Any) -> Trainer:
 
 
 def numbers(trainer: Trainer, result: TrainResult) -> dict[str, Any]:
-    """Everything of a run in lockstep that must not depend on timing, nor on where it was stopped and went on."""
+    """All numbers of a run in lockstep that must not depend on timing or on where it was stopped and resumed."""
     last = trainer.snapshot()
     assert last is not None
     return {
@@ -115,7 +115,7 @@ def numbers(trainer: Trainer, result: TrainResult) -> dict[str, Any]:
 
 
 def stop_after(trainer: Trainer, env_steps: int, limit_seconds: float = 60.0) -> None:
-    """Stop a started run once it has made so many steps."""
+    """Stop a started run after a number of steps."""
     end = time.monotonic() + limit_seconds
     while (snapshot := trainer.snapshot()) is None or snapshot.env_steps < env_steps:
         assert time.monotonic() < end and not trainer.done, "the run made no progress"

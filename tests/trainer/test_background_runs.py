@@ -1,4 +1,4 @@
-"""Runs in the background: when `start` returns, who is told of an error, and what an interrupt leaves."""
+"""Runs in the background: return of `start`, reports of errors, and state after an interrupt."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(autouse=True, scope="module")
 def libuv_of_torch_has_started() -> None:
-    """Torch's own libuv opens a pipe for the whole process with its first store; that is not a leak of a test."""
+    """Start torch's libuv, whose first store opens a pipe for the whole process; that is not a leak of a test."""
     dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 
 class Checkpoints:
-    """Notes the checkpoints that it is told of."""
+    """Callback that records the checkpoints."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -109,7 +109,7 @@ def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
 
 
 def rank_process(rank: int) -> psutil.Process:
-    """The process of a rank that this one has started."""
+    """Process of a rank that this one has started."""
     for child in psutil.Process().children(recursive=True):
         try:
             if "asyncrl.trainer.rank" in child.cmdline() and child.environ().get("RANK") == str(rank):

@@ -1,4 +1,4 @@
-"""Resuming a run: its counters, files, options, and what is said where it cannot go on as it was."""
+"""Resuming a run: counters, files, options, and the messages if it cannot continue as before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALGORITHM = DQN(learning_starts=200, hidden_sizes=(16,))
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of 1,000 steps in the relaxed discipline."""
+    """Directory of a run of 1,000 steps in the relaxed discipline."""
     path = tmp_path_factory.mktemp("runs") / "run"
     Trainer("CartPole-v1", ALGORITHM, run_dir=path, **SMALL).learn(total_steps=1_000)
     return path
@@ -38,7 +38,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(kept: Path, tmp_path: Path) -> Path:
-    """A copy of it, in another place."""
+    """A copy of that run in another place."""
     return Path(shutil.copytree(kept, tmp_path / "moved"))
 
 

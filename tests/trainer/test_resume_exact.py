@@ -1,4 +1,4 @@
-"""In lockstep a run that stops and goes on has the same numbers as one that never stopped, to the bit."""
+"""In lockstep a stopped and resumed run is bitwise equal to one that never stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 700
 
 
 def whole(name: str, steps: int, **options: Any) -> dict[str, Any]:
-    """The numbers of a run that never stops."""
+    """Numbers of a run that never stops."""
     trainer = trainer_of(name, None, **options)
     return numbers(trainer, trainer.learn(total_steps=steps))
 
@@ -83,7 +83,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) 
 
 
 def test_without_the_actors_the_numbers_are_others(tmp_path: Path) -> None:
-    """The comparison above can fail: new episodes are seen in it."""
+    """Negative control of the comparison above: it must detect new episodes."""
     trainer_of("ppo", tmp_path / "run").learn(total_steps=STEPS)
     second = Trainer.resume(tmp_path / "run", 2 * STEPS, restore_episodes=False)
     assert "new episodes" in second.resumed_from[1]

@@ -1,4 +1,4 @@
-"""A result shows itself: a line, a card, an episode on demand."""
+"""Display of a result: a line, a card, an episode on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lockstep for replay end to end: the same seed gives the same numbers however its processes are delayed."""
+"""Lockstep for replay end to end: the same seed gives the same numbers with any delays of the processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def small(record: type, **changes: Any) -> Any:
 
 @contextmanager
 def suspensions(trainer: Trainer) -> Iterator[list[int]]:
-    """Stop an actor now and then for 20 to 50 milliseconds, until the block ends; yields whom."""
+    """Stop an actor now and then for 20 to 50 milliseconds until the block ends; yields the stopped ones."""
     over, stopped = threading.Event(), []
 
     def suspend() -> None:
@@ -74,7 +74,7 @@ def suspensions(trainer: Trainer) -> Iterator[list[int]]:
 def numbers(
     name: str, monkeypatch: pytest.MonkeyPatch, suspended: bool = False, seed: int = 3, **options: Any
 ) -> dict[str, Any]:
-    """Everything of a run that must not depend on timing."""
+    """All numbers of a run that must not depend on timing."""
     meters: list[PolicyLagMeter] = []
 
     class Kept(PolicyLagMeter):

@@ -1,4 +1,4 @@
-"""What a type checker finds in a user's script."""
+"""Errors that a type checker finds in a user's script."""
 
 from __future__ import annotations
 
