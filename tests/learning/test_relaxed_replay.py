@@ -144,7 +144,7 @@ def test_actors_get_newer_weights_where_all_rows_are_too_stale(endless_beats: No
 
 
 def test_updates_due_in_warm_up_are_made_up_for() -> None:
-    """Regression: only 470 of 500 updates were made, as the balance was written off before the first n-step row was decided."""
+    """Regression: 470 updates were made of 500, as the balance was written off before the first decided n-step row."""
     setting = {"learning_starts": 1, "n_step": 20, "samples_per_insert": 8.0, "batch": 32}
     with relaxed(**setting, actors=2, envs=2, total_steps=2001, slots=1024) as w:
         w.finish(np.random.default_rng(0))
