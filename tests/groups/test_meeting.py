@@ -1,4 +1,4 @@
-"""Start of a job: missing ranks, and differences between ranks."""
+"""The start of a job: who is missing, and what differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the number of sockets, and on their time without a request."""
+"""How many sockets may be open, and for how long without a request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HALF = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def own(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
-    """A server of the test's own, as these tests count connections."""
+    """A server of the test's own: these tests count."""
     thread = ServerThread(loops=request.param).start()
     yield thread
     thread.close()
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """All data until the other side closes the connection in any way."""
+    """What comes until the other side closes, however it does."""
     parts = []
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -121,7 +121,7 @@ def test_a_stream_nobody_reads_is_cut(own: ServerThread) -> None:
 
 
 class FakeTransport:
-    """Transport that records whether it was aborted."""
+    """A transport that remembers whether it was aborted."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.aborted = False

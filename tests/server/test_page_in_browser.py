@@ -48,7 +48,7 @@ def run() -> Iterator[ServerThread]:
 
 
 def at(second: int, **fields: Any) -> Snapshot:
-    """A run in its n-th second, with one evaluation per second."""
+    """A run in its n-th second, with an evaluation for each of them."""
     evaluations = tuple(
         EvaluationResult(10.0 * i, 1.0, 9.0, 5, i, 100 * i, 1.0 * i, 10 * i) for i in range(1, second)
     )
@@ -63,7 +63,7 @@ def at(second: int, **fields: Any) -> Snapshot:
 
 
 def with_past(run: ServerThread, seconds: int, **fields: Any) -> None:
-    """Give the server a run that has lasted `seconds`."""
+    """Give the server a run that is `seconds` old."""
     run.server._feed._history.clear()
     for second in range(1, seconds):
         run.server._feed._remember(at(second))
@@ -89,7 +89,7 @@ def visible(browser: Browser, selector: str) -> bool:
 
 
 def chart(browser: Browser, title: str) -> str:
-    """JavaScript expression for the element of a chart with this title."""
+    """The index of a chart by its title, as a JavaScript expression for its element."""
     named = f"c.querySelector('h2').textContent === '{title}'"
     expression = f"[...document.querySelectorAll('.chart')].find((c) => {named})"
     browser.wait(f"Boolean({expression})")
@@ -322,7 +322,7 @@ def test_bins_of_the_histogram_are_equally_wide_and_lose_nothing(browser: Browse
 
 @contextmanager
 def proxy(port: int, prefix: str) -> Iterator[int]:
-    """Reverse proxy under a path, like jupyter-server-proxy: it forwards the browser's headers."""
+    """A reverse proxy under a path, as jupyter-server-proxy is one: it passes the browser's headers on."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
         url = f"http://127.0.0.1:{port}/{request.match_info['path']}"

@@ -1,4 +1,4 @@
-"""Trainer end to end through its public interface: real actors, rings and updates, on small runs.
+"""The trainer end to end through its public face: real actors, real rings, real updates, on small runs.
 
 That nothing is left behind is checked after every test by `conftest.py`.
 """
@@ -241,7 +241,7 @@ def test_live_endpoints_of_a_run(tmp_path):
 
 
 class RaisesAtStep(gymnasium.Wrapper):
-    """CartPole with a fault, one of several kinds, at its 40th step."""
+    """CartPole that breaks in one way or another at its 40th step."""
 
     def __init__(self, how):
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -329,7 +329,7 @@ def test_one_liner_uses_the_preset():
 
 
 class NeedsNoTorch(gymnasium.Wrapper):
-    """CartPole that raises in a process with torch; this module imports Trainer, as a user's module does."""
+    """CartPole that refuses to be built beside torch; this module imports Trainer, as a user's module does."""
 
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -343,7 +343,7 @@ def test_an_actor_that_imports_the_users_module_stays_free_of_torch():
 
 
 class HugeReward(gymnasium.RewardWrapper):
-    """CartPole with finite rewards whose squared error overflows."""
+    """CartPole whose rewards are finite, and whose squared error is not."""
 
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))
