@@ -59,7 +59,7 @@ class ActorCritic:
         parameters: flat `[P]`: policy, log standard deviations, value.
         gradient: `[P]`, filled by `backward`.
         vector: `parameters` and `gradient`.
-        log_std: view `[d]` into `parameters`; d is 0 where the policy is not a Gaussian.
+        log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class HostViews:
 
 
 class CriticKernel:
-    """`output_gradients` of `td3.critic_loss` (`ddpg.critic_loss` with one critic) and of `sac.critic_loss`.
+    """Kernel for `output_gradients` of `td3.critic_loss` (`ddpg.critic_loss` with one critic) and of `sac.critic_loss`.
 
     Args:
         batch: the batch; each call uses its present rewards, discounts and weights.
@@ -71,7 +71,7 @@ class CriticKernel:
 
 
 class ActorKernel:
-    """`output_gradients` of `sac.actor_loss`, and, with one critic and without entropy, `deterministic.actor_loss`.
+    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy).
 
     Args:
         size: B.
@@ -94,7 +94,7 @@ class ActorKernel:
 
 
 class DrawKernel:
-    """`vector_jacobian_product` of `maximum_entropy_update.squashed_draw`.
+    """Kernel for `vector_jacobian_product` of `maximum_entropy_update.squashed_draw`.
 
     Args:
         size: B.

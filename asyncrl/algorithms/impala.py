@@ -126,7 +126,7 @@ class IMPALA(OnPolicy):
     """Past segments sampled uniformly into every batch, at least 0 and at most `past_segments`."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
-    """Weight of a row in the loss, by its staleness s, beside V-trace: 1, (1 + s)^-rate or exp(-rate s)."""
+    """Factor on a row's loss for its staleness s, in addition to V-trace: 1, (1 + s)^-rate or exp(-rate s)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

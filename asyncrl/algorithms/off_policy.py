@@ -34,7 +34,7 @@ class OffPolicy(Observing):
     entropy_in_values: ClassVar[bool] = False  # whether action values include an entropy bonus
 
     learning_rate: float | FunctionOfProgress = 1e-3
-    """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
+    """Learning rate of Adam, above 0; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to `learning_rate_final`."""
@@ -118,7 +118,7 @@ class OffPolicy(Observing):
     """Precision: float32; inputs in TF32 (GPU) or bfloat16 (CPU with AMX); or bfloat16 autocast of convolutions."""
 
     replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
-    """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does where it fits."""
+    """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does so if it fits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

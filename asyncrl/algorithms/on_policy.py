@@ -50,7 +50,7 @@ class OnPolicy(Recurrent):
     """Names of the rollout's columns, which `prepare` fills."""
 
     learning_rate: float | FunctionOfProgress = 1e-3
-    """Learning rate of Adam, above 0; the initial one where it is scheduled. In Python also a function of progress."""
+    """Learning rate of Adam, above 0; the initial one with a schedule. In Python also a function of progress."""
 
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """Schedule of the learning rate: constant, or linear to 0 at the end of the run's steps."""

@@ -280,9 +280,10 @@ def _room(shape: SegmentShape, segments_per_batch: int) -> int:
 def slots_for(
     *, discipline: Discipline, num_rings: int, length: int, segments_per_batch: int, queue_batches: int = 1
 ) -> int:
-    """Slots of a ring, a power of two: one segment and the row after it in lockstep and synchronous disciplines.
+    """Number of slots of a ring, a power of two.
 
-    When relaxed, enough that the credits, not the room, limit (2), and that (4) holds with one actor missing.
+    Lockstep and synchronous: one segment and the row after it, at least. Relaxed: enough that the credits and not the
+    room limit (2), and that (4) holds with one actor missing.
     """
     held = 1
     if discipline == "relaxed":
