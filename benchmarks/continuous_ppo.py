@@ -1,4 +1,4 @@
-"""PPO on real-valued actions: returns of Pendulum-v1 and HalfCheetah-v5, and steps/s against Stable-Baselines3's PPO.
+"""PPO with continuous actions: returns of Pendulum-v1 and HalfCheetah-v5, and steps/s against Stable-Baselines3's PPO.
 
 pendulum        fixed steps, then 100 greedy episodes (at least -250); and the seconds to -250 on both clocks
 cheetah         HalfCheetah-v5 until 2000 over 10 greedy episodes, at most 500,000 steps (needs the mujoco extra)

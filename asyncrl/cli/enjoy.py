@@ -39,16 +39,16 @@ class EnjoyOptions:
     """Directory of a run, a checkpoint file, or a policy file."""
 
     video: str | None = None
-    """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an older one is replaced."""
+    """File to record instead of a window: .mp4, .gif, .webm, .mkv or .mov; an existing one is replaced."""
 
     episodes: int = 3
     """Greedy episodes to play."""
 
     fps: float | None = None
-    """Frames per second of the video; none takes the environment's own."""
+    """Frames per second of the video; none means the environment's own."""
 
     checkpoint: str | None = None
-    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
+    """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
     seed: int = 0
     """Seed of the episodes."""

@@ -18,7 +18,7 @@ class EvalOptions:
     """Greedy episodes to play."""
 
     checkpoint: str | None = None
-    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
+    """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
     seed: int = 0
     """Seed of the episodes."""

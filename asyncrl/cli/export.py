@@ -20,10 +20,10 @@ class ExportOptions:
     """File for the greedy policy as an ONNX model, which runs without asyncrl."""
 
     policy: str | None = None
-    """File for the policy as `asyncrl.load` reads it, which acts without torch."""
+    """File for the policy in the format of `asyncrl.load`, which acts without torch."""
 
     checkpoint: str | None = None
-    """Checkpoint of the run: best, latest or a number of steps; none is the best, the latest if none was evaluated."""
+    """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
 
     def __post_init__(self) -> None:
         if self.onnx is None and self.policy is None:

@@ -51,10 +51,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     parsed = parser.parse_exactly(arguments)
     flags = given_flags(parsed, TrainerConfig)
     if parsed.ENV is not None:
-        flags |= {
-            "env": parsed.ENV,
-            "env_file": flags.get("env_file"),
-        }  # the file's env_file belongs to its own env
+        flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's belongs to its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
         swallowed = any(":" not in text for text in flags.get("env_kwargs", ()))

@@ -135,8 +135,8 @@ class TensorBoardWriter:
     """TensorBoard scalars over environment steps. Raises ImportError if the extra is not installed."""
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
-        # tensorboard's record writer: torch's `SummaryWriter` imports torch, and the thread of tensorboard's
-        # `EventFileWriter` ends at the first failed write, so that all later writes fail.
+        # tensorboard's record writer, not torch's `SummaryWriter`, imports neither torch nor tensorflow. The thread of
+        # tensorboard's `EventFileWriter` ends at the first failed write, so that all later writes fail.
         self._records: Any = import_module("tensorboard.summary.writer.record_writer")
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
