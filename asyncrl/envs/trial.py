@@ -65,7 +65,7 @@ def try_out(source: EnvSource, seconds: float) -> Trial:
         env.reset(seed=_SEED)
         reset = time.perf_counter() - before
         autoreset = "" if spec.vector_envs is None else env_checks.autoreset_mode(source.name, env)
-        walk = _Walk(env, spec)
+        walk = _Walk(env, spec, autoreset)
         walk.go(seconds)
         problems = (*walk.problems(), *_of_seeds(env))
     finally:
@@ -87,10 +87,10 @@ def try_out(source: EnvSource, seconds: float) -> Trial:
 
 
 class _Walk:
-    """Random steps, with their statistics and problems."""
+    """Random steps, with their statistics and problems; RESET rows of a vector are not counted."""
 
-    def __init__(self, env: Any, spec: EnvSpec) -> None:
-        self.env, self.count = env, spec.vector_envs or 1
+    def __init__(self, env: Any, spec: EnvSpec, autoreset: str) -> None:
+        self.env, self.count, self.autoreset = env, spec.vector_envs or 1, autoreset
         self.steps, self.seconds = 0, 1e-9
         self.low, self.high = math.inf, -math.inf
         self.lengths: list[float] = []
@@ -101,27 +101,34 @@ class _Walk:
     def go(self, seconds: float) -> None:
         """Step for `seconds`; `self.seconds` sums the time of `step` only."""
         lengths, totals = np.zeros(self.count), np.zeros(self.count)
+        ended = np.zeros(self.count, bool)
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
+            stepped = ~ended if self.autoreset == env_checks.NEXT_STEP else np.ones(self.count, bool)
             action = self.env.action_space.sample()
             before = time.perf_counter()
             obs, reward, terminated, truncated, _ = self.env.step(action)
             self.seconds += time.perf_counter() - before
             rewards = np.ravel(np.asarray(reward, np.float64))
-            self.steps += self.count
-            lengths, totals = lengths + 1, totals + rewards
-            self._look(obs, rewards)
-            for i in np.flatnonzero(np.ravel(np.logical_or(terminated, truncated))):
-                self.lengths.append(float(lengths[i]))
-                self.returns.append(float(totals[i]))
-                lengths[i] = totals[i] = 0
-                if self.count == 1:
-                    self.env.reset()
+            self.steps += int(stepped.sum())
+            lengths, totals = lengths + stepped, totals + rewards * stepped
+            self._look(obs, rewards[stepped])
+            ended = stepped & np.ravel(np.logical_or(terminated, truncated))
+            self.lengths += lengths[ended].tolist()
+            self.returns += totals[ended].tolist()
+            lengths[ended] = totals[ended] = 0
+            self._reset(ended)
+
+    def _reset(self, ended: np.ndarray) -> None:
+        """Reset the environments that have ended, unless the vector resets them at its next step."""
+        if not ended.any() or self.autoreset == env_checks.NEXT_STEP:
+            return
+        self.env.reset(options={"reset_mask": ended} if self.autoreset else None)
 
     def _look(self, obs: Any, rewards: np.ndarray) -> None:
         if not np.isfinite(rewards).all():
             self._odd["a reward is NaN or infinite: a run ends there (ASYNC011)"] = None
-        else:
+        elif rewards.size:
             self.low, self.high = min(self.low, rewards.min()), max(self.high, rewards.max())
         if np.asarray(obs).dtype.kind == "f" and not np.isfinite(obs).all():
             self._odd["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None

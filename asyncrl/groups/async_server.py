@@ -147,8 +147,9 @@ class AsyncServer:
                 life += 1
                 self._note(rank, peers)
                 self._serve_life(rank, peers)
-            except PeerLost as error:
+            except (PeerLost, RuntimeError) as error:  # a broken connection; a store that does not answer
                 self._note(rank, None, str(error))
+                self._closed.wait(LOOK_SECONDS)
 
     @torch.no_grad()
     def _serve_life(self, rank: int, peers: Peers) -> None:

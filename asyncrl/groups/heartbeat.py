@@ -90,6 +90,7 @@ class Heartbeat:
             closing = self._closing
             try:
                 self._beat(closing)
+                failed = 0
             except Exception:  # the store is gone, and the process that serves it
                 failed += 1
                 if failed == STORE_FAILURES and not closing:

@@ -40,6 +40,8 @@ except ImportError:  # Windows, or a platform without a wheel
 
 CLOSE_SECONDS = 10.0
 """Time that `stop_or_kill` waits for the run to end before it kills its processes."""
+KILLED_SECONDS = 1.0
+"""Time that `stop_or_kill` waits for the run's thread after it has killed the processes."""
 MOST_RETURNS = 400
 """Most points of `TrainResult.returns`; beyond it every second one is dropped."""
 SERVED_SECONDS = 60.0
@@ -179,6 +181,7 @@ class RunThread:
         finally:
             if self._thread.is_alive():
                 self.kill()
+                self._thread.join(KILLED_SECONDS)
 
     def close(self) -> None:
         """Stop the run and wait for its end; kill it after `CLOSE_SECONDS`. Idempotent."""

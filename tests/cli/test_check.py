@@ -71,13 +71,22 @@ def test_what_is_odd_is_said(fault: str, text: str) -> None:
     assert any(problem.startswith(text) for problem in problems(fault)), problems(fault)
 
 
-def test_a_vector_environment() -> None:
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_vector_environment(mode: str, count: int) -> None:
     def make() -> Any:
-        return gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+        vector: Any = gymnasium.vector.SyncVectorEnv(
+            [lambda: gymnasium.make("CartPole-v1", max_episode_steps=9)] * count,
+            autoreset_mode=gymnasium.vector.AutoresetMode(mode),
+        )
+        return vector
 
     trial = try_out(EnvSource.from_user(make), 0.1)
-    assert (trial.spec.vector_envs, trial.autoreset) == (3, "NextStep")
-    assert trial.steps % 3 == 0 and 5 < (trial.length_mean or 0) < 60
+    assert (trial.spec.vector_envs, trial.autoreset) == (count, mode)
+    assert trial.episodes > 5 and trial.steps >= 8 * trial.episodes
+    # A reward of 1 for every step, at most 9 of them; rows that only reset have none.
+    assert trial.length_mean == trial.return_mean and 8 <= (trial.length_mean or 0) <= 9
+    assert trial.reward_low == 1.0
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

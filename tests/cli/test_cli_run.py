@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--actors", "2", "--envs-per-actor", "4", "--device", "cpu", "--dqn.learning-starts", "200"]
@@ -32,13 +32,6 @@ def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), env=environment(), capture_output=True, text=True, timeout=SECONDS
     )
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {SECONDS} s: {what}"
-        time.sleep(0.01)
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -9,18 +9,17 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fakes
 import psutil
 import pytest
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl import DQN, Trainer
 from asyncrl.errors import EnvironmentHung, StoppedWhileStarting
 
-PATIENCE_SECONDS = 60.0
 ROOT = Path(fakes.__file__).parent.parent
 SMALL: dict[str, Any] = {
     "num_actors": 2,
@@ -35,13 +34,6 @@ SMALL: dict[str, Any] = {
 
 def trainer_of(env: Any, **options: Any) -> Trainer:
     return Trainer(env, DQN(learning_starts=200, hidden_sizes=(16,)), **{**SMALL, **options})
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
-        time.sleep(0.005)
 
 
 def forked() -> list[psutil.Process]:

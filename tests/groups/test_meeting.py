@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from group_rig import on_ranks
+from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
 from asyncrl.groups.heartbeat import Heartbeat
@@ -112,6 +113,39 @@ def test_stops_failures_and_statuses_reach_the_others() -> None:
     first.close(), second.close()
     assert events == [(1, "stop", "max_seconds"), (0, "failure", "Rank 1 on x has failed.\nout of memory")]
     assert first.statuses[1]["env_steps"] == 10
+
+
+class FailingStore:
+    """A store whose `set` fails at the calls in `failures`, counted from 0."""
+
+    def __init__(self, failures: set[int]) -> None:
+        self._store, self._failures, self.calls = dist.HashStore(), failures, 0
+
+    def set(self, key: str, value: str) -> None:
+        self.calls += 1
+        if self.calls - 1 in self._failures:
+            raise dist.DistStoreError("no answer")
+        self._store.set(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize(
+    ("failures", "lost"),
+    [({0, 1, 3, 4, 6, 7}, []), ({0, 1, 2, 3}, [(1, "silence", -1)])],
+    ids=["scattered", "in a row"],
+)
+def test_the_store_is_lost_after_failures_in_a_row(
+    failures: set[int], lost: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.groups.heartbeat.BEAT_SECONDS", 0.01)
+    store, events = FailingStore(failures), []
+    beating = heartbeat(store, 1, events, threading.Event())
+    beating.start()
+    wait_until(lambda: store.calls > 9, "ten beats")
+    beating.close()
+    assert events == lost
 
 
 def test_a_rank_that_says_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

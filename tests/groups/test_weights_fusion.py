@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from group_rig import Meeting, on_ranks, vector_of
 
 from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import AsyncServer
+from asyncrl.groups.async_server import FINISH_SECONDS, AsyncServer
 from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.fused_weights import FusedWeights
@@ -336,6 +337,24 @@ def test_ten_thousand_scripted_deltas_equal_the_twin() -> None:
         bases[group], _ = weights.take(delta, bases[group], out)
     assert weights.discarded > 100
     check_against_definition(weights, torch.zeros(SIZE), 4)
+
+
+def test_a_store_that_does_not_answer_holds_up_the_end_of_nobody() -> None:
+    tried = threading.Event()
+
+    def connect(rank: int, life: int) -> Peers | None:
+        tried.set()
+        raise dist.DistStoreError("no answer")
+
+    weights = Dyadic(torch.zeros(SIZE), 8)
+    server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1], connect, NOTHING)
+    assert tried.wait(10)
+    begun = time.monotonic()
+    server.begin(torch.ones(SIZE), finished=True)
+    assert server.end()[1]
+    assert time.monotonic() - begun < FINISH_SECONDS / 2
+    assert server.lost == {1: "no answer"}
+    server.close()
 
 
 def test_a_group_that_is_lost_holds_up_nobody_and_may_come_back() -> None:

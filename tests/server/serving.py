@@ -7,8 +7,6 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +21,6 @@ uvloop.new_event_loop().close()
 
 TOKEN = "the-run's-token"
 PATIENCE_SECONDS = 10.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Poll `condition`; fails after `PATIENCE_SECONDS`."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 @dataclass

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import PATIENCE_SECONDS, ServerThread, wait_until
+from serving import PATIENCE_SECONDS, ServerThread
 from snapshots import make_snapshot
+from waiting import wait_until
 
 from asyncrl.server import listener
 from asyncrl.server.connections import MAX_CONNECTIONS, ConnectionGuard

@@ -13,8 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from serving import TOKEN, ServerThread, wait_until
+from serving import TOKEN, ServerThread
 from snapshots import make_snapshot
+from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, PortInUse
 from asyncrl.server import write_http_file

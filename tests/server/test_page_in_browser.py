@@ -17,8 +17,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from headless_browser import CHROMIUM, Browser
-from serving import PATIENCE_SECONDS, TOKEN, ServerThread, wait_until
+from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 from snapshots import make_actor, make_snapshot
+from waiting import wait_until
 
 import asyncrl
 from asyncrl.show.metrics import EvaluationResult, Snapshot

@@ -16,8 +16,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from serving import TOKEN, EventStream, ServerThread, wait_until
+from serving import TOKEN, EventStream, ServerThread
 from snapshots import make_actor, make_snapshot
+from waiting import wait_until
 
 from asyncrl.errors import CheckpointError
 from asyncrl.server import pages

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
-from serving import TOKEN, Answer, ServerThread, wait_until
+from serving import TOKEN, Answer, ServerThread
+from waiting import wait_until
 
 from asyncrl.server import RunServer
 from asyncrl.server.security import LOGGER, Gate, Refusal, is_loopback, read_body

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from snapshots import make_actor, make_snapshot
+from waiting import wait_until
 
 import asyncrl
 from asyncrl.actors.statistics import ActorStatistics
@@ -56,13 +57,6 @@ FIELDS += (
     "discarded",
     "left",
 )
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 def drawn(

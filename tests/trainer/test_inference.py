@@ -7,20 +7,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from resume_rig import numbers, trainer_of
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl import DQN, PPO, SAC, Rainbow, Trainer
 from asyncrl.errors import ConfigurationError, InferenceFailed
 from asyncrl.learning.inference_server import InferenceServer
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP
 
-PATIENCE_SECONDS = 60.0
 SMALL: dict[str, Any] = {
     "inference": "server",
     "num_actors": 2,
@@ -30,13 +30,6 @@ SMALL: dict[str, Any] = {
     "target_eval_episodes": 2,
     "report_interval_seconds": 0.05,
 }
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain: {what}"
-        time.sleep(0.005)
 
 
 def finish(trainer: Trainer) -> Any:

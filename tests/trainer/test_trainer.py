@@ -15,6 +15,7 @@ import urllib.request
 import gymnasium
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import asyncrl
 from asyncrl import DQN, Trainer, errors
@@ -38,13 +39,6 @@ def small(**changes):
 def stats_of(trainer):
     with urllib.request.urlopen(f"{trainer.url}/stats", timeout=5) as answer:
         return json.load(answer)
-
-
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition was not met in time"
-        time.sleep(0.005)
 
 
 def test_learn_counts_steps_and_returns_a_policy_that_acts():
@@ -165,7 +159,10 @@ def test_learn_inside_a_running_loop_names_the_await():
 def test_stop_from_another_thread():
     trainer = Trainer("CartPole-v1", small(), **SMALL)
     threading.Thread(
-        target=lambda: (wait_until(lambda: (s := trainer.snapshot()) and s.updates), trainer.stop())
+        target=lambda: (
+            wait_until(lambda: (s := trainer.snapshot()) and s.updates, "an update"),
+            trainer.stop(),
+        )
     ).start()
     result = trainer.learn()
     assert result.stop_reason == "stopped"
@@ -204,7 +201,7 @@ def test_a_trainer_runs_once():
 def test_killed_actor_is_replaced_and_training_goes_on():
     trainer = Trainer("CartPole-v1", small(), report_interval_seconds=0.05, **SMALL)
     trainer.start(total_steps=20_000)
-    wait_until(lambda: (s := trainer.snapshot()) is not None and s.env_steps > 500)
+    wait_until(lambda: (s := trainer.snapshot()) is not None and s.env_steps > 500, "500 steps")
     victim = trainer.snapshot().actors[0].pid
     os.kill(victim, signal.SIGKILL)
     result = asyncio.run(trainer.wait())
@@ -226,8 +223,8 @@ def test_live_endpoints_of_a_run(tmp_path):
     options = {**SMALL, "http": "auto"}
     trainer = Trainer("CartPole-v1", small(), run_dir=run, report_interval_seconds=0.05, **options)
     trainer.start()
-    wait_until(lambda: (s := trainer.snapshot()) is not None and s.updates > 0)
-    wait_until(lambda: stats_of(trainer)["env_steps"] > 0)  # encoded at most five times a second
+    wait_until(lambda: (s := trainer.snapshot()) is not None and s.updates > 0, "an update")
+    wait_until(lambda: stats_of(trainer)["env_steps"] > 0, "steps")  # encoded at most five times a second
     http = json.loads((run / "http.json").read_text())
     assert (run / "http.json").stat().st_mode & 0o777 == 0o600
     assert http["url"] == trainer.url

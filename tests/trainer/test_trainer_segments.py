@@ -10,6 +10,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from asyncrl import A2C, IMPALA, PPO, Trainer, errors
 
@@ -19,13 +20,6 @@ SMALL = {"envs_per_actor": 4, "num_actors": 2, "http": "off", "target_eval_episo
 def small(**changes):
     fields = {"segment_length": 32, "minibatch_size": 64, "hidden_sizes": (16, 16), "learning_rate": 3e-3}
     return PPO(**{**fields, **changes})
-
-
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition was not met in time"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("discipline", ["relaxed", "lockstep", "synchronous"])
@@ -120,7 +114,7 @@ def test_lockstep_impala_is_deterministic_too(tmp_path):
 def test_killed_actor_is_replaced_and_training_goes_on(discipline):
     trainer = Trainer("CartPole-v1", small(discipline=discipline), report_interval_seconds=0.05, **SMALL)
     trainer.start(total_steps=40_000)
-    wait_until(lambda: (s := trainer.snapshot()) is not None and s.env_steps > 500)
+    wait_until(lambda: (s := trainer.snapshot()) is not None and s.env_steps > 500, "500 steps")
     os.kill(trainer.snapshot().actors[0].pid, signal.SIGKILL)
     result = asyncio.run(trainer.wait())
     assert result.stop_reason == "total_steps"

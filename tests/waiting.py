@@ -1,0 +1,18 @@
+"""Waiting for a condition in tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_SECONDS = 60.0
+"""Time that a condition has to become true on a busy machine."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Poll `condition` every 5 ms until it holds. Raises AssertionError that names `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
+        time.sleep(0.005)
