@@ -1,4 +1,4 @@
-"""The command line with real actors: what a user's shell sees, and that nothing is left whichever way a run ends."""
+"""Command line with real actors: output in a user's shell, and no leftovers whichever way a run ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Path]]:
-    """A run without an end that has learned something, its processes, and its directory."""
+    """An endless run that has learned something, its processes, and its directory."""
     directory = tmp_path / "run"
     process = subprocess.Popen(
         command("train", "CartPole-v1", "--algo", "dqn", *SMALL, "--run-dir", str(directory)),

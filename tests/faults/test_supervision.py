@@ -1,4 +1,4 @@
-"""Runs whose processes are killed, suspended or never become ready: each goes on or ends, and none hangs."""
+"""Runs whose processes are killed, suspended or never ready: each continues or ends, and none hangs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def finish(trainer: Trainer) -> Any:
 
 
 class HangsInActors(fakes.SimpleEnv):
-    """Passes the probe, which builds one, and hangs in every actor, which builds two."""
+    """Factory that passes the probe, which builds one environment, and hangs in actors, which build two."""
 
     built = 0
 
@@ -110,7 +110,7 @@ def test_run_goes_on_after_the_deaths_of_its_evaluator_and_its_fork_server() -> 
 
 
 def command(*arguments: str, limit: int | None = None, path: Path = ROOT) -> subprocess.Popen[str]:
-    """The command line in a process of its own, allowed `limit` descriptors."""
+    """The command line in a separate process with at most `limit` descriptors."""
     shell = "exec " if limit is None else f"ulimit -n {limit}; exec "
     return subprocess.Popen(
         ["bash", "-c", shell + '"$@"', "bash", sys.executable, "-m", "asyncrl", *arguments],

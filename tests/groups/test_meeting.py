@@ -1,4 +1,4 @@
-"""The start of a job: who is missing, and what differs."""
+"""Start of a job: missing ranks, and differences between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusion of weights, `average` and `async`, with scripted deltas and random delays, against slow obvious twins."""
+"""Fusion of weights, `average` and `async`, with scripted deltas and random delays, against slow references."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scripted(updates: int, seed: int) -> torch.Tensor:
 
 
 def wait_for(fusion: BackgroundFusion) -> None:
-    """Until the fusion that runs is over."""
+    """Wait for the end of the running fusion."""
     deadline = time.monotonic() + 30
     while not fusion._fuser.done() and time.monotonic() < deadline:
         time.sleep(1e-5)
@@ -45,7 +45,7 @@ def fuse(fuser: Any, snapshot: torch.Tensor, finished: bool = False) -> tuple[to
 
 
 def learn(fusion: BackgroundFusion, vector: Any, deltas: torch.Tensor, rng: np.random.Generator) -> None:
-    """Updates that each add their scripted delta, with delays now and then."""
+    """Make updates that each add their scripted delta, with random delays."""
     for delta in deltas:
         vector.begin_update()
         vector.parameters.add_(delta)
@@ -55,7 +55,7 @@ def learn(fusion: BackgroundFusion, vector: Any, deltas: torch.Tensor, rng: np.r
 
 
 class RecordedAverage(AverageFuser):
-    """Keeps the snapshots that were fused and what came out."""
+    """Average that records the fused snapshots and the results."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -118,7 +118,7 @@ def test_where_numbers_are_exact_average_is_applied_at_fixed_updates() -> None:
 
 @pytest.mark.parametrize(("exact", "delay"), [(True, 0), (False, 0), (False, 16), (False, 40)])
 def test_a_late_correction_does_not_keep_the_difference_alive(exact: bool, delay: int) -> None:
-    """Two learners go to the same solution from both sides, nine tenths of their way in 32 updates."""
+    """Two learners approach the same solution from both sides, nine tenths of the distance in 32 updates."""
 
     class Mean:
         now = begun = 0
@@ -237,7 +237,7 @@ def test_short_messages_lead_to_the_same_weights_everywhere_and_near_the_mean(na
 
 
 class Dyadic(FusedWeights):
-    """Weighs by powers of two, so that every sum is exact, and keeps what it took."""
+    """Fusion with weights that are powers of two, so that every sum is exact; records the deltas taken."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -1,4 +1,4 @@
-"""A server on a thread of its own, driven from the test by plain sockets."""
+"""A server on its own thread, tested through plain sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _no_constant(name: str) -> Any:
 
 @dataclass
 class Run:
-    """What stands behind the server: settable from the test, and what was asked of it."""
+    """Fake run of the server: its state is set by the test, and it records calls."""
 
     snapshot: Snapshot = field(default_factory=make_snapshot)
     fails: Exception | None = None
@@ -73,7 +73,7 @@ class Run:
 
 
 class ServerThread:
-    """`RunServer` on its own loop and thread; the methods here are called by the test."""
+    """`RunServer` on its own loop and thread; the test calls these methods."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0, loops: str = "asyncio") -> None:
         self.run = Run()
@@ -128,7 +128,7 @@ class ServerThread:
         token: str | None = None,
         chunked: bool = False,
     ) -> Answer:
-        """One request on a connection of its own."""
+        """Send one request on its own connection."""
         given = dict(headers or {})
         if host is not None:
             given["Host"] = host
@@ -143,7 +143,7 @@ class ServerThread:
             connection.close()
 
     def open(self, data: bytes = b"") -> socket.socket:
-        """A bare connection, with `data` sent."""
+        """A plain connection on which `data` was sent."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS)
         connection.sendall(data)
         return connection
@@ -162,7 +162,7 @@ class EventStream:
         self.response = self._connection.getresponse()
 
     def event(self) -> str:
-        """The next event, without its blank line; "" at the end of the stream."""
+        """The next event without its blank line; "" at the end of the stream."""
         lines = []
         while line := self.response.readline().decode():
             if line == "\n":

@@ -1,4 +1,4 @@
-"""How many sockets may be open, and for how long without a request."""
+"""Limits on the number of sockets, and on their time without a request."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HALF = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def own(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
-    """A server of the test's own: these tests count."""
+    """A server of the test's own, as these tests count connections."""
     thread = ServerThread(loops=request.param).start()
     yield thread
     thread.close()
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes, however it does."""
+    """All data until the other side closes the connection in any way."""
     parts = []
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -122,7 +122,7 @@ def test_a_stream_nobody_reads_is_cut(own: ServerThread) -> None:
 
 
 class FakeTransport:
-    """A transport that remembers whether it was aborted."""
+    """Transport that records whether it was aborted."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.aborted = False

@@ -1,4 +1,4 @@
-"""Start, close, ports and the file by which a run is found."""
+"""Start, close, ports, and the file by which a run is found."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def run() -> Iterator[ServerThread]:
 
 
 def at(second: int, **fields: Any) -> Snapshot:
-    """A run in its n-th second, with an evaluation for each of them."""
+    """A run in its n-th second, with one evaluation per second."""
     evaluations = tuple(
         EvaluationResult(10.0 * i, 1.0, 9.0, 5, i, 100 * i, 1.0 * i, 10 * i) for i in range(1, second)
     )
@@ -64,7 +64,7 @@ def at(second: int, **fields: Any) -> Snapshot:
 
 
 def with_past(run: ServerThread, seconds: int, **fields: Any) -> None:
-    """Give the server a run that is `seconds` old."""
+    """Give the server a run that has lasted `seconds`."""
     run.server._feed._history.clear()
     for second in range(1, seconds):
         run.server._feed._remember(at(second))
@@ -90,7 +90,7 @@ def visible(browser: Browser, selector: str) -> bool:
 
 
 def chart(browser: Browser, title: str) -> str:
-    """The index of a chart by its title, as a JavaScript expression for its element."""
+    """JavaScript expression for the element of a chart with this title."""
     named = f"c.querySelector('h2').textContent === '{title}'"
     expression = f"[...document.querySelectorAll('.chart')].find((c) => {named})"
     browser.wait(f"Boolean({expression})")
@@ -323,7 +323,7 @@ def test_bins_of_the_histogram_are_equally_wide_and_lose_nothing(browser: Browse
 
 @contextmanager
 def proxy(port: int, prefix: str) -> Iterator[int]:
-    """A reverse proxy under a path, as jupyter-server-proxy is one: it passes the browser's headers on."""
+    """Reverse proxy under a path, like jupyter-server-proxy: it forwards the browser's headers."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
         url = f"http://127.0.0.1:{port}/{request.match_info['path']}"

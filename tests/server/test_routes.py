@@ -1,4 +1,4 @@
-"""What each path answers."""
+"""Answers of each path."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ UNESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 def parse_prometheus(
     text: str,
 ) -> tuple[dict[tuple[str, tuple[tuple[str, str], ...]], float], dict[str, str]]:
-    """Samples and kinds; fails where the format is broken or a family has no HELP and TYPE before it."""
+    """Samples and kinds; fails if the format is invalid or HELP and TYPE do not precede a family."""
     assert text.endswith("\n")
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     kinds: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Who is refused, with which status and a JSON body."""
+"""Refused requests, each with its status and a JSON body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refused(answer: Answer, status: int) -> str:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ServerThread]:
-    """One kind of loop is enough here: who is refused does not depend on it."""
+    """One kind of loop, as refusals do not depend on it."""
     thread = ServerThread(loops="uvloop").start()
     yield thread
     thread.close()
@@ -68,7 +68,7 @@ def test_a_request_with_two_hosts_is_refused(server: ServerThread) -> None:
 
 
 def test_a_reverse_proxy_keeps_its_host_and_gives_the_token(server: ServerThread) -> None:
-    """As jupyter-server-proxy does; a page that DNS rebinding brings here does not know the token."""
+    """As with jupyter-server-proxy; a page that DNS rebinding brings here does not have the token."""
     for path in ("/", "/stats", "/metrics"):
         assert server.ask(f"{path}?token={TOKEN}", host="hub.example").status == 200
         assert server.ask(path, token=TOKEN, host="hub.example:8443").status == 200

@@ -1,4 +1,4 @@
-"""What the terminal shows, on a terminal and elsewhere."""
+"""Output of the terminal view, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stalled(io.StringIO):
-    """A stream whose reader has stopped reading."""
+    """Stream whose reader has stopped reading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ print("end", file=sys.stderr)
 
 @contextlib.contextmanager
 def showing(environment: dict[str, str] | None = None, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that shows a run, waits for a line of input and shows its end; killed where a test fails."""
+    """Process that shows a run, waits for a line of input and shows its end; killed if a test fails."""
     script = SCRIPT.format(tests=str(Path(__file__).parents[1]))
     root = str(Path(asyncrl.__file__).parents[1])
     given = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100", "LINES": "30", "TERM": "xterm-256color"}
@@ -476,7 +476,7 @@ def showing(environment: dict[str, str] | None = None, **options: Any) -> Iterat
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Let it show its end; it must succeed and say nothing else."""
+    """Let the process show the end; it must succeed and print nothing else."""
     _, errors = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (0, b"end\n")
 
@@ -496,7 +496,7 @@ def test_a_closed_standard_output_breaks_nothing() -> None:
 
 
 def on_a_terminal(**environment: str) -> str:
-    """What a process writes to a terminal of its own."""
+    """Output of a process on its own terminal."""
     ours, theirs = pty.openpty()
     parts: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Runs whose actors' network is run by the server: the same numbers, and every way in which a side can end."""
+"""Runs with an inference server: equal numbers, and every way in which a side can end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finish(trainer: Trainer) -> Any:
 
 
 class Gate:
-    """Stops the server before each answer until it is opened, or breaks it there.
+    """Gate before each answer of the server: waits until it is opened, or raises.
 
     Attributes:
         open: answers may be given.
@@ -116,7 +116,7 @@ def test_actors_of_a_convolutional_network_do_not_load_torch() -> None:
 
 
 def dawdle(server: InferenceServer, batch: Any) -> None:
-    """Answer late, and sometimes later than the next request of another actor comes."""
+    """Answer late, sometimes after the next request of another actor."""
     assert len(batch) == 1, "outputs may depend on the rows of a pass"
     time.sleep(DELAYS.exponential(0.001))
     ANSWER(server, batch)
@@ -128,7 +128,7 @@ def dawdle(server: InferenceServer, batch: Any) -> None:
 def test_in_lockstep_single_environments_give_the_numbers_of_actors_that_run_the_network(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two halves use the generator in another order, so only actors with one environment compare to the bit."""
+    """Two halves use the generator in a different order, so only actors with one environment are bitwise comparable."""
     monkeypatch.setattr(InferenceServer, "_answer", dawdle)
     found = []
     for inference in ("actor", "server"):

@@ -1,4 +1,4 @@
-"""The trainer end to end through its public face: real actors, real rings, real updates, on small runs.
+"""Trainer end to end through its public interface: real actors, rings and updates, on small runs.
 
 That nothing is left behind is checked after every test by `conftest.py`.
 """
@@ -238,7 +238,7 @@ def test_live_endpoints_of_a_run(tmp_path):
 
 
 class RaisesAtStep(gymnasium.Wrapper):
-    """CartPole that breaks in one way or another at its 40th step."""
+    """CartPole with a fault, one of several kinds, at its 40th step."""
 
     def __init__(self, how):
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -326,7 +326,7 @@ def test_one_liner_uses_the_preset():
 
 
 class NeedsNoTorch(gymnasium.Wrapper):
-    """CartPole that refuses to be built beside torch; this module imports Trainer, as a user's module does."""
+    """CartPole that raises in a process with torch; this module imports Trainer, as a user's module does."""
 
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -340,7 +340,7 @@ def test_an_actor_that_imports_the_users_module_stays_free_of_torch():
 
 
 class HugeReward(gymnasium.RewardWrapper):
-    """CartPole whose rewards are finite, and whose squared error is not."""
+    """CartPole with finite rewards whose squared error overflows."""
 
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))

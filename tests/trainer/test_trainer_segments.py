@@ -43,7 +43,7 @@ def test_every_step_is_trained_on_as_often_as_the_epochs_say(discipline):
 
 
 class SlowInOneActor(gymnasium.Wrapper):
-    """Takes its time in the actor that came first to the lock, and in no other process."""
+    """CartPole that is slow in the actor that was first to take the lock, and in no other process."""
 
     seconds = 0.0005
 
@@ -67,7 +67,7 @@ def slow_cartpole(lock_path):
 
 
 def final_numbers(env, tmp_path, name, algorithm=None, **options):
-    """Everything of a lockstep run that must not depend on timing."""
+    """All numbers of a lockstep run that must not depend on timing."""
     run_dir = tmp_path / name
     algorithm = algorithm or small(discipline="lockstep", normalize_observations=True, normalize_rewards=True)
     options = {**SMALL, "seed": 7, "run_dir": run_dir, **options}
@@ -123,7 +123,7 @@ def test_killed_actor_is_replaced_and_training_goes_on(discipline):
 
 
 def test_relaxed_waits_for_no_particular_actor():
-    """One actor needs 20 ms for a step: the other makes the steps, and the run does not wait for the slow one."""
+    """One actor needs 20 ms per step: the other makes the steps, and the run does not wait for the slow one."""
     with tempfile.TemporaryDirectory() as folder:
         slow = SlowInOneActor.seconds
         SlowInOneActor.seconds = 0.02
