@@ -241,7 +241,9 @@ def run_case(name: str, fusion: str, folder: Path) -> dict[str, Any]:
         stopped = [p for p in left if p.status() == psutil.STATUS_STOPPED]
         return {
             "outcome": outcome,
-            "allowed": outcome == case.ends[fusion] and len(left) == len(stopped),
+            "allowed": outcome == case.ends[fusion]
+            and len(left) == len(stopped)
+            and (outcome != "error" or seconds <= case.within),
             "left": len(left) - len(stopped),
             "left_suspended": len(stopped),
             "over": over,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -61,14 +62,17 @@ def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 
             end, best = time.monotonic() + max_seconds, None
             for number in range(episodes):
                 played = _one(policy, env, Path(folder) / f"{number}.mp4", seed + number, end)
-                if best is None or (played.return_sum or -float("inf")) > (best.return_sum or -float("inf")):
-                    best = played
+                best = played if best is None else max(best, played, key=_return_of)
                 if time.monotonic() >= end:
                     break
         finally:
             env.close()
     assert best is not None, "episodes is at least 1"
     return best
+
+
+def _return_of(film: Film) -> float:
+    return -math.inf if film.return_sum is None else film.return_sum
 
 
 class _TimeIsOver(Exception):

@@ -69,7 +69,7 @@ def series(run: KeptRun, metric: str, axis: str) -> tuple[NDArray[np.float64], N
         if steps is not None and isinstance(entry.get(metric), int | float):
             found.append((float(steps), float(entry[metric])))
     steps_of, seconds_of = np.array(sorted(clock)).T
-    points = dict(sorted(found))  # the largest of several values at one step
+    points = dict(sorted(found, key=lambda point: point[0]))  # the last of several values at one step
     x, y = np.array(list(points)), np.array(list(points.values()))
     return (np.interp(x, steps_of, seconds_of) if axis == "seconds" and x.size else x), y
 

@@ -57,6 +57,12 @@ def test_seconds_are_those_of_the_reports(folder: Path) -> None:
     np.testing.assert_allclose(x, [3, 4, 5, 6, 7])
 
 
+def test_the_last_of_several_values_at_one_step_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "d", lines=lines(), evaluations=[(100, 5.0), (500, 30.0), (500, 20.0)])
+    x, y = series(KeptRun(tmp_path / "d"), EVALUATION, "steps")
+    assert (x.tolist(), y.tolist()) == ([100, 500], [5, 20])
+
+
 def test_the_training_return_where_nothing_was_evaluated(tmp_path: Path, folder: Path) -> None:
     assert default_metric(find_runs(folder)) == EVALUATION
     run = KeptRun(write_run(tmp_path / "never", lines=lines(), evaluations=[(500, 1.0)]))

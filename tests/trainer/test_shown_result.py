@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fakes import FixedLength
 from small_records import small
 
 from asyncrl import Trainer, errors
-from asyncrl.policies.film import Film
+from asyncrl.policies import film
 from asyncrl.show.result_card import curve_html
 from asyncrl.trainer.run_thread import TrainResult
 
@@ -52,18 +53,25 @@ def test_a_curve_has_both_lines_over_the_same_steps() -> None:
 
 def test_the_best_of_a_few_episodes_is_a_film(result: TrainResult) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    film = result.episode(episodes=2, max_seconds=30)
-    assert film.video[4:8] == b"ftyp" and film.length == film.return_sum and film.length >= 8
+    best = result.episode(episodes=2, max_seconds=30)
+    assert best.video[4:8] == b"ftyp" and best.length == best.return_sum and best.length >= 8
     assert (
-        'src="data:video/mp4;base64,' in film._repr_html_() and f"{film.length} steps" in film._repr_html_()
+        'src="data:video/mp4;base64,' in best._repr_html_() and f"{best.length} steps" in best._repr_html_()
     )
+
+
+def test_the_film_is_of_the_highest_return(result: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    returns: Iterator[float | None] = iter([None, -100.0, 0.0, -5.0])
+    monkeypatch.setattr(film, "_one", lambda *arguments: film.Film(next(returns), 9, b""))
+    assert result.episode(episodes=4, max_seconds=30).return_sum == 0.0
 
 
 def test_a_film_keeps_to_its_time(result: TrainResult) -> None:
     pytest.importorskip("imageio_ffmpeg")
     before = time.monotonic()
-    film = result.episode(episodes=1_000, max_seconds=0.0)
-    assert isinstance(film, Film) and film.return_sum is None and "cut" in film._repr_html_()
+    cut = result.episode(episodes=1_000, max_seconds=0.0)
+    assert isinstance(cut, film.Film) and cut.return_sum is None and "cut" in cut._repr_html_()
     assert time.monotonic() - before < 20
 
 
