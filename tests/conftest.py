@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,13 @@ GRACE_SECONDS = 3.0
 
 # Kinds of descriptor that only our own code opens; a regular file may be a library's cache.
 _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_is_heard() -> None:
+    """Handle SIGINT as in a terminal: a shell starts background commands with SIGINT ignored, which children inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
