@@ -27,7 +27,7 @@ _KINDS = ("memfd:", "/memfd:", "pipe:", "socket:", "anon_inode:")
 
 @pytest.fixture(autouse=True, scope="session")
 def ctrl_c_is_heard() -> None:
-    """Handle SIGINT as in a terminal: a shell starts background commands with SIGINT ignored, which children inherit."""
+    """Handle SIGINT as in a terminal: shells start background commands with SIGINT ignored, children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
