@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from page_reader import PageReader, snippets
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "saving.md"
-BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+BLOCKS = snippets("docs/saving.md")
 SHORT = {
     "20k": "1500",
     "20_000": "1_500",
@@ -24,57 +18,29 @@ SHORT = {
     "num_actors=1": 'target_eval_episodes=3, eval_episodes=3, http="off", num_actors=1',
 }
 MORE = {
-    "train": ["--actors", "1", "--http", "off", "--target-eval-episodes", "3"],
-    "enjoy": ["--episodes", "1"],
+    "train": "--actors 1 --http off --target-eval-episodes 3",
+    "enjoy": "--episodes 1",
 }
-# Runs block after block in one module, like a reader who types them.
-READER = """
-import json, sys
-for line in sys.stdin:
-    exec(compile(json.loads(line), "saving.md", "exec"), globals())
-    print("block done", flush=True)
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("imageio_ffmpeg")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER],
-        cwd=tmp_path,
-        env=env,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with reader:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
-        for language, block in BLOCKS:
-            for long, short in SHORT.items():
-                block = block.replace(long, short)
-            if language == "python":
-                reader.stdin.write(json.dumps(block) + "\n")
-                reader.stdin.flush()
-                assert "block done\n" in iter(reader.stdout.readline, ""), block
-                continue
-            for line in block.splitlines():
-                program, command, *arguments = line.split()
-                assert program == "asyncrl"
-                arguments += [] if "--episodes" in arguments else MORE.get(command, [])
-                done = subprocess.run(
-                    [sys.executable, "-m", "asyncrl", command, *arguments],
-                    cwd=tmp_path,
-                    env=env,
-                    capture_output=True,
-                    text=True,
-                    timeout=100,
-                )
-                assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    assert reader.returncode == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    reader = PageReader()
+    for language, block in BLOCKS:
+        for long, short in SHORT.items():
+            block = block.replace(long, short)
+        if language == "python":
+            reader.python(block)
+            continue
+        for line in block.splitlines():
+            command = line.split()[1]
+            more = "" if "--episodes" in line else MORE.get(command, "")
+            reader.shell(f"{line} {more}")
     for name in ("cartpole.policy", "cartpole.mp4", "cartpole.gif", "cartpole.onnx", "short.mp4"):
         assert (tmp_path / name).stat().st_size > 0, name
     assert (tmp_path / "runs" / "again" / "environment.pkl").exists()
