@@ -120,6 +120,20 @@ def test_training_shows_charts_of_everything(browser: Browser, run: ServerThread
     assert browser.console == []
 
 
+def test_a_chart_of_a_constant_with_rounding_has_distinct_labels(browser: Browser, run: ServerThread) -> None:
+    run.server._feed._history.clear()
+    for second in range(1, 9):
+        run.server._feed._remember(
+            at(second, train_metrics={"train/value_high": 200.0 - 1e-5 * (second % 2)})
+        )
+    show(run, at(9, train_metrics={"train/value_high": 200.0}))
+    open_page(browser, run)
+    texts = f"{chart(browser, 'train/value_high')}.querySelectorAll('text[text-anchor=end]')"
+    browser.wait(f"{texts}.length > 0")
+    labels = browser.evaluate(f"[...{texts}].map((text) => text.textContent).join(' ')").split()
+    assert len(labels) >= 3 and len(set(labels)) == len(labels)
+
+
 def test_the_axis_is_steps_or_time_and_can_be_zoomed(browser: Browser, run: ServerThread) -> None:
     with_past(run, 50)
     open_page(browser, run)
