@@ -73,7 +73,7 @@ def make_parser() -> Parser:
         description="Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
         "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
     )
-    add_policy_flags(parser, "options", EnjoyOptions)
+    add_policy_flags(parser, EnjoyOptions)
     return parser
 
 

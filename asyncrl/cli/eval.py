@@ -19,7 +19,7 @@ def make_parser() -> Parser:
         usage="asyncrl eval RUN [options]",
         description="Play greedy episodes with the policy of a run.",
     )
-    add_policy_flags(parser, "options of the evaluation", EvalOptions)
+    add_policy_flags(parser, EvalOptions)
     return parser
 
 

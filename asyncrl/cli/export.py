@@ -39,7 +39,7 @@ def make_parser() -> Parser:
         usage="asyncrl export RUN --onnx FILE [options]",
         description="Write the policy of a run to a file of its own.",
     )
-    add_policy_flags(parser, "options", ExportOptions)
+    add_policy_flags(parser, ExportOptions)
     return parser
 
 

@@ -136,13 +136,6 @@ def add_flags(
             _add(group, options[name], prefix, brief)
 
 
-def add_options(
-    parser: argparse.ArgumentParser, title: str, record: type, *, prefix: str = "", skip: Sequence[str] = ()
-) -> None:
-    """Add a group of flags `--<prefix><field>` for the fields of `record` that are not in `skip`."""
-    add_flags(parser.add_argument_group(title), record, prefix=prefix, skip=skip)
-
-
 def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: bool) -> None:
     flags = [f"--{prefix}{option.name.replace('_', '-')}"]
     if not prefix and option.name in SHORT:
@@ -236,10 +229,10 @@ def merged(
         parser.error(f"{where}{error}")
 
 
-def add_policy_flags(parser: Parser, title: str, record: type) -> None:
+def add_policy_flags(parser: Parser, record: type) -> None:
     """Add the argument RUN, the field `run` of `record`, and the flags of its other fields."""
     parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-    add_options(parser, title, record, skip=("run",))
+    add_flags(parser, record, skip=("run",))
 
 
 def parse_policy_flags(parser: Parser, record: type[R], arguments: Sequence[str]) -> R:
