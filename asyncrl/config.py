@@ -34,7 +34,7 @@ class TrainerConfig:
     """Keyword arguments of the environment's constructor, such as gravity:9; values are Python literals."""
 
     wrappers: tuple[str, ...] = ()
-    """Environment wrappers as module:Name, innermost first; each takes an environment and returns one."""
+    """Environment wrappers module:Name, innermost first; each takes an environment and returns one."""
 
     algo: str
     """Name of the algorithm."""
@@ -101,7 +101,7 @@ class TrainerConfig:
     """Average the optimiser's moments with the weights (average); messages are three times as long."""
 
     inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all actors beside the learner, on its device."""
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
@@ -137,7 +137,7 @@ class TrainerConfig:
     """Seconds between checkpoints of the learner, which need a run directory."""
 
     checkpoints_kept: int = 3
-    """Number of newest checkpoints kept in the run directory, beside the best one."""
+    """Newest checkpoints kept in the run directory, beside the best one."""
 
     save_replay_buffer: bool = False
     """Save the replay in checkpoints, so that a resumed run need not refill it; needs twice its size on disk."""
