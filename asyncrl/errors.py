@@ -45,8 +45,7 @@
 A wrong value of a single argument is a plain `ValueError` or `TypeError` with a text such as
 `num_slots must be a power of two, got 12`.
 
-Texts may contain output of an environment or content of a file: control characters are escaped, and long texts are
-shortened to `TEXT_LIMIT` characters.
+Control characters in texts, which may come from an environment or a file, are escaped; texts end at `TEXT_LIMIT`.
 """
 
 from __future__ import annotations

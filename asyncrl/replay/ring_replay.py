@@ -56,10 +56,8 @@ class ReplayStatistics:
 class RingReplay(ABC, Generic[B]):
     """Replay over a set of rings of one layout; learner thread only.
 
-    Actors continue writing: `ingest` reads each ring's `published` once (acquire), and rows at or beyond it are not
-    accessed until the next `ingest`.
-
-    Uniform sampling uses the same code: all priorities are one, updates are ignored, weights are one.
+    Actors continue writing: `ingest` reads each ring's `published` once (acquire); rows from it on are not accessed until
+    the next `ingest`. Uniform sampling uses the same code: priorities and weights are one, updates are ignored.
 
     Attributes:
         rings: the rings, in the order of their indices.

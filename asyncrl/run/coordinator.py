@@ -2,9 +2,8 @@
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-The run ends when the learner has used up `total_steps`, the clock passes `max_seconds`, an evaluation confirms
-`target_return`, the training episodes reach `target_training_return`, `stop` is called, or anything raises. No code
-here touches a row or computes a gradient.
+The run ends at `total_steps`, `max_seconds`, a confirmed `target_return`, `target_training_return`, a call of `stop`, or
+an error. No code here touches a row or computes a gradient.
 """
 
 from __future__ import annotations
