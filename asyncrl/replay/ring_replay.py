@@ -56,7 +56,7 @@ class ReplayStatistics:
 class RingReplay(ABC, Generic[B]):
     """Replay over a set of rings of one layout; learner thread only.
 
-    Actors continue writing: `ingest` reads each ring's `published` once (acquire); rows from it on are not accessed until
+    Actors continue writing: `ingest` reads each ring's `published` once (acquire); rows from it on are not read until
     the next `ingest`. Uniform sampling uses the same code: priorities and weights are one, updates are ignored.
 
     Attributes:

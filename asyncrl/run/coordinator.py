@@ -2,7 +2,7 @@
 
     build ── learn, watch, report, evaluate, checkpoint, serve ── end ── close actors, evaluator, server, thread, memory
 
-The run ends at `total_steps`, `max_seconds`, a confirmed `target_return`, `target_training_return`, a call of `stop`, or
+The run ends at `total_steps`, `max_seconds`, a confirmed `target_return`, `target_training_return`, `stop`, or
 an error. No code here touches a row or computes a gradient.
 """
 
