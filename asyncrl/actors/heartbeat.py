@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
@@ -103,7 +104,7 @@ def private_bytes(pid: int) -> int:
     try:
         if Path("/proc/self/statm").exists():
             words = Path(f"/proc/{pid}/statm").read_text().split()
-            return (int(words[1]) - int(words[2])) * 4096
+            return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
         return int(psutil.Process(pid).memory_info().rss)
     except (OSError, IndexError, psutil.Error):
         return 0

@@ -121,11 +121,11 @@ def _add(
         most = max(most, value)
         sums[1] += value * each
         bucket = value
-        if value >= 16:
+        if value >= _EXACT:
             octave = 4
             while value >> (octave + 1) > 0:
                 octave += 1
-            bucket = 16 + 4 * (octave - 4) + ((value >> (octave - 2)) & 3)
+            bucket = _EXACT + 4 * (octave - 4) + ((value >> (octave - 2)) & 3)
         counts[min(bucket, counts.shape[0] - 1)] += each
     sums[0] += then.shape[0] * each
     sums[2] = max(sums[2], most)
