@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C
     from asyncrl.algorithms.c51 import C51
+    from asyncrl.algorithms.crossq import CrossQ
     from asyncrl.algorithms.ddpg import DDPG
     from asyncrl.algorithms.dqn import DQN
     from asyncrl.algorithms.impala import IMPALA
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.registry import register
     from asyncrl.algorithms.sac import SAC
     from asyncrl.algorithms.td3 import TD3
+    from asyncrl.algorithms.tqc import TQC
     from asyncrl.config import TrainerConfig
     from asyncrl.errors import AsyncRLError, AsyncRLWarning
     from asyncrl.policies.load import load
@@ -67,9 +69,11 @@ __all__ = [
     "R2D2",
     "SAC",
     "TD3",
+    "TQC",
     "AsyncRLError",
     "AsyncRLWarning",
     "Callback",
+    "CrossQ",
     "EvaluationResult",
     "Rainbow",
     "Snapshot",

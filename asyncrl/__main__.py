@@ -2,7 +2,7 @@
 
 import sys
 
-from asyncrl.cli.main import main
+from asyncrl.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

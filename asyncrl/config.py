@@ -119,7 +119,10 @@ class TrainerConfig:
     """Time limit for an actor to build and first reset its environments, in seconds; a slower one counts as hung."""
 
     max_restarts: int = 3
-    """Maximum restarts of a killed actor within a minute; one more death ends the run."""
+    """Maximum restarts of an actor within a minute; the next death ends the run."""
+
+    max_actor_bytes: int | None = None
+    """Maximum private memory of an actor in bytes; a larger one is killed and restarted; none sets no limit."""
 
     run_dir: str | None = None
     """Directory of the run's files; none writes no files. By default a command creates one in `runs/`."""
@@ -177,6 +180,7 @@ class TrainerConfig:
             "report_interval_steps",
             "eval_max_episode_steps",
             "checkpoints_kept",
+            "max_actor_bytes",
         ):
             require_at_least(name, getattr(self, name), 1)
         for name in ("max_seconds", "burst_seconds", "step_timeout_seconds", "ready_timeout_seconds"):

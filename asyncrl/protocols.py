@@ -38,8 +38,8 @@ class Memory(Protocol):
 class Policy(Protocol):
     """Policy in an actor process: NumPy (or numba) only, picklable, one per actor.
 
-    An actor calls `assign_streams` once and `act` once per row. If the mailbox has a newer version, the actor copies it
-    directly into `weights` and calls `weights_changed`.
+    An actor calls `assign_streams` before the first row and `act` once per row. If the mailbox has a newer version, the
+    actor copies it directly into `weights` and calls `weights_changed`.
     """
 
     weight_count: int

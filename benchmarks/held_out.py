@@ -1,7 +1,8 @@
 """Presets on held-out seeds, which were not used to choose them: steps, updates and seconds to the target.
 
 Each run is `asyncrl train ENV --algo ALGO --seed SEED --target-return TARGET` in its own process, as a user starts it,
-under each of the conditions of `conditions.py`. For the time after the target see `stays_solved.py`.
+under each of the conditions of `conditions.py` (`jitter` only by `--conditions jitter`). For the time after the target
+see `stays_solved.py`.
 
 Every run is written as soon as it ends, with its commit. `--add` keeps the runs in the result file and makes only the
 missing ones.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conditions import CONDITIONS, condition
+from conditions import ALL_CONDITIONS, CONDITIONS, condition
 from harness import FOLDER, Report, commit, markdown
 
 FIRST_SEED = 1_000
@@ -122,7 +123,7 @@ def main() -> None:
     report = Report(f"held_out_{env}_{algo}".lower().translate(str.maketrans("-/", "__")))
     seeds = range(FIRST_SEED, FIRST_SEED + parsed.seeds)
     report.note("seeds", f"{seeds.start} to {seeds.stop - 1}")
-    found = {name: earlier_runs(report, name) if parsed.add else [] for name in CONDITIONS}
+    found = {name: earlier_runs(report, name) if parsed.add else [] for name in ALL_CONDITIONS}
     rows = {name: add_runs(report, name, runs) for name, runs in found.items() if runs}
     for name in parsed.conditions.split(","):
         runs = found[name]

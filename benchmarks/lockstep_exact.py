@@ -2,7 +2,7 @@
 
     quiet        twice, without disturbance
     one-core     once, with all processes pinned to one core
-    suspended    twice, with an actor or all actors stopped at random for 20 to 50 milliseconds
+    suspended    twice; a random child (actor, evaluator, fork server) or all actors are stopped for 20 to 50 ms
 
 Each run is a new process that makes `--updates` updates with one seed. Compared are the SHA-256 of the final weights,
 the updates and the environment steps. The script ends with status 1 if two runs differ.
@@ -19,17 +19,16 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import threading
-import time
+from functools import partial
 from typing import Any
 
 # Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from conditions import any_descendant, suspensions
 from harness import Report, markdown
 
 CONDITIONS = ("quiet", "quiet", "one-core", "suspended", "suspended")
@@ -65,45 +64,26 @@ def one(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:
         report_interval_seconds=0.05, eval_interval_seconds=1e6, target_eval_episodes=1,
     )  # fmt: skip
     trainer.start(total_steps=LEARNING_STARTS + round(updates * BATCH / SAMPLES_PER_INSERT))
-    over, suspended = threading.Event(), [0]
+    disturbance: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
     if condition == "suspended":
-        jitter = threading.Thread(target=suspend, args=(trainer, over, suspended))
-        jitter.start()
-    try:
+        choose = partial(actors_or_a_child, trainer)
+        disturbance = suspensions(choose, pause=(0.0, 0.1), hold=(0.02, 0.05))
+    with disturbance as suspended:
         result = asyncio.run(trainer.wait())
-    finally:
-        over.set()
-        if condition == "suspended":
-            jitter.join()
     return {
         "sha256": hashlib.sha256(result.policy.weights.tobytes()).hexdigest(),
         "updates": result.summary["updates"],
         "env_steps": result.summary["env_steps"],
         "train_seconds": result.summary["train_seconds"],
-        "suspensions": suspended[0],
+        "suspensions": len(suspended),
     }
 
 
-def suspend(trainer: Any, over: threading.Event, count: list[int]) -> None:
-    """Stop one actor or all for 20 to 50 milliseconds, repeatedly until `over` is set."""
-    rng = random.Random(os.getpid())
-    while not over.wait(rng.uniform(0.0, 0.1)):
-        snapshot = trainer.snapshot()
-        pids = [actor.pid for actor in snapshot.actors if actor.pid] if snapshot is not None else []
-        if not pids:
-            continue
-        chosen = pids if rng.random() < 0.3 else [rng.choice(pids)]
-        for pid in chosen:
-            _signal(pid, signal.SIGSTOP)
-        time.sleep(rng.uniform(0.02, 0.05))
-        for pid in chosen:
-            _signal(pid, signal.SIGCONT)
-        count[0] += 1
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the process has ended
-        os.kill(pid, number)
+def actors_or_a_child(trainer: Any, rng: random.Random) -> list[int]:
+    """All actors, or one child: an actor, the evaluator, the fork server or its guardian."""
+    snapshot = trainer.snapshot()
+    actors = [actor.pid for actor in snapshot.actors if actor.pid] if snapshot is not None else []
+    return actors if actors and rng.random() < 0.3 else any_descendant(rng)
 
 
 def fresh(name: str, condition: str, updates: int, seed: int) -> dict[str, Any]:

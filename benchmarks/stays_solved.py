@@ -32,7 +32,7 @@ def main() -> None:
     found = json.loads((FOLDER / "results" / f"held_out_{label}.json").read_text())["notes"]
     runs = next(value for name, value in found.items() if name.endswith("_runs"))
     report = Report(f"stays_solved_{label}")
-    shares, largest, returns = [], [], []
+    shares, largest, returns, same = [], [], [], []
     for run in [run for run in runs if run["steps"]][: parsed.seeds]:
         seed, first = run["seed"], run["steps"]
         steps = str(int(first * parsed.times))
@@ -42,13 +42,17 @@ def main() -> None:
             for line in lines
             if "eval/mean_reward" in line and line.get("eval/total_timesteps", 0) > first
         ]
+        at_target = [line["eval/mean_reward"] for line in lines if line.get("eval/total_timesteps") == first]
+        same.append(bool(at_target) and at_target[0] >= parsed.kept)
         returns += later
         shares.append(float(np.mean(np.array(later) >= parsed.kept)))
         largest.append(max(line.get("train/q_max", 0.0) for line in lines))
-        print(seed, len(later), f"{shares[-1]:.3f}", f"{largest[-1]:.4g}", flush=True)
+        print(seed, len(later), f"{shares[-1]:.3f}", f"{largest[-1]:.4g}", same[-1], flush=True)
     report.add("share_by_seed", shares, f"of the evaluations of a seed >= {parsed.kept:g}")
     report.add("share", [float(np.mean(np.array(returns) >= parsed.kept))], f"of {len(returns)} evaluations")
     report.add("largest_action_value", largest, "")
+    # In lockstep all, unless an option (a schedule over `total_steps`) makes the longer run another run.
+    report.add("solved_at_the_same_step", [float(np.mean(same))], f"of {len(same)} seeds")
     report.write()
 
 

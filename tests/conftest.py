@@ -13,10 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from shared_fork_server import SharedProcess, own_fork_server, shared_fork_server
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.shm.prepare import prepare_quietly
+
+__all__ = ["own_fork_server", "shared_fork_server"]
 
 GRACE_SECONDS = 3.0
 """How long a test's processes may take to be gone after it ended."""
@@ -69,7 +72,8 @@ def _left(
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    running = {child.pid for child in psutil.Process().children(recursive=True)}
+    return running - (SharedProcess.kept.pids if SharedProcess.kept is not None else set())
 
 
 def _command(pid: int) -> str:
@@ -95,6 +99,8 @@ def _descriptors() -> dict[int, str]:
             continue
         if name.startswith(_KINDS):
             found[int(entry.name)] = name
+    if SharedProcess.kept is not None:
+        found.pop(SharedProcess.kept.descriptor, None)
     return found
 
 

@@ -39,7 +39,7 @@ def make_snapshot(**fields: Any) -> Snapshot:
         "startup_seconds": 2.0,
         "total_steps": 4000,
         "target_return": 475.0,
-        "training_target": None,
+        "target_training_return": None,
         "max_seconds": None,
         "env_steps": 1000,
         "updates": 250,

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from waiting import wait_until
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-NAMES = ("harness", "runs", "cartpole", "off_policy", "continuous_ppo", "distributional")
+NAMES = ("harness", "runs", "cartpole", "off_policy", "continuous_ppo", "distributional", "conditions")
 OURS = {
     "stop_reason": "target_return",
     "train_seconds": 2.0,
@@ -139,3 +141,26 @@ def test_means_of_a_run_are_read_from_its_directory(
     summary = scripts("runs").cli("CartPole-v1", "dqn", 0, [], 1.0)
     count = 3 if actors.startswith("num") else max(1, cores - 1)
     assert (summary["env_steps"], summary["cores"], summary["environments"]) == (7, cores, 4 * count)
+
+
+def test_jitter_suspends_children_and_leaves_them_running(scripts: Callable[[str], Any]) -> None:
+    conditions = scripts("conditions")
+    assert "jitter" not in conditions.CONDITIONS, "it is not measured unless asked for"
+    line = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE) as child, conditions.condition("jitter"):
+        wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "SIGSTOP")
+        wait_until(lambda: psutil.Process(child.pid).status() != psutil.STATUS_STOPPED, "SIGCONT")
+        child.communicate(timeout=20)
+    assert child.returncode == 0
+    with pytest.raises(ValueError, match="condition must be one of quiet, one-core, busy, jitter, got 'odd'"):
+        conditions.condition("odd").__enter__()
+
+
+def test_a_suspension_that_is_cut_short_is_undone(scripts: Callable[[str], Any]) -> None:
+    line = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE) as child:
+        with scripts("conditions").suspensions(lambda _: [child.pid], (0.0, 0.0), (60.0, 60.0)) as suspended:
+            wait_until(lambda: suspended, "a suspension")
+        assert suspended == [child.pid]
+        child.communicate(timeout=20)
+    assert child.returncode == 0

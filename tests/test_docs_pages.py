@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 
+OWN = [name for name, record in ALGORITHMS.items() if record.__module__.startswith("asyncrl.")]
+
 
 def script() -> ModuleType:
     loader = SourceFileLoader("write_docs", str(ROOT / "scripts" / "write-docs"))
@@ -42,6 +44,14 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_every_algorithm_has_a_page_and_is_in_the_list() -> None:
     listed = re.findall(r"\]\((\w+)\.md\)", (DOCS / "algorithms" / "README.md").read_text())
     assert set(listed) >= set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_the_page_of_an_algorithm_has_its_equations(name: str) -> None:
+    own = (DOCS / "algorithms" / f"{name}.md").read_text().partition(script().MARK)[0]
+    equations = re.search(r"^## Equations\n(.*?)(?=^## |\Z)", own, flags=re.M | re.S)
+    assert equations, f"{name}.md has no section Equations above the generated part"
+    assert len(re.findall(r"^    \S.*=", equations[1], flags=re.M)) >= 3
 
 
 def test_every_code_has_a_section() -> None:

@@ -64,4 +64,4 @@ def test_it_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     assert "475 over 100 episodes" in run("-m", "asyncrl", "presets", "dqn")
     assert run("-m", "asyncrl", "--version").startswith("asyncrl ")
     script = (place / "bin" / "asyncrl").read_text()
-    assert "asyncrl.cli.main" in script
+    assert "asyncrl.cli.entry" in script

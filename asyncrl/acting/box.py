@@ -20,7 +20,7 @@ from asyncrl.acting.layouts import WithStatistics
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
 from asyncrl.acting.network import ActionBox
 from asyncrl.acting.network_policy import NetworkPolicy
-from asyncrl.acting.noise import GaussianNoise
+from asyncrl.acting.noise import GaussianNoise, NoiseProcess
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 LOG_STD_MIN = -20.0
@@ -201,22 +201,35 @@ class DeterministicPolicy(BoxPolicy):
 class SquashedGaussianPolicy(BoxPolicy):
     """The actor of SAC: tanh of a Gaussian draw, whose mean and standard deviation are the network's outputs.
 
-    All streams act alike, so `act` accepts any number of rows. Implements `Policy`. See Haarnoja et al. 2018, "Soft
-    Actor-Critic Algorithms and Applications", appendix C.
+    Implements `Policy`. See Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C. With
+    `correlation` the standard normal values behind the draws are correlated over the steps of a stream (Eberhard et al.
+    2023, "Pink Noise Is All You Need", section 3): each single action is still a draw from the policy.
 
     Args:
         spec: the environment.
         layout: shape of the network, made for this environment, `gaussian`.
         random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
+        correlation: of the normal values of successive steps, at least 0 and below 1.
 
     Raises:
-        ValueError: `layout` was made for other observations, other actions or the other policy.
+        ValueError: `layout` was made for other observations, other actions or the other policy, or `correlation` is out
+            of its range.
     """
 
     _gaussian = True
 
+    def __init__(
+        self, spec: EnvSpec, layout: BoxLayout, random_steps: int = 0, correlation: float = 0.0
+    ) -> None:
+        super().__init__(spec, layout, random_steps)
+        if not 0.0 <= correlation < 1.0:
+            raise ValueError(f"correlation must be at least 0 and below 1, got {correlation}")
+        self.correlation = correlation
+        self.assign_streams(0, 1, 1)
+
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Do nothing: all streams act alike."""
+        """Act for `count` streams, with new noise. All streams act alike, and any number of rows is accepted."""
+        self._process = NoiseProcess(np.ones(count, np.float32), self._values, self.correlation)
 
     def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         out = self._network(obs)
@@ -224,7 +237,9 @@ class SquashedGaussianPolicy(BoxPolicy):
         np.minimum(np.maximum(std, LOG_STD_MIN, out=std), LOG_STD_MAX, out=std)
         np.exp(std, out=std)
         self._exploration = float(std.mean())
-        draw = rng.standard_normal(mean.shape, np.float32)
+        if len(mean) != self._process.count:
+            self.assign_streams(0, len(mean), len(mean))
+        draw = self._process.draw(rng)
         draw *= std
         draw += mean
         return self._box.squash(draw)

@@ -98,6 +98,15 @@ class Actor:
         writer.set_incarnation(incarnation)
         streams.show_current_in(writer.header[CURRENT_ENV : CURRENT_ENV + 1])
 
+    def place_among(self, first_index: int, all_actors: int) -> None:
+        """Count this actor among those of all groups, of which `first_index` belong to earlier groups.
+
+        Its streams then explore with their part of the range of all groups. Called before the first row.
+        """
+        num_envs = self.streams.num_envs
+        self.policy.assign_streams((first_index + self.index) * num_envs, num_envs, all_actors * num_envs)
+        self._memory = memory_of(self.policy)
+
     @property
     def between_rows(self) -> bool:
         """Whether the actor's state may be sent now."""

@@ -114,12 +114,12 @@ class RemoteEvaluator:
                 "max_steps": self._max_steps,
             }
             end = None if self.max_seconds is None else time.monotonic() + self.max_seconds
-            return await self._despite_deaths(lambda: self._play(weights, request, end))
+            return await self._with_restarts(lambda: self._play(weights, request, end))
 
     async def start(self, weight_count: int) -> None:
         """Fork the process and wait until it is ready, so that the first evaluation does not wait."""
         async with self._turn:
-            await self._despite_deaths(lambda: self._running(weight_count))
+            await self._with_restarts(lambda: self._running(weight_count))
 
     async def close(self) -> None:
         """End the process; the caller of a running `evaluate` must cancel it. Idempotent."""
@@ -154,7 +154,7 @@ class RemoteEvaluator:
             raise evaluation_hung(self._name, silent.seconds, silent.stack) from None
         return frame
 
-    async def _despite_deaths(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _with_restarts(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat `attempt` until the process survives it or was killed too often."""
         while True:
             try:

@@ -65,6 +65,15 @@ def actor_killed(
     return ActorKilled(f"{who} {how_it_ended(exit.status)}{again}.", facts=facts, fix=fix)
 
 
+def actor_too_large(actor: int, pid: int, private_bytes: int, limit_bytes: int) -> ActorKilled:
+    """Return ASYNC003 for an actor that is killed for its private memory."""
+    return ActorKilled(
+        f"Actor {actor} was killed because its private memory of {private_bytes:,} bytes exceeds max_actor_bytes.",
+        facts={"pid": pid, "max_actor_bytes": f"{limit_bytes:,}"},
+        fix="mend what leaks in the environment, raise max_actor_bytes, or lower envs_per_actor",
+    )
+
+
 def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
     """Return ASYNC015 for a process that hung while it built and reset environments.
 

@@ -42,10 +42,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 _CRASHED = 70
 
 
-def serve(control: socket.socket) -> None:
-    """Serve the fork requests on `control` until its other end is closed."""
+def serve(control: socket.socket, main: int) -> None:
+    """Serve the fork requests on `control` until its other end, of the process with id `main`, is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    guard(control)
+    guard(control, main)
     become_subreaper()
     server = _Server(control)
     _preload()

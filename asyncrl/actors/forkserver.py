@@ -4,11 +4,11 @@ Actors are never forked from the main process: a fork of a process with threads 
 by a small process that is started as early as possible, imports what actors need while the main process imports torch,
 and then forks an actor within milliseconds:
 
-    python -m asyncrl.actors.forkserver FD
+    python -m asyncrl.actors.forkserver FD PID
 
 `forking.py` is the code of that process, `guardian.py` ends its descendants, `server_process.py` is one life of it. The
-socket between it and the main process closes when either ends; the server then exits, and its guardian kills every
-child. A server that dies, or does not answer, is replaced at the next fork request, a few times a minute at most.
+socket FD between it and the main process PID closes when either ends; the server then exits, and its guardian kills
+every child. A server that dies, or does not answer, is replaced at the next fork request, a few times a minute at most.
 """
 
 from __future__ import annotations
@@ -183,4 +183,4 @@ class ForkServer:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -10,6 +10,10 @@ Guardian, server and actors are subreapers (PR_SET_CHILD_SUBREAPER): a process w
 its nearest such ancestor, also in another session or process group. So a helper that leaves its session stays a
 descendant of its actor. When the actor ends, its helpers become children of the server, which kills every child that it
 did not fork. When the server ends, all become children of the guardian, which exits after it has killed them.
+
+The server exits when the main process has ended. A server that is suspended does not, so the guardian looks at its own
+parent as well: it kills the server once the main process has ended. PR_SET_PDEATHSIG would end the guardian with the
+thread that started it, not with the main process.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -27,14 +32,17 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CRASHED = 70
 _END_SECONDS = 3.0
+_LOOK_SECONDS = 0.5
+"""Interval at which the guardian looks whether the main process has ended."""
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def guard(control: socket.socket) -> None:
+def guard(control: socket.socket, main: int) -> None:
     """Fork; the child returns and becomes the fork server, the parent is the guardian and never returns.
 
     Args:
         control: the server's socket to the main process, which the guardian closes.
+        main: process id of the main process, the guardian's parent.
     """
     become_subreaper()
     guardian = os.getpid()
@@ -45,26 +53,44 @@ def guard(control: socket.socket) -> None:
     status = _CRASHED
     try:
         control.close()
-        status = _guard(server)
+        status = _guard(server, main)
     finally:
         os._exit(status)
 
 
-def _guard(server: int) -> int:
+def _guard(server: int, main: int) -> int:
     """Wait for the server's end, kill its descendants, and return its exit status, 128 + n for signal n.
 
-    On SIGTERM the guardian kills the server; the main process sends it when the server does not answer.
+    The guardian kills the server when the main process has ended, and on SIGTERM, which the main process sends when the
+    server does not answer.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGKILL))
-    pid = status = 0
-    while pid != server:
-        pid, status = os.waitpid(-1, 0)
+    status = _wait_for(server, main)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_all()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _wait_for(server: int, main: int) -> int:
+    """Reap children until the server has ended, and return its wait status; kill it if the main process ends first."""
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == server:
+            return status
+        if pid == 0:
+            if os.getppid() != main:
+                os.kill(server, signal.SIGKILL)
+            select.select([wake_read], [], [], _LOOK_SECONDS)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
 
 
 def _end_all() -> None:

@@ -44,7 +44,7 @@ class Heartbeat:
         """Reset the time without a heartbeat, for a new process."""
         self._silent_seconds = 0.0
 
-    def look(self, awake_seconds: float) -> float:
+    def poll(self, awake_seconds: float) -> float:
         """Read the header; return the awake seconds since its heartbeat or current environment last changed.
 
         Args:

@@ -16,8 +16,10 @@ class ProcessLimits:
         ready_timeout_seconds: the same for building and resetting all environments of a process.
         max_restarts: limit of restarts of one process within a minute, after it was killed or hung; 0 for none.
             Restarts after the death of the fork server do not count: its own restart limit applies.
+        max_actor_bytes: private memory beyond which an actor is killed, None without limit; see `private_bytes`.
     """
 
     step_timeout_seconds: float = 60.0
     ready_timeout_seconds: float = READY_SECONDS
     max_restarts: int = 3
+    max_actor_bytes: int | None = None

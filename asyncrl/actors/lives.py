@@ -16,8 +16,8 @@ def why_it_died(actor: SupervisedActor, died: ChildDied) -> AsyncRLError:
     if actor.log is not None and died.crash:
         with contextlib.suppress(OSError), actor.log.open("a") as lines:
             lines.write(died.crash)
-    if actor.hung is not None:
-        return actor.hung
+    if actor.killed_for is not None:
+        return actor.killed_for
     return actor_killed(f"Actor {actor.index}", died.exit, actor.restarts, crash=died.crash, log=actor.log)
 
 
@@ -25,7 +25,7 @@ def pause_after_death(actor: SupervisedActor, died: ChildDied) -> float | None:
     """Return the pause before its next life in seconds, or None if there will be none."""
     if died.exit.server_lost:
         return 0.0
-    if actor.hung is not None and not actor.ever_ready:
+    if actor.killed_for is not None and not actor.ever_ready:
         return None
     return actor.budget.spend(useful=actor.useful)
 

@@ -24,6 +24,8 @@ class PoolPlan:
         num_actors: number of actors.
         seed: seed of the run, from which those of actors, lives and environments are derived.
         requests: layout of every request block if an inference server runs the network, else None.
+        among: index of the first actor among the actors of all groups, and their number; None for (0, `num_actors`).
+            Exploration differs along these indices.
     """
 
     source: EnvSource
@@ -32,6 +34,7 @@ class PoolPlan:
     num_actors: int
     seed: int
     requests: RequestLayout | None = None
+    among: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:

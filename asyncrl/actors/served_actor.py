@@ -70,9 +70,13 @@ class ServedActor(Actor):
         if self._stacks is not None:
             self.take_stacks(self._stacks.array)
         self.take_policies(policies)
-        num_envs = streams.num_envs
-        first, total = identity["index"] * num_envs, identity["num_actors"] * num_envs
-        for policy, part in zip(policies, self._parts, strict=True):
+        self.place_among(0, identity["num_actors"])
+
+    def place_among(self, first_index: int, all_actors: int) -> None:
+        """See `Actor`."""
+        num_envs = self.streams.num_envs
+        first, total = (first_index + self.index) * num_envs, all_actors * num_envs
+        for policy, part in zip(self.policies, self._parts, strict=True):
             policy.assign_streams(first + part.start, part.stop - part.start, total)
 
     def take_policies(self, policies: Sequence[ServedPolicy]) -> None:

@@ -202,7 +202,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     # Its output goes to this process's standard error: what environments print must not mix with results.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno())],
+        [sys.executable, "-P", "-m", "asyncrl.actors.forkserver", str(theirs.fileno()), str(os.getpid())],
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.DEVNULL,
         stdout=_error_stream(),

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.child import Child
-from asyncrl.actors.heartbeat import Heartbeat
+from asyncrl.actors.exit_errors import actor_too_large
+from asyncrl.actors.heartbeat import Heartbeat, private_bytes
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import SAVE
 from asyncrl.actors.restarts import RestartBudget
-from asyncrl.errors import EnvironmentHung
+from asyncrl.errors import ActorKilled, EnvironmentHung
 from asyncrl.shm.ring import PUBLISHED, RingReader
+
+WEIGH_SECONDS = 1.0
+"""Interval at which an actor's private memory is compared with its limit."""
 
 
 class SupervisedActor:
@@ -29,7 +33,7 @@ class SupervisedActor:
         ready: whether that life has built and reset its environments.
         ever_ready: whether any life has.
         restarts: number of lives after the first.
-        hung: error of the current life, if it hung and is being killed.
+        killed_for: error for which the pool kills the current life, None if it does not.
         last_error: one line, or "".
         heartbeat: its heartbeat.
         episodes_seen: number of finished episodes that the pool has returned.
@@ -48,7 +52,8 @@ class SupervisedActor:
         self.ever_ready = False
         self._began_at = 0
         self.restarts = 0
-        self.hung: EnvironmentHung | None = None
+        self.killed_for: EnvironmentHung | ActorKilled | None = None
+        self._unlooked_seconds = 0.0
         self.last_error = ""
         self.heartbeat = Heartbeat(index, ring)
         self.episodes_seen = 0
@@ -96,28 +101,43 @@ class SupervisedActor:
     def begin_life(self, child: Child) -> None:
         """Record the start of a new process."""
         self.child = child
-        self.ready, self.hung = False, None
+        self.ready, self.killed_for = False, None
         self._began_at = int(self.ring.header[PUBLISHED])
         self.heartbeat.begin_life()
 
     async def take_pulse(self, awake_seconds: float, limits: ProcessLimits) -> None:
-        """Kill it if its ring is corrupt, or if it had no heartbeat for too long; then record its Python stacks.
+        """Kill it if its ring is corrupt, its memory too large, or if it had no heartbeat for too long.
 
         Args:
             awake_seconds: seconds that this process was awake since the last call.
-            limits: time limits of a step and of becoming ready.
+            limits: time limits of a step and of becoming ready, limit of memory.
         """
         child = self.child
         if not self.ring.look_over() and self.alive and child is not None:
             child.kill()
             return
-        silent = self.heartbeat.look(awake_seconds)
+        self._weigh(awake_seconds, limits.max_actor_bytes)
+        silent = self.heartbeat.poll(awake_seconds)
         limit = limits.step_timeout_seconds if self.ready else limits.ready_timeout_seconds
-        if silent <= limit or not self.alive or child is None or self.hung is not None:
+        if silent <= limit or not self.alive or child is None or self.killed_for is not None:
             return
         stack = await child.python_stack()
         if self.child is child and self.alive:  # it may have died meanwhile
-            self.hung = self.heartbeat.hung(silent, self.ready, stack)
+            self.killed_for = self.heartbeat.hung(silent, self.ready, stack)
+            child.kill()
+
+    def _weigh(self, awake_seconds: float, limit_bytes: int | None) -> None:
+        """Kill it if its private memory exceeds the limit; looks every `WEIGH_SECONDS`."""
+        self._unlooked_seconds += awake_seconds
+        if limit_bytes is None or self._unlooked_seconds < WEIGH_SECONDS:
+            return
+        self._unlooked_seconds = 0.0
+        child = self.child
+        if child is None or not self.alive or self.killed_for is not None:
+            return
+        held = private_bytes(child.pid)
+        if held > limit_bytes:
+            self.killed_for = actor_too_large(self.index, child.pid, held, limit_bytes)
             child.kill()
 
     def set_ready(self) -> None:

@@ -141,10 +141,14 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
         "incarnation": plan.incarnation,
     }
     if pool.requests is None:
-        return Actor(streams, policy, writer, mailbox, **identity)
-    policies = [pickle.loads(pool.policy) for _ in pool.requests.slices]
-    requests = _attach_requests(pool.requests, fds)
-    return ServedActor(streams, policies, writer, mailbox, requests, **identity)
+        actor = Actor(streams, policy, writer, mailbox, **identity)
+    else:
+        policies = [pickle.loads(pool.policy) for _ in pool.requests.slices]
+        requests = _attach_requests(pool.requests, fds)
+        actor = ServedActor(streams, policies, writer, mailbox, requests, **identity)
+    if pool.among is not None:
+        actor.place_among(*pool.among)
+    return actor
 
 
 def _attach_requests(layout: RequestLayout, fds: dict[str, int]) -> ActorRequests:

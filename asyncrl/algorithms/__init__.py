@@ -9,6 +9,7 @@ from asyncrl.algorithms.registry import ALGORITHMS as ALGORITHMS
 if TYPE_CHECKING:
     from asyncrl.algorithms.a2c import A2C as A2C
     from asyncrl.algorithms.c51 import C51 as C51
+    from asyncrl.algorithms.crossq import CrossQ as CrossQ
     from asyncrl.algorithms.ddpg import DDPG as DDPG
     from asyncrl.algorithms.dqn import DQN as DQN
     from asyncrl.algorithms.impala import IMPALA as IMPALA
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.rainbow import Rainbow as Rainbow
     from asyncrl.algorithms.sac import SAC as SAC
     from asyncrl.algorithms.td3 import TD3 as TD3
+    from asyncrl.algorithms.tqc import TQC as TQC
 
 
 def __getattr__(name: str) -> Any:

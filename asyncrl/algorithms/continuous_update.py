@@ -65,7 +65,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         log_alpha, log_alpha_gradient: logarithm of the temperature and its gradient, scalars.
         movable: `[d]`, 0 for action values of an empty range, which are staged as 0, else 1. The policy's own actions
             are multiplied by it.
-        bounds: bounds of action values; None with an entropy bonus, which is unbounded.
+        bounds: bounds of action values without an entropy bonus.
         vector: parameters and gradient of policy, temperature and critics.
         statistics: observation statistics; None without normalisation.
         generator: random generator of the noise; must be registered with a CUDA graph that captures an update.
@@ -87,7 +87,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
         self.layout = layout = config.layout(spec)
         self.weight_count = layout.weight_count
         self.precision = MatmulPrecision(config.matmul_precision, self.device)
-        self.bounds = None if config.entropy_in_values else ValueBounds()
+        self.bounds = ValueBounds()
         self.statistics = ObservationStatistics(layout) if config.normalize_observations else None
         half_range = torch.from_numpy(scaling(layout.action)[1])
         self.movable = (half_range > 0).to(self.device, torch.float32)
@@ -230,7 +230,7 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             "train/q_mean": float(learned.q.mean()),
             "train/q_max": float(learned.q.abs().max()),
             "train/grad_norm": math.hypot(*(float(norm) for norm in norms if norm is not None)),
-            **({} if self.bounds is None else self.bounds.metrics()),
+            **self.bounds.metrics(),
         }
 
     def _networks(self) -> dict[str, Network]:
@@ -245,14 +245,12 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Networks by name, temperature, optimisers, bounds, statistics, noise generator and counter, on the host."""
-        bounds: dict[str, Any] = {}
-        if self.bounds is not None:
-            bounds["value_bounds"] = torch.from_numpy(self.bounds.values.copy())
+        running: dict[str, Any] = {"value_bounds": torch.from_numpy(self.bounds.values.copy())}
         if self.statistics is not None:
-            bounds["observations"] = self.statistics.state_dict()
+            running["observations"] = self.statistics.state_dict()
         return {
             **{name: network.named() for name, network in self._networks().items()},
-            **bounds,
+            **running,
             "log_alpha": self.log_alpha.cpu().clone(),
             "optimizer": {name: adam.state_dict() for name, adam in self._optimizers.items()},
             "generator": self.generator.get_state(),
@@ -270,11 +268,12 @@ class ContinuousUpdate(ABC, Generic[BuffersT]):
             ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         own = self.state_dict()
+        if self.config.entropy_in_values:  # states of earlier versions have no bounds
+            state = {"value_bounds": own["value_bounds"], **state}
         require_like(state, {**own, "generator": None}, "state")
         for name, network in self._networks().items():
             network.load(state[name])
-        if self.bounds is not None:
-            self.bounds.values[:] = state["value_bounds"].numpy()
+        self.bounds.values[:] = state["value_bounds"].numpy()
         if self.statistics is not None:
             self.statistics.load_state_dict(state["observations"])
         self.log_alpha.copy_(state["log_alpha"])

@@ -41,7 +41,7 @@ class DeterministicActor(ContinuousControl):
     """Updates of the critics per update of the actor and of all targets, at least 1."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
+    """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
 
     exploration_noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise on the actor's actions: independent at each step, or correlated over steps (Ornstein-Uhlenbeck)."""
@@ -50,7 +50,7 @@ class DeterministicActor(ContinuousControl):
     """Standard deviation of the exploration noise, in units of half the action range, at least 0."""
 
     exploration_scale_last: float | None = None
-    """`exploration_scale` of the last stream, above 0, with geometric interpolation; none: equal for all streams."""
+    """Exploration scale of the last stream, above 0; those between are geometric; none uses one scale for all."""
 
     exploration_theta: float = 0.15
     """Decay of the Ornstein-Uhlenbeck noise per step (theta dt), above 0 and at most 1."""

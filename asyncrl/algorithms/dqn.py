@@ -67,7 +67,7 @@ class DQN(QLearning):
     """Threshold of the Huber loss, above 0; none is the squared loss."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
+    """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -114,7 +114,7 @@ class IMPALA(OnPolicy):
     """Truncation of the policy gradient's importance weight, above 0."""
 
     minibatches: int = 1
-    """Minibatches of a pass, of whole streams, at least 1."""
+    """Minibatches per pass, each of whole streams, at least 1."""
 
     normalize_advantages: bool = False
     """Standardise the advantages of a gradient step to mean 0 and standard deviation 1."""
@@ -126,7 +126,7 @@ class IMPALA(OnPolicy):
     """Past segments sampled uniformly into every batch, at least 0 and at most `past_segments`."""
 
     staleness_correction: Literal["none", "power", "exponential"] = "none"
-    """Factor on a row's loss for its staleness s, in addition to V-trace: 1, (1 + s)^-rate or exp(-rate s)."""
+    """Loss weight for a staleness of s, beside V-trace: none, power ((1 + s)^-rate) or exponential (exp(-rate s))."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,10 @@
 
 With `n_step` above 1 the return omits the entropy of the intermediate steps; the bootstrapped value includes that of
 the last one.
+
+Draws of actions may be correlated over the steps of a stream (Eberhard et al. 2023, "Pink noise is all you need",
+section 3; here by a first-order autoregressive process). This helps where independent draws average out, as in
+LunarLanderContinuous.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.algorithms.continuous import ContinuousControl
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import require_at_least, require_positive
+from asyncrl.options import require_at_least, require_fraction, require_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +61,10 @@ class MaximumEntropy(ContinuousControl):
     target_entropy: float | None = None
     """Target entropy of actions in -1..1; none takes minus the number of action dimensions."""
 
+    action_correlation: float = 0.0
+    """Correlation of a stream's successive draws of actions in training, at least 0 and below 1; the distribution of
+    each draw stays the policy's. Near 0.9 it explores environments in which independent draws average out."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("num_critics", self.num_critics, 1)
@@ -64,9 +72,13 @@ class MaximumEntropy(ContinuousControl):
             require_positive(name, getattr(self, name))
         if self.target_entropy is not None and not math.isfinite(self.target_entropy):
             raise ValueError(f"target_entropy must be finite or none, got {self.target_entropy}")
+        require_fraction("action_correlation", self.action_correlation)
+        if self.action_correlation == 1.0:
+            raise ValueError("action_correlation must be below 1, got 1.0")
 
     def make_policy(self, spec: EnvSpec) -> SquashedGaussianPolicy:
         """Make a stochastic policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""
         from asyncrl.acting.box import SquashedGaussianPolicy
 
-        return SquashedGaussianPolicy(self.seen(spec), self.layout(spec), self.uniform_steps)
+        layout = self.layout(spec)
+        return SquashedGaussianPolicy(self.seen(spec), layout, self.uniform_steps, self.action_correlation)

@@ -17,6 +17,7 @@ from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, Draw
 from asyncrl.algorithms.continuous_update import ContinuousUpdate
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.algorithms.value_bounds import entropy_margin
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Pass
 from asyncrl.networks.distributions import log_tanh_slope
@@ -116,9 +117,17 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
         return Learned(critic, q, actor.loss)
 
     def metrics(self) -> Mapping[str, float]:
-        """`ContinuousUpdate.metrics` and the temperature used by the last update."""
+        """`ContinuousUpdate.metrics` with bounds widened by the entropy, and the temperature of the last update."""
         values = dict(super().metrics())
-        return values if self._learned is None else values | {"train/ent_coef": float(self.alpha)}
+        if self._learned is None:
+            return values
+        return values | {"train/ent_coef": float(self.alpha), **self.bounds.metrics(self._entropy_margin())}
+
+    def _entropy_margin(self) -> float:
+        """Amount by which values may exceed `bounds`. The initial alpha counts too: values forget its bonus slowly."""
+        config = self.config
+        alpha = max(float(self.alpha), config.ent_coef or config.ent_coef_initial)
+        return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.gamma)
 
 
 class MaximumEntropyBuffers(Buffers):

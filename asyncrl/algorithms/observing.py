@@ -23,7 +23,7 @@ class Observing(WithPresets):
     """
 
     frame_stack: int = 1
-    """Number of last observations that a policy sees, from 1 to 64; at its start, an episode repeats its first one."""
+    """Number of consecutive observations that the policy sees, from 1 to 64; an episode's first one is repeated."""
 
     network: NetworkName | tuple[int, ...] | NetworkFactory | None = field(
         default="auto", metadata={"type": NetworkName}

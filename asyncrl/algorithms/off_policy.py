@@ -79,7 +79,7 @@ class OffPolicy(Observing):
     """Mean number of times that a step is trained on; none lets actors and learner run freely."""
 
     samples_per_insert_error: float | None = None
-    """Allowed deviation from `samples_per_insert` when relaxed, in samples; none chooses it automatically."""
+    """Tolerance of `samples_per_insert` in relaxed runs, in samples; none chooses it automatically."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
     """relaxed: actors and learner run freely within the balance; lockstep: reproducible to the bit."""
@@ -115,7 +115,7 @@ class OffPolicy(Observing):
     """Maximum gradient norm, above 0; none disables clipping."""
 
     matmul_precision: Literal["highest", "medium", "bfloat16"] = "highest"
-    """Precision: float32; inputs in TF32 (GPU) or bfloat16 (CPU with AMX); or bfloat16 autocast of convolutions."""
+    """Matrix products: highest (float32), medium (TF32 on a GPU, bfloat16 with AMX), or bfloat16 (autocast)."""
 
     replay_device: Literal["cpu", "auto", "cuda"] = "cpu"
     """Device that gathers batches of images; cuda keeps a copy of the replay there, auto does so if it fits."""

@@ -107,7 +107,7 @@ class OnPolicy(Recurrent):
     """relaxed: segments in order of arrival; lockstep: one per actor, one version behind; synchronous: actors wait."""
 
     queue_batches: int = 1
-    """Batches that actors may collect ahead when relaxed, at least 1."""
+    """Maximum number of batches queued for the learner in relaxed runs, at least 1."""
 
     max_staleness: int | None = None
     """Maximum staleness of a segment, in policy versions; none sets no bound."""

@@ -57,9 +57,15 @@ class WithPresets:
 
     @classmethod
     def preset(cls, env_name: str, **overrides: Any) -> Self:
-        """Record with the preset of an environment's id (defaults without one) and `overrides` applied."""
+        """Record with the preset of an environment's id (defaults without one) and `overrides` applied.
+
+        With a network of one's own the preset's heads (`dueling`, `noisy`) are left out.
+        """
         preset = load_presets(cls.name).get(env_name)
-        return cls(**{**(preset.algorithm if preset else {}), **overrides})
+        tuned = dict(preset.algorithm) if preset else {}
+        if callable(overrides.get("network")):
+            tuned = {name: value for name, value in tuned.items() if name not in ("dueling", "noisy")}
+        return cls(**{**tuned, **overrides})
 
     @classmethod
     def preset_options(cls, env_name: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class QLearning(OffPolicy):
     """Noisy layers (Fortunato et al. 2018) after the first layer or the convolutions, besides epsilon-greedy."""
 
     noisy_sigma: float = 0.5
-    """Initial standard deviation of noisy weights, times the square root of the layer's inputs; above 0."""
+    """Initial noise scale sigma_0 of noisy layers: their weights begin with sigma_0 / sqrt(inputs); above 0."""
 
     target_update: Literal["soft", "hard"] = "soft"
     """Target network: soft (by `tau` at every update) or hard (a copy every `target_update_interval`)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from asyncrl.algorithms.q_learning import QLearning, QLoss, huber, of_action
+from asyncrl.algorithms.q_learning import QLearning, QLoss, of_action
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least, require_positive
 
@@ -53,11 +53,27 @@ def quantile_loss(
     if bound_targets:
         next_theta = next_theta.clamp(batch.low, batch.high)
     target = batch.reward + batch.discount * next_theta
-    u = target.unsqueeze(1) - theta.unsqueeze(2)
-    tau = midpoints(theta)
-    pull = (tau.unsqueeze(1) - (u < 0).to(u.dtype)).abs()
-    loss = (pull * (huber(u, kappa) if kappa else u.abs())).mean(dim=2).sum(dim=1, keepdim=True)
+    loss = quantile_huber(theta, target, kappa)
     return QLoss((batch.weight * loss).sum(), (theta.detach() - target).mean(dim=1, keepdim=True))
+
+
+def quantile_huber(theta: Tensor, target: Tensor, kappa: float | None) -> Tensor:
+    """Sum over i of the mean over j of |tau_i - 1{u < 0}| L(u), u = target_j - theta_i, `[..., 1]` (eq. 9 and 10).
+
+    Args:
+        theta: quantiles `[..., N]`.
+        target: samples of the target distribution `[..., M]`.
+        kappa: error above which the Huber loss L is linear; None or 0 is |u|.
+    """
+    from torch import broadcast_tensors, where
+    from torch.nn.functional import huber_loss
+
+    theta_i, target_j = broadcast_tensors(theta.unsqueeze(-1), target.unsqueeze(-2))
+    error = (
+        huber_loss(theta_i, target_j, reduction="none", delta=kappa) if kappa else (theta_i - target_j).abs()
+    )
+    tau = midpoints(theta).unsqueeze(-1)
+    return (where(target_j < theta_i.detach(), 1.0 - tau, tau) * error).mean(dim=-1).sum(dim=-1, keepdim=True)
 
 
 def midpoints(theta: Tensor) -> Tensor:
@@ -83,7 +99,7 @@ class QRDQN(QLearning):
     """Threshold of the quantile Huber loss (kappa), above 0; none is plain quantile regression."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
+    """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

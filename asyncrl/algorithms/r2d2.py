@@ -120,7 +120,7 @@ class R2D2(QLearning, Recurrent):
     """Sequences per update, at least 1."""
 
     eta: float = 0.9
-    """Weight of the largest error in a sequence's priority, from 0 to 1; the mean error has the rest."""
+    """Weight of a sequence's largest error in its priority, from 0 to 1; the mean error has weight 1 - eta."""
 
     value_rescaling: bool = True
     """Learn returns on the scale h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018)."""
@@ -129,7 +129,7 @@ class R2D2(QLearning, Recurrent):
     """Threshold of the Huber loss, above 0; none is the squared loss."""
 
     bound_targets: bool = True
-    """Clip bootstrapped values to the bounds that the rewards seen so far and gamma allow."""
+    """Clip bootstrapped values to the range that the observed rewards and gamma imply."""
 
     n_step: int = 5
     gamma: float = 0.997

@@ -1,7 +1,8 @@
 """Table of algorithms, in a module of its own so that algorithms can name each other.
 
 An algorithm consists of a file `<name>.py`, which contains a record with that `name`, and a file `presets/<name>.toml`.
-Algorithms are found by their preset files, so adding one changes no other file. The module is imported when its record
+Algorithms are found by their preset files, so adding one changes no other file but the two lists of names for type
+checkers, in `asyncrl/__init__.py` and `asyncrl/algorithms/__init__.py`. The module is imported when its record
 is requested: the command line lists the names without importing an algorithm or NumPy.
 """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
+from asyncrl.algorithms.qrdqn import quantile_huber
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import require_at_least
 
@@ -38,20 +39,13 @@ def critic_loss(
         batch: `discount` is gamma^n, or 0 after a termination.
         dropped: number of the largest of the C M pooled atoms that are dropped.
     """
-    import torch
-
     critics, size, atoms = theta.shape
     assert theta.shape == next_theta.shape and next_log_prob.shape == batch.reward.shape
     pooled = next_theta.transpose(0, 1).reshape(size, critics * atoms)
     z = pooled.sort(dim=1).values[:, : critics * atoms - dropped]
     y = batch.reward + batch.discount * (z - alpha * next_log_prob)
-    pairs = critics, size, atoms, y.shape[1]
-    theta_i, y_j = theta[:, :, :, None].expand(pairs), y[None, :, None, :].expand(pairs)
-    tau = ((torch.arange(atoms, device=y.device) + 0.5) / atoms)[:, None]
-    weight = torch.where(y_j < theta_i.detach(), 1.0 - tau, tau) * batch.weight[:, :, None] / pairs[3]
-    huber = torch.nn.functional.huber_loss(theta_i, y_j, reduction="none")
     td = theta.detach().mean(dim=2, keepdim=True) - y.mean(dim=1, keepdim=True)
-    return CriticLoss((weight * huber).sum() / atoms, td)
+    return CriticLoss((batch.weight * quantile_huber(theta, y, kappa=1.0)).sum() / atoms, td)
 
 
 def actor_loss(theta: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:

@@ -19,7 +19,11 @@ The bounds have two uses. A bootstrapped value outside the bounds is an error of
 bootstrapping: with many updates per step and a fast target network, DQN's values on CartPole-v1, at most 100, diverged
 to thousands, sooner with older acting policies. So targets are clipped to (2) (`bound_targets`), as the support of C51
 clips its targets. And one warning (ASYNC024) is given when values exceed twice the bounds, which can happen without
-clipping. Values of SAC include an entropy bonus, which is unbounded because a density is: SAC uses neither.
+clipping.
+
+Values of SAC, TQC and CrossQ include an entropy bonus, which is unbounded because a density is. Their targets are not
+clipped. For the warning alone, the bounds are widened by `entropy_margin`: the bonus of a policy whose entropy per step
+lies between the extremes that training moves it between, the target entropy and that of uniform actions.
 """
 
 from __future__ import annotations
@@ -71,11 +75,28 @@ class ValueBounds:
         """See `Shareable`: the wider bounds."""
         return np.array((min(first[0], second[0]), max(first[1], second[1])))
 
-    def metrics(self) -> dict[str, float]:
-        """Finite bounds by metric name."""
+    def metrics(self, margin: float = 0.0) -> dict[str, float]:
+        """Finite bounds by metric name, `margin` wider on both sides unless all rewards were 0."""
         low, high = self.values.tolist()
+        if low < high:
+            low, high = low - margin, high + margin
         found = {"train/value_low": low, "train/value_high": high}
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def entropy_margin(alpha: float, target_entropy: float, action_values: int, gamma: float) -> float:
+    """Largest absolute entropy bonus in an action value: alpha (d ln 2 + |target entropy|) / (1 - gamma).
+
+    d ln 2 is the entropy of uniform actions in -1..1, the largest one. Infinite if gamma is 1.
+
+    Args:
+        alpha: entropy coefficient.
+        target_entropy: entropy per step that alpha is adapted to.
+        action_values: d, number of values of an action.
+        gamma: discount of a step.
+    """
+    per_step = alpha * (action_values * math.log(2.0) + abs(target_entropy))
+    return per_step / (1.0 - gamma) if gamma < 1.0 else math.inf
 
 
 @kernel("void(float32[::1], float32[::1], float32[::1])")

@@ -60,7 +60,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
     from asyncrl.algorithms.registry import ALGORITHMS
 
     spec = trial.spec
-    fitting = [name for name in supported_algorithms(spec).split(", ") if name in ALGORITHMS]
+    supported = [name for name in supported_algorithms(spec).split(", ") if name in ALGORITHMS]
     return {
         "env": spec.name,
         "observation": {"shape": list(spec.observation_shape), "dtype": spec.observation_dtype},
@@ -80,8 +80,8 @@ def _facts(trial: Trial) -> dict[str, Any]:
             "reward_low": trial.reward_low if trial.reward_low <= trial.reward_high else None,
             "reward_high": trial.reward_high if trial.reward_low <= trial.reward_high else None,
         },
-        "algorithms": fitting,
-        "presets": [name for name in fitting if _has_preset(name, spec.name)],
+        "algorithms": supported,
+        "presets": [name for name in supported if _has_preset(name, spec.name)],
         "problems": list(trial.problems),
     }
 

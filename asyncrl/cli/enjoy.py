@@ -92,6 +92,8 @@ def run(options: EnjoyOptions) -> int:
         require_display()
     else:
         require_video(video)
+        # pygame then looks for no display, and reports none.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
     writer: VideoWriter | None = None

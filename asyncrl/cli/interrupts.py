@@ -35,7 +35,8 @@ class Interrupts:
     """Context manager that forwards signals to the run; main thread only.
 
     Before `run` is set (torch is still being imported) a signal raises KeyboardInterrupt, as nothing has been learned
-    that could be lost. A module being imported may swallow it, so it is raised again when `run` is set.
+    that could be lost. A module being imported may swallow it, so it is raised again when `run` is set, or turn it into
+    an ImportError (NumPy does), so it also replaces any error before `run` is set.
 
     Attributes:
         count: number of signals received.
@@ -72,6 +73,8 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.count and self._run is None and isinstance(error, Exception):
+            raise KeyboardInterrupt from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # `next` is atomic: the handler may be interrupted by another signal between any two bytecodes.

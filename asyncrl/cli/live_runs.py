@@ -57,6 +57,10 @@ class LiveRun:
             "run_dir": str(self.run_dir) if self.run_dir else None,
         }
 
+    def page(self) -> str | None:
+        """Address of the run's page, with its token in the fragment if known; None without a page."""
+        return f"{self.url}/#token={self.token}" if self.url and self.token else self.url
+
     def ask_to_stop(self) -> bool:
         """Send `POST /stop` to the run's page; returns whether the page accepted it."""
         if self.url is None or not self.token:

@@ -1,4 +1,4 @@
-"""Entry point of the command line: parses arguments, runs a command and returns its exit code.
+"""The command line: parses arguments, runs a command and returns its exit code. `entry.py` calls it.
 
     0  done                    3    the environment failed
     1  the user's error        4    the machine lacks a resource

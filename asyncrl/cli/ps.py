@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.text_table import text_table
+
+if TYPE_CHECKING:
+    from asyncrl.cli.live_runs import LiveRun
 
 
 def make_parser() -> Parser:
@@ -24,20 +28,22 @@ def run(options: argparse.Namespace) -> int:
     """Print the list; returns the exit code."""
     from asyncrl.cli.live_runs import live_runs
 
-    rows = [live.facts() for live in live_runs()]
+    lives = live_runs()
     if options.json:
-        print(json.dumps(rows))
-    elif not rows:
+        print(json.dumps([live.facts() for live in lives]))
+    elif not lives:
         print("no run goes on")
     else:
-        header = ("pid", "env", "algo", "state", "steps", "page", "run")
-        cells = [
-            (
-                *(str(row["pid"]), row["env"] or "?", row["algo"] or "?", row["state"]),
-                "?" if row["steps"] is None else f"{row['steps']:,}",
-                *(row["url"] or "none", row["run_dir"] or "not kept"),
-            )
-            for row in rows
-        ]
-        print(text_table(header, cells, right=("pid", "steps")))
+        header = ("pid", "env", "algo", "state", "steps", "run", "page")
+        print(text_table(header, [_cells(live) for live in lives], right=("pid", "steps"), whole=("page",)))
     return 0
+
+
+def _cells(live: LiveRun) -> tuple[str, ...]:
+    """Cells of one run. The page's address has the token, so that its buttons work."""
+    row = live.facts()
+    return (
+        *(str(row["pid"]), row["env"] or "?", row["algo"] or "?", row["state"]),
+        "?" if row["steps"] is None else f"{row['steps']:,}",
+        *(row["run_dir"] or "not kept", live.page() or "none"),
+    )

@@ -23,6 +23,7 @@ SECTIONS = {
         "step_timeout_seconds",
         "ready_timeout_seconds",
         "max_restarts",
+        "max_actor_bytes",
     ),
     "groups": (
         "groups",

@@ -12,18 +12,28 @@ WIDEST = 118
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
+def text_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> str:
     """Columns two spaces apart, in lines of at most 118 characters: the widest columns are shortened to fit.
 
     Args:
         header: titles of the columns.
         rows: cells.
         right: titles of the right-aligned columns.
+        whole: titles of columns that are never shortened; then a line may be longer.
     """
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    while sum(widths) + 2 * (len(widths) - 1) > WIDEST and max(widths) > 8:
-        widths[widths.index(max(widths))] -= 1
+    free = [column for column, title in enumerate(header) if title not in whole]
+    while sum(widths) + 2 * (len(widths) - 1) > WIDEST:
+        widest = max(free, key=widths.__getitem__)
+        if widths[widest] <= 8:
+            break
+        widths[widest] -= 1
     return "\n".join(_line(row, widths, [title in right for title in header]) for row in table)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
+from asyncrl.cli.keeping import keep_elsewhere
 from asyncrl.cli.plain_warnings import show_warnings_plainly
 from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
@@ -52,20 +53,25 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
         except Exception:
             if trainer.result is not None:  # the run failed after it had learned
                 console.close()
-                _print(describe_result(trainer.result, _best(trainer)))
+                _print_result(trainer.result, _best(trainer))
             raise
         finally:
             console.close()
-        _print(describe_result(result, _best(trainer)))
+        _print_result(result, _best(trainer))
     return EXIT_CODE if interrupts.count else 0
 
 
-def _print(text: str) -> None:
-    """Print on rank 0; a closed terminal or pipe does not change the exit code."""
+def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
+    """Print the closing lines on rank 0, and keep a policy that is in no checkpoint.
+
+    A closed terminal or pipe does not change the exit code.
+    """
     if not LEADS:
         return
+    kept = keep_elsewhere(result)  # before anything is printed, which may fail
+    lines = [describe_result(result, best), kept]
     try:
-        print(text, flush=True)
+        print("\n".join(filter(None, lines)), flush=True)
     except OSError:
         discard(sys.stdout)
 

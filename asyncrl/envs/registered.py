@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 _EXTRAS = (
-    ("atari", re.compile(r"^ALE/|NoFrameskip-|Deterministic-|\bale[-_]py\b", re.IGNORECASE)),
-    ("mujoco", re.compile(r"mujoco", re.IGNORECASE)),
-    ("box2d", re.compile(r"box2d", re.IGNORECASE)),
+    ("atari", "ale_py", re.compile(r"^ALE/|NoFrameskip-|Deterministic-|\bale[-_]py\b", re.IGNORECASE)),
+    ("mujoco", "mujoco", re.compile(r"mujoco", re.IGNORECASE)),
+    ("box2d", "Box2D", re.compile(r"box2d", re.IGNORECASE)),
 )
 
 
@@ -34,7 +34,7 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
 
     module, _, env_id = name.rpartition(":")
     made = getattr(_imported(module, name), env_id, None) if module else None
-    if env_id not in gymnasium.registry and _EXTRAS[0][1].search(env_id):
+    if env_id not in gymnasium.registry and _EXTRAS[0][2].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
         from asyncrl.envs import catch, recall
@@ -56,7 +56,7 @@ def _imported(module: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        extra = extra_for(name) or extra_for(error.name)
+        extra = _missing_extra(name) or _missing_extra(error.name)
         fix = f"install the package that provides {error.name!r}, or correct the id"
         raise UnknownEnvironment(
             f"There is no environment {name}: no module named {error.name!r} can be imported.",
@@ -77,7 +77,7 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
     facts: dict[str, object] = {"gymnasium says": reason}
     if near:
         facts["near misses"] = ", ".join(near)
-    extra = extra_for(env_id)
+    extra = _missing_extra(env_id)
     fix = f'pip install "asyncrl[{extra}]"' if extra else "correct the id"
     fix += "" if extra else ", or import the package that registers it ('package:Env-v0')"
     return UnknownEnvironment(f"There is no environment {name}.", facts=facts, fix=fix)
@@ -85,8 +85,30 @@ def _unknown(name: str, env_id: str, reason: str, main_only: bool) -> UnknownEnv
 
 def extra_for(text: str) -> str | None:
     """Return the extra of this package that installs the package named in `text`; None if no extra does."""
+    found = _extra_and_package(text)
+    return None if found is None else found[0]
+
+
+def _missing_extra(text: str) -> str | None:
+    """Return `extra_for(text)`, but None if its package can be imported: then its absence is not the reason."""
+    found = _extra_and_package(text)
+    return None if found is None or _importable(found[1]) else found[0]
+
+
+def _extra_and_package(text: str) -> tuple[str, str] | None:
     env_id = text.rpartition(":")[2]
-    return next((extra for extra, pattern in _EXTRAS if pattern.search(text) or pattern.search(env_id)), None)
+    for extra, package, pattern in _EXTRAS:
+        if pattern.search(text) or pattern.search(env_id):
+            return extra, package
+    return None
+
+
+def _importable(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def _register_atari() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.envs.changes import unpack_changes
 from asyncrl.envs.closing import close_env
+from asyncrl.envs.registered import find
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError, error_text
 
@@ -43,6 +47,34 @@ def build_rendering(source: EnvSource, mode: str) -> gymnasium.Env[Any, Any]:
         raise
     close_env(env)
     return again  # type: ignore[no-any-return]
+
+
+def can_render(source: EnvSource, mode: str) -> bool | None:
+    """Whether the environment's class has the render mode; builds nothing. None if only building it would tell.
+
+    Raises:
+        AsyncRLError: its id is unknown (ASYNC006).
+    """
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+    named = _named(source)
+    if isinstance(named, EnvSpec):
+        entry = named.entry_point
+        named = load_env_creator(entry) if isinstance(entry, str) else entry
+    if not isinstance(named, type) or not issubclass(named, Env):
+        return None
+    modes = named.metadata
+    return mode in modes.get("render_modes", ()) if isinstance(modes, Mapping) else None
+
+
+def _named(source: EnvSource) -> Any:
+    """The registered spec or the factory of a source, without its changes."""
+    if source.kind in ("id", "changed"):
+        changed = source.kind == "changed"
+        env_id = unpack_changes(source.payload)[0] if changed else source.payload.decode()
+        return find(env_id, source.main_only)
+    return pickle.loads(source.payload)
 
 
 def with_frame_stack(env: Any, frames: int) -> Any:

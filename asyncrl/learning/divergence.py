@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from asyncrl.errors import GPUOutOfMemory, TrainingDiverged, describe_error
 
 DeviceFull = torch.cuda.OutOfMemoryError
 """Torch's exception for lack of GPU memory, so that other modules catch it without importing torch."""
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class Divergence:
@@ -59,15 +61,29 @@ class Divergence:
         return str(path)
 
 
-def out_of_gpu_memory(**asked: int) -> GPUOutOfMemory:
-    """Make the error ASYNC009 with the values of the responsible options and the state of the device's memory."""
+def out_of_gpu_memory(error: BaseException, **options: int) -> GPUOutOfMemory:
+    """Make the error ASYNC009 with the request that failed, the responsible options and the state of the memory.
+
+    Args:
+        error: torch's exception.
+        options: values of the options that decide the size of an update.
+    """
     free, total = torch.cuda.mem_get_info()
     return GPUOutOfMemory(
         "the GPU ran out of memory in an update",
         facts={
-            **asked,
+            **options,
+            "asked": _asked(str(error)),
             "held by this process": f"{torch.cuda.memory_allocated():,} bytes",
             "free": f"{free:,} of {total:,} bytes",
         },
-        fix=f"lower {' or '.join(asked)} or hidden_sizes, or end other programs that use the GPU",
+        fix=f"lower {' or '.join(options)} or hidden_sizes, or end other programs that use the GPU",
     )
+
+
+def _asked(text: str) -> str:
+    """Size of the allocation that failed, from torch's text, which is its only source."""
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", text)
+    if found is None:
+        return "unknown"
+    return f"{round(float(found[1]) * _UNITS[found[2]]):,} bytes"

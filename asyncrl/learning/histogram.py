@@ -30,9 +30,10 @@ class HistogramStatistics:
     """Distribution of the values since the last report, and histogram since the start.
 
     Attributes:
-        mean, p95: p95 is the lower edge of the bucket that contains the 95th percentile.
+        mean, p95: p95 is the lower edge of the bucket that contains the 95th percentile. Without values since the last
+            report, `mean`, `p95` and `max` are those of the last interval that had any, or 0.
         max: exact maximum.
-        samples: number of values of `mean`, `p95` and `max`.
+        samples: number of values since the last report.
         edges, counts: `counts[i]` values since the start with `edges[i] <= value < edges[i + 1]`, trailing empty
             buckets left out.
     """
@@ -55,6 +56,7 @@ class Histogram:
         self._reported = np.zeros(_OPEN, np.int64)
         self._sums = np.zeros(3, np.int64)  # samples, sum, max; since the last report
         self._total = np.zeros(3, np.int64)  # the same, since the start
+        self._last = 0.0, 0.0, 0  # mean, p95 and maximum of the last interval with samples
 
     def add(self, now: int, then: NDArray[np.int64], each: int = 1) -> int:
         """Count `now - then[i]` (0 if negative) for every i; return the largest.
@@ -68,13 +70,13 @@ class Histogram:
 
     def statistics(self, reset: bool = False) -> HistogramStatistics:
         """Distribution since the last report; `reset` begins a new interval."""
-        recent = self._counts - self._reported
         samples, total, most = (int(x) for x in self._sums)
+        if samples:
+            recent = self._counts - self._reported
+            self._last = total / samples, _percentile(recent, 0.95), most
         used = int(np.flatnonzero(self._counts)[-1]) + 1 if self._counts.any() else 0
         result = HistogramStatistics(
-            mean=total / samples if samples else 0.0,
-            p95=_percentile(recent, 0.95),
-            max=most,
+            *self._last,
             samples=samples,
             edges=tuple(int(e) for e in EDGES[:used]),
             counts=tuple(int(c) for c in self._counts[:used]),

@@ -150,7 +150,7 @@ class LockstepReplayLoop(ReplayLoop):
 
     def tick(self) -> bool:
         """Ingest a complete quantum or continue its updates for `TICK_SECONDS`; return False while waiting for rows."""
-        self._quarantine.look()
+        self._quarantine.check()
         self._grant_held()
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()

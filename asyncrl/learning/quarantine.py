@@ -30,7 +30,7 @@ class Quarantine:
         self._begin_again = begin_again
         self._given_up = [False] * len(self._rings)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Give up rings with a new fault, and restart abandoned ones."""
         for index, ring in enumerate(self._rings):
             if not ring.fault:

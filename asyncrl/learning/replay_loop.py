@@ -148,7 +148,7 @@ class ReplayLoop:
 
     def _ingest(self) -> None:
         """Ingest published rows and retire stale ones."""
-        self._quarantine.look()
+        self._quarantine.check()
         inserted = self._replay.ingest()
         self.inserted_steps += inserted
         self._positions = self._replay.published_rows()
@@ -216,7 +216,7 @@ class ReplayLoop:
         try:
             result = self.core.update(batch)
         except DeviceFull as error:
-            raise out_of_gpu_memory(batch_size=batch.size) from error
+            raise out_of_gpu_memory(error, batch_size=batch.size) from error
         self._pace.sampled(batch.reward.size)
         if result.priorities is not None:
             try:

@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 
-from asyncrl.errors import RingCorrupt
+from asyncrl.errors import GPUOutOfMemory, RingCorrupt
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
@@ -78,7 +78,7 @@ class SegmentLoop:
 
     def tick(self) -> bool:
         """Receive segments; begin or continue an iteration for `TICK_SECONDS`; return False while waiting for rows."""
-        self._quarantine.look()
+        self._quarantine.check()
         ready = self._queue.ready
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also for a segment of RESET rows only, which has no step
@@ -152,9 +152,7 @@ class SegmentLoop:
         try:
             self.core.begin(batch, progress)
         except DeviceFull as error:
-            raise out_of_gpu_memory(
-                segments_per_batch=len(batch), segment_length=self._queue.length
-            ) from error
+            raise _memory_error(error, self._options.segments_per_batch, self._queue.length) from error
         if self._past is not None:
             self._past.keep(segments)
         self._learning = True
@@ -164,7 +162,10 @@ class SegmentLoop:
         end = time.perf_counter() + TICK_SECONDS
         while self._learning:
             started = time.perf_counter()
-            more = self.core.step()
+            try:
+                more = self.core.step()
+            except DeviceFull as error:
+                raise _memory_error(error, self._options.segments_per_batch, self._queue.length) from error
             samples = self.core.samples
             if samples != self._samples:  # unchanged if the core stopped early, by `target_kl`
                 self.publisher.updated(time.perf_counter() - started)
@@ -215,3 +216,7 @@ class SegmentLoop:
                 self._queue.grant(int(index), int(self._granted[index]))
             if self.rings[index].take_waiting():
                 self._wake(int(index))
+
+
+def _memory_error(error: BaseException, per_batch: int, length: int) -> GPUOutOfMemory:
+    return out_of_gpu_memory(error, segments_per_batch=per_batch, segment_length=length)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.gather import first_of_stack
 from asyncrl.replay.handles import int32s, uint8s
-from asyncrl.replay.tables import AFTER, AT, FLAGS, INCARNATION, NUM_ENVS, NUM_SLOTS, STACK, take_apart
+from asyncrl.replay.tables import AFTER, AT, FLAGS, INCARNATION, NUM_ENVS, NUM_SLOTS, STACK, split_id
 from asyncrl.shm.kernel import kernel
 
 
@@ -27,7 +27,7 @@ def find_frames(
     """Fill `places` `[2, B, k]` with the indices of the frames of `obs` and of `next_obs`, newest last."""
     slots, envs, frames = state[NUM_SLOTS], state[NUM_ENVS], state[STACK]
     for i in range(ids.shape[0]):
-        ring, position, env = take_apart(state, ids[i])
+        ring, position, env = split_id(state, ids[i])
         here, stream = np.uintp(ring), env * slots
         flags, incarnation = uint8s(rings[here, FLAGS], slots * envs), int32s(rings[here, INCARNATION], slots)
         ahead = (work[AFTER, i] - work[AT, i]) & (slots - 1)

@@ -4,12 +4,12 @@ The n-step return of a row sums at most n rewards. It ends early after a TERMINA
 row (bootstrap from the true final observation, which Gymnasium's NEXT_STEP autoreset puts into the next row), and
 before the last row of an actor's life, which has no successor (bootstrap from that row).
 
-Returns are computed once, when a row becomes sampleable, and stored in a *card* of 16 bytes per leaf, private to the
-learner: return and discount as float32, then `(policy_updates << 8) + rows to the bootstrap` as int64. A million steps
-do not fit the cache, and the cost of a sample is its cache misses: a card is one line, while reward, flags, updates and
-incarnation would be four. The version, 8 bytes for all streams of a row, is read from the ring. Observations, actions
-and extras stay in the rings and are copied once, into the batch. `locate` prefetches the lines of an item while the
-next items are looked up.
+Returns are computed once, when a row becomes sampleable, and stored in 16 bytes per leaf, private to the learner:
+return and discount as float32, then `(policy_updates << 8) + rows to the bootstrap` as int64. A million steps do not
+fit the cache, and the cost of a sample is its cache misses: these 16 bytes are in one line, while reward, flags,
+updates and incarnation are in four. The version, 8 bytes for all streams of a row, is read from the ring. Observations,
+actions and extras stay in the rings and are copied once, into the batch. `locate` prefetches the lines of an item while
+the next items are looked up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from asyncrl.replay.tables import (
     ACTION_BYTES,
     AFTER,
     AT,
-    CARD_BYTES,
-    CARDS,
     EXTRA,
     EXTRA_BYTES,
     FLAGS,
@@ -37,6 +35,8 @@ from asyncrl.replay.tables import (
     NUM_SLOTS,
     OBS,
     OBS_BYTES,
+    RETURN_BYTES,
+    RETURNS,
     REWARD,
     RING,
     STACK,
@@ -52,7 +52,7 @@ from asyncrl.replay.tables import (
     VERSION,
     Words,
     id_of,
-    take_apart,
+    split_id,
 )
 from asyncrl.shm.kernel import inlined
 
@@ -61,10 +61,10 @@ from asyncrl.shm.kernel import inlined
 def locate(rings: Words, state: Words, leaf: int, work: Words, i: int) -> int:
     """Store the location of the row of item i in `work` and prefetch its cache lines; returns its id."""
     row_id = id_of(rings, state, leaf)
-    ring, position, env = take_apart(state, row_id)
+    ring, position, env = split_id(state, row_id)
     here, slots = np.uintp(ring), state[NUM_SLOTS]
     at = env * slots + (position & (slots - 1))
-    prefetch(state[CARDS] + leaf * CARD_BYTES)
+    prefetch(state[RETURNS] + leaf * RETURN_BYTES)
     prefetch(rings[here, OBS] + at * state[OBS_BYTES])
     prefetch(rings[here, OBS] + (at + state[N_STEP]) * state[OBS_BYTES])
     prefetch(rings[here, ACTION] + at * state[ACTION_BYTES])
@@ -158,10 +158,10 @@ def copy_stack(
 
 
 @inlined
-def write_card(
+def write_return(
     rings: Words, state: Words, gamma: float, ring: int, position: int, env: int, leaf: int
 ) -> None:
-    """Compute the n-step return of a row and store its card."""
+    """Compute the n-step return of a row and store it for `read_returns`."""
     here, slots = np.uintp(ring), state[NUM_SLOTS]
     steps = slots * state[NUM_ENVS]
     total, discount, ahead = cut(
@@ -174,21 +174,21 @@ def write_card(
         gamma,
     )
     updates = int64s(rings[here, UPDATES], slots)[np.uintp(position & (slots - 1))]
-    card = state[CARDS] + leaf * CARD_BYTES
-    float32s(card, 2)[0], float32s(card, 2)[1] = total, discount
-    int64s(card, 2)[1] = (updates << 8) + ahead
+    stored = state[RETURNS] + leaf * RETURN_BYTES
+    float32s(stored, 2)[0], float32s(stored, 2)[1] = total, discount
+    int64s(stored, 2)[1] = (updates << 8) + ahead
 
 
 @inlined
-def read_cards(rings: Words, state: Words, batch: Words, work: Words) -> None:
+def read_returns(rings: Words, state: Words, batch: Words, work: Words) -> None:
     """Fill the batch's `reward`, `discount`, `version` and `policy_updates`, and `work[AFTER]`."""
     size, slots = work.shape[1], state[NUM_SLOTS]
     reward, discount = float32s(batch[TO_REWARD], size), float32s(batch[TO_DISCOUNT], size)
     version, updates = int64s(batch[TO_VERSION], size), int64s(batch[TO_UPDATES], size)
     for i in range(size):
-        card = state[CARDS] + work[LEAF, i] * CARD_BYTES
-        reward[i], discount[i] = float32s(card, 2)[0], float32s(card, 2)[1]
-        last = int64s(card, 2)[1]
+        stored = state[RETURNS] + work[LEAF, i] * RETURN_BYTES
+        reward[i], discount[i] = float32s(stored, 2)[0], float32s(stored, 2)[1]
+        last = int64s(stored, 2)[1]
         updates[i] = last >> 8
         at = work[AT, i]
         versions = int64s(rings[np.uintp(work[RING, i]), VERSION], slots)
@@ -210,7 +210,7 @@ def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Word
     slots, steps = state[NUM_SLOTS], state[NUM_SLOTS] * state[NUM_ENVS]
     frames, frame_bytes = state[STACK], state[OBS_BYTES]
     for i in range(work.shape[1]):
-        ring, position, env = take_apart(state, ids[i])
+        ring, position, env = split_id(state, ids[i])
         here, stream = np.uintp(ring), env * slots
         flags, incarnation = uint8s(rings[here, FLAGS], steps), int32s(rings[here, INCARNATION], slots)
         ahead = (work[AFTER, i] - work[AT, i]) & (slots - 1)
@@ -223,7 +223,7 @@ def copy_stacks(rings: Words, state: Words, ids: Words, batch: Words, work: Word
 @inlined
 def gather(rings: Words, state: Words, ids: Words, batch: Words, work: Words) -> None:
     """Fill all arrays of the batch but `ids`, `weight` and `staleness`, for the rows that `locate` stored."""
-    read_cards(rings, state, batch, work)
+    read_returns(rings, state, batch, work)
     copy_field(rings, ACTION, state[ACTION_BYTES], batch[TO_ACTION], work, AT)
     for extra in range(state[NUM_EXTRAS]):
         copy_field(rings, EXTRA + extra, state[EXTRA_BYTES + extra], batch[TO_EXTRA + extra], work, AT)

@@ -52,8 +52,8 @@ class PrioritizedReplay(RingReplay[Batch]):
         """
         shape = SequenceShape(burn_in=0, length=1, period=1, n_step=n_step, gamma=gamma)
         super().__init__(rings, shape=shape, priorities=priorities, frame_stack=frame_stack, rng=rng)
-        self._cards = on_pages(np.uint8, self.tree.leaves.size * table.CARD_BYTES)
-        self._state[table.CARDS] = address_of(self._cards)
+        self._returns = on_pages(np.uint8, self.tree.leaves.size * table.RETURN_BYTES)
+        self._state[table.RETURNS] = address_of(self._returns)
 
     @property
     def frame_stack(self) -> int:

@@ -20,12 +20,11 @@ from __future__ import annotations
 import numpy as np
 
 from asyncrl.interfaces import RESET
-from asyncrl.replay.gather import is_trained, write_card
+from asyncrl.replay.gather import is_trained, write_return
 from asyncrl.replay.handles import int32s, int64s, uint8s
 from asyncrl.replay.tables import (
     AHEAD,
     BURN_IN,
-    CARDS,
     CLOSED,
     DECIDED,
     DISCARDED,
@@ -43,6 +42,7 @@ from asyncrl.replay.tables import (
     NUM_SLOTS,
     PERIOD,
     RETIRED,
+    RETURNS,
     SAMPLEABLE,
     SEEN,
     STACK,
@@ -154,8 +154,8 @@ def decide_rows(
             leaf = ((ring * slots + (row & (slots - 1))) << env_bits) + env
             leaves[np.uintp(leaf)] = numbers[FIRST] if trained else 0.0
             state[SAMPLEABLE] += int(trained)
-            if trained and state[CARDS] != 0:
-                write_card(rings, state, numbers[GAMMA], ring, row, env, leaf)
+            if trained and state[RETURNS] != 0:
+                write_return(rings, state, numbers[GAMMA], ring, row, env, leaf)
     _sum_rows(leaves, nodes, first_group, state, ring, start, stop)
 
 

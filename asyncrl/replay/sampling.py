@@ -32,7 +32,7 @@ from asyncrl.replay.tables import (
     Numbers,
     Words,
     leaf_of,
-    take_apart,
+    split_id,
 )
 from asyncrl.replay.tree_kernels import (
     BEFORE,
@@ -168,7 +168,7 @@ def update(
         if i < 0:
             continue
         leaf = leaf_of(state, ids[i])
-        ring, position, _ = take_apart(state, ids[i])
+        ring, position, _ = split_id(state, ids[i])
         if rings[ring, CLOSED] <= position < rings[ring, DECIDED] and leaves[np.uintp(leaf)] > 0.0:
             largest = max(largest, np.float64(priorities[i]))
             count = put(leaves, nodes, bits, leaf, priorities[i], dirty, count)

@@ -48,7 +48,7 @@ from asyncrl.replay.tables import (
     VERSION,
     Numbers,
     Words,
-    take_apart,
+    split_id,
 )
 from asyncrl.replay.tree_kernels import Leaves, Nodes, descend
 from asyncrl.shm.kernel import inlined, kernel
@@ -57,7 +57,7 @@ from asyncrl.shm.kernel import inlined, kernel
 @inlined
 def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int) -> None:
     """Fill `obs`, `action` and the extra fields of item i."""
-    ring, position, env = take_apart(state, row_id)
+    ring, position, env = split_id(state, row_id)
     here, slots, rows = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1
     stream, obs, obs_bytes, frames = env * slots, rings[here, OBS], state[OBS_BYTES], state[STACK]
     to = batch[TO_OBS] + i * rows * frames * obs_bytes
@@ -82,7 +82,7 @@ def copy_sequence(rings: Words, state: Words, row_id: int, batch: Words, i: int)
 @inlined
 def cut_sequence(rings: Words, state: Words, gamma: float, row_id: int, batch: Words, i: int) -> None:
     """Fill `begins`, `reward`, `discount`, `bootstrap`, `trained`, `version` and `policy_updates` of item i."""
-    ring, position, env = take_apart(state, row_id)
+    ring, position, env = split_id(state, row_id)
     here, slots, rows, length = np.uintp(ring), state[NUM_SLOTS], state[AHEAD] + 1, state[LENGTH]
     stream, steps = env * slots, slots * state[NUM_ENVS]
     rewards, flags = float32s(rings[here, REWARD], steps), uint8s(rings[here, FLAGS], steps)

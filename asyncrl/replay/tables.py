@@ -53,9 +53,10 @@ Numbers = NDArray[np.float64]
 # Words of `numbers`, float64.
 GAMMA, ALPHA, EPSILON, FIRST, PRESENT, PREVIOUS = range(6)
 
-# Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`.
+# Words of `state`: constants, then counters, then the bytes of each extra field. AHEAD is `SequenceShape.ahead`,
+# RETURNS the address of the stored returns (see `gather.py`).
 TREE_BITS, ENV_BITS, NUM_ENVS, NUM_SLOTS, N_STEP, STACK, OBS_BYTES, ACTION_BYTES, NUM_EXTRAS = range(9)
-BURN_IN, LENGTH, PERIOD, AHEAD, CARDS = range(9, 14)
+BURN_IN, LENGTH, PERIOD, AHEAD, RETURNS = range(9, 14)
 MIN_UPDATES, SAMPLEABLE, INSERTED, SAMPLED, RETIRED, DISCARDED, IGNORED = range(14, 21)
 WINDOW, CALLS, EXTRA_BYTES = range(21, 24)
 
@@ -79,7 +80,7 @@ TO_BOOTSTRAP, TO_BEGINS, TO_TRAINED, TO_STATE = TO_NEXT_OBS, 9, 10, 11
 LEAF, RING, AT, AFTER, WORK_ROWS = range(5)
 
 ID_BITS = 48
-CARD_BYTES = 16
+RETURN_BYTES = 16
 
 
 @inlined
@@ -99,7 +100,7 @@ def id_of(rings: Words, state: Words, leaf: int) -> int:
 
 
 @inlined
-def take_apart(state: Words, row_id: int) -> tuple[int, int, int]:
+def split_id(state: Words, row_id: int) -> tuple[int, int, int]:
     """(ring, position, env) of an id."""
     ring = row_id >> ID_BITS
     step = row_id - (ring << ID_BITS)
@@ -110,7 +111,7 @@ def take_apart(state: Words, row_id: int) -> tuple[int, int, int]:
 @inlined
 def leaf_of(state: Words, row_id: int) -> int:
     """Leaf of the row with this id, also if its slot was overwritten."""
-    ring, position, env = take_apart(state, row_id)
+    ring, position, env = split_id(state, row_id)
     slot = position & (state[NUM_SLOTS] - 1)
     return ((ring * state[NUM_SLOTS] + slot) << state[ENV_BITS]) + env  # type: ignore[no-any-return]
 

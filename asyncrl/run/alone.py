@@ -24,7 +24,7 @@ class Alone:
     """
 
     leads = True
-    step_limit: int | None = None
+    share: tuple[int | None, int, int] = (None, 0, 1)
 
     def __init__(
         self, config: TrainerConfig, algorithm: Algorithm, resumed: Resumption | None = None

@@ -39,8 +39,9 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
+from asyncrl.run.group_shares import actor_indices
 from asyncrl.run.inference import make_requests, start_server
-from asyncrl.run.machine import choose_device, warn_of_too_many_threads
+from asyncrl.run.machine import choose_device, take_own_gpu, warn_of_too_many_threads
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.restore import restore_learner, restore_records, restore_rings
@@ -78,6 +79,7 @@ async def build(
     policy = algorithm.make_policy(setup.spec)
     first = await _first_policy(setup)
     device = choose_device(config.device, policy.weight_count)
+    take_own_gpu(device)
     warn_of_too_many_threads(config)
     loop = loop_builder(algorithm, config, setup.spec, setup.step_limit)
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
@@ -85,7 +87,8 @@ async def build(
     layout = loop.ring_layout()
     requests = make_requests(config, policy, layout, stack)
     served = None if requests is None else requests.layout
-    plan = PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed, served)
+    among = actor_indices(setup.rank, setup.groups, config.actors) if setup.groups > 1 else None
+    plan = PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed, served, among)
     shared = _shared(setup, plan, policy.weight_count, requests, stack, on_failure)
     pool = shared.pool
     if requests is not None:
@@ -233,6 +236,7 @@ def _make_updater(
     algorithm: Algorithm, spec: EnvSpec, device: str, seed: int, first: PortablePolicy | None
 ) -> Any:
     """Make the algorithm's updater, with the weights of `first` if given, and prepare the kernels of its modules."""
+    take_own_gpu(device)
     core = algorithm.make_updater(spec, device, seed)
     if first is not None:
         begin_with_policy(core, first)
@@ -254,7 +258,9 @@ def _evaluator(setup: Setup, policy_bytes: bytes, seed: int) -> RemoteEvaluator:
 
 
 def _limits(config: TrainerConfig) -> ProcessLimits:
-    return ProcessLimits(config.step_timeout_seconds, config.ready_timeout_seconds, config.max_restarts)
+    return ProcessLimits(
+        config.step_timeout_seconds, config.ready_timeout_seconds, config.max_restarts, config.max_actor_bytes
+    )
 
 
 def _schedule(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import probe
+from asyncrl.actors.processes import require_processes
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting, describe_error
@@ -31,7 +31,7 @@ from asyncrl.run.build import build, single_error
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.grouped import Group
-from asyncrl.run.kernels import prepare_kernels
+from asyncrl.run.kernels import probe_and_prepare
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.serving import Served, serve
@@ -176,22 +176,16 @@ class Coordinator:
         """Serve the page, probe the environment, then build the run; `stack` closes everything in reverse."""
         stack.callback(self._server.close)
         require_descriptors(self.config.actors)
+        require_processes(self.config.actors)
         await self._serve(stack)
         self._reporting.publish(None)
-        # Meanwhile the fork server, which both tasks wait for, loads or compiles the actors' kernels.
         with single_error():
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(prepare_kernels(self.config, self.algorithm), name="prepare-kernels")
-                probing = tasks.create_task(
-                    probe(self._server, self.source, self.config.ready_timeout_seconds), name="probe"
-                )
-        spec = probing.result()
+            spec = await probe_and_prepare(self.config, self.algorithm, self.source, self._server)
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
-        self.algorithm.check(spec)
         self._open_files()
-        where = (self._directory, self._server, self._clock, self._resumed, self._group.step_limit)
-        setup = Setup(self.config, self.algorithm, self.source, spec, *where)
+        where = (self._directory, self._server, self._clock, self._resumed)
+        setup = Setup(self.config, self.algorithm, self.source, spec, *where, *self._group.share)
         with single_error():
             parts = await build(setup, self._reporting, stack, on_failure=self.fail)
         stack.push_async_callback(self._group.leave)
@@ -274,14 +268,11 @@ class Coordinator:
     async def _end(
         self, reason: str, error: BaseException | None
     ) -> tuple[Outcome | None, BaseException | None]:
-        """Write the checkpoint, evaluate, publish the last snapshot and write `summary.json`; see `ending.py`."""
+        """Write the checkpoint, evaluate, write `summary.json` and show the last snapshot; see `ending.py`."""
         reporting, parts = self._reporting, self.parts
+        shown = (reporting.last_snapshot, reporting.show, reporting.actor_wait_seconds)
         ending = Ending(
-            self._directory,
-            self._clock,
-            reporting.publish_last,
-            reporting.actor_wait_seconds,
-            self._stop_requested,
+            *(self._directory, self._clock, *shown, self._stop_requested),
             self.config.target_eval_episodes,
             on_evaluation=lambda done, of: reporting.tell("evaluating", final_evaluation=(done, of)),
             last_report=reporting.last_report,

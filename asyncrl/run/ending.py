@@ -1,14 +1,16 @@
 """The end of a run: the same steps in the same order, whether the run succeeded or failed.
 
-    learner stopped ─ its last report ─ checkpoint ─ evaluation within limits ─ summary and last snapshot ─ close
+    learner stopped ─ its last report ─ checkpoint ─ evaluation within limits ─ summary ─ last snapshot shown ─ close
 
-The checkpoint comes before everything that can fail or take long. A step that fails gives a warning, or the run's error
+The checkpoint comes before everything that can fail or take long, and the summary before page, terminal and metrics are
+told, so that whoever hears of the end finds it. A step that fails gives a warning, or the run's error
 if there is none yet; the next step follows. Every step has a time limit. A request to stop ends only the evaluation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -62,6 +64,7 @@ class Outcome:
         evaluation: evaluation of `policy`, or None if there was none.
         summary: content of `summary.json`.
         snapshot: the last snapshot.
+        unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
     """
 
     policy: PortablePolicy
@@ -69,6 +72,7 @@ class Outcome:
     evaluation: EvaluationResult | None
     summary: dict[str, Any]
     snapshot: Snapshot
+    unsaved: str = ""
 
 
 class Evaluator(Protocol):
@@ -86,7 +90,8 @@ class Ending:
     Args:
         directory: where the summary is written.
         clock: the training clock, paused.
-        publish: makes and shows the last snapshot from a report, a stop reason and an error.
+        last_snapshot: makes the last snapshot from a report, a stop reason and an error.
+        show: shows it on the page and terminal, and writes it to the metrics.
         actor_wait_seconds: see `summarize`.
         stop_requested: set when the run is asked to stop.
         eval_episodes: number of episodes of the final evaluation.
@@ -100,7 +105,8 @@ class Ending:
 
     directory: RunDirectory
     clock: TrainClock
-    publish: Callable[[LearnerReport | None, str, str | None], Snapshot]
+    last_snapshot: Callable[[LearnerReport | None, str, str | None], Snapshot]
+    show: Callable[[Snapshot], None]
     actor_wait_seconds: Callable[[], float]
     stop_requested: asyncio.Event
     eval_episodes: int
@@ -143,15 +149,22 @@ class Ending:
             if evaluation is not None and weights is not None:
                 await self._save(weights)  # again, so that a resumed run has this evaluation
         text = None if error is None else describe_error(error)
-        snapshot = self.publish(report, reason, text)
+        snapshot = self.last_snapshot(report, reason, text)
         summary = summarize(snapshot, report, evaluation, self.actor_wait_seconds())
         cut = self.evaluator.cut_episodes if self.evaluator is not None and evaluation is not None else 0
         summary["eval"] |= {"cut_episodes": cut, "error": failure}
         self._write_summary(summary)
+        with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
+            self.show(snapshot)
         if weights is None or self.make_policy is None:
             return None, error
         policy = self.make_policy(weights, evaluation or snapshot)
-        return Outcome(policy, self._best(), evaluation, summary, snapshot), error
+        return Outcome(policy, self._best(), evaluation, summary, snapshot, self._unsaved()), error
+
+    def _unsaved(self) -> str:
+        if self.saver is None:
+            return ""
+        return self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else "")
 
     def _best(self) -> BestPolicy | None:
         schedule = self.schedule

@@ -1,8 +1,9 @@
 """Options of one group, derived from the options of the run.
 
 Steps count over all groups, so each of N groups gets 1/N of every limit and schedule; the replay is sharded by group.
-Seeds are spawned from the run's seed. Rank 0 evaluates, writes the run and serves the page. Every other group writes to
-the directory `groups/<rank>` in the run's, and neither evaluates nor serves a page.
+Seeds are spawned from the run's seed, and actors are counted over all groups. Rank 0 evaluates, writes the run and
+serves the page. Every other group writes to the directory `groups/<rank>` in the run's, and neither evaluates nor
+serves a page.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ def share_of_algorithm(algorithm: AlgorithmT, groups: int) -> AlgorithmT:
 def seed_of(seed: int, rank: int) -> int:
     """Seed of a group; rank 0 has the run's seed."""
     return seed if rank == 0 else int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+
+
+def actor_indices(rank: int, groups: int, num_actors: int) -> tuple[int, int]:
+    """Index of a group's first actor among those of all groups, and their number, as if each had `num_actors`.
+
+    Exploration rates and noise scales differ along these indices. A group with another number of actors than the others
+    covers its part of that range in other steps.
+    """
+    return rank * num_actors, groups * num_actors
 
 
 def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any]:

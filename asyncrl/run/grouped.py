@@ -61,8 +61,8 @@ class Group:
         whole: options of the whole run and of its algorithm.
         config, algorithm: this group's shares.
         resumed: the checkpoint to resume this group from, or None.
-        step_limit: limit of this group's environment steps. With `async` fusion it is the limit of the whole run, so
-            that a fast group takes over the steps of a slow one.
+        share: limit of this group's environment steps, its rank, and the number of groups. With `async` fusion the
+            limit is that of the whole run, so that a fast group takes over the steps of a slow one.
     """
 
     def __init__(
@@ -80,12 +80,13 @@ class Group:
         shares = {"on_machine": machine, "done": done, "counted": counted}
         self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
-        self.step_limit = self.config.total_steps
+        limit = self.config.total_steps
         if config.fusion == "async" and config.total_steps is not None:
-            self.step_limit = counted + max(1, config.total_steps - done)
+            limit = counted + max(1, config.total_steps - done)
+        self.share = limit, place.rank, place.size
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
-        self._rates: tuple[float, float] = 0.0, 0.0
+        self._latest: Snapshot | None = None
         self._state = "starting"
 
     @classmethod
@@ -191,15 +192,18 @@ class Group:
         await asyncio.to_thread(self.session.leave)
 
     def _status(self) -> dict[str, Any]:
-        learner, (steps, updates) = self._learner, self._rates
+        learner, latest = self._learner, self._latest
         return {
             "state": self._state,
             "host": self.session.place.machine,
             "fusion": self.whole[0].fusion,
             "env_steps": learner.inserted_steps if learner else 0,
             "updates": learner.updates if learner else 0,
-            "env_steps_per_second": steps,
-            "updates_per_second": updates,
+            "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
+            "updates_per_second": latest.updates_per_second if latest else 0.0,
+            "policy_lag_mean": latest.policy_lag_sum / max(1, sum(latest.policy_lag_counts))
+            if latest
+            else 0.0,
         }
 
     def _beat(self, statuses: dict[int, dict[str, Any]]) -> None:
@@ -214,7 +218,7 @@ class Group:
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
         """Return `snapshot` with totals over all groups and one record per group; on other ranks than 0, unchanged."""
-        self._rates = snapshot.env_steps_per_second, snapshot.updates_per_second
+        self._latest = snapshot
         if not self.leads:
             return snapshot
         groups, counted = self.groups(), self.others()

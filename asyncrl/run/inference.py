@@ -13,6 +13,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Policy
+from asyncrl.run.machine import take_own_gpu
 from asyncrl.run.parts import Setup
 from asyncrl.shm.requests import RequestLayout, ServerRequests
 from asyncrl.shm.ring import RingLayout
@@ -65,7 +66,7 @@ def start_server(
     algorithm = setup.algorithm
     policy = require_served(algorithm.make_policy(setup.spec))
     if isinstance(policy.network, ModuleActingNetwork):
-        policy.network.device = device
+        policy.network.device = take_own_gpu(device)
     blocks = [
         ServerRequests(segment, requests.layout, ring)
         for segment, ring in zip(requests.segments, pool.rings, strict=True)

@@ -1,16 +1,51 @@
-"""Preparation of the kernels of a run before their first use."""
+"""Probe of the environment, and preparation of the kernels of a run before their first use."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
+from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.pool import probe
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.source import EnvSource
+from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
 from asyncrl.shm.prepare import prepare_run
 
 
-async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
+async def probe_and_prepare(
+    config: TrainerConfig, algorithm: Algorithm, source: EnvSource, server: ForkServer
+) -> EnvSpec:
+    """Probe the environment and check that the algorithm can act in it; meanwhile prepare the kernels.
+
+    Meanwhile the fork server, which both tasks wait for, loads or compiles the actors' kernels. Nothing is printed
+    before the check: its error is printed alone.
+
+    Raises:
+        ExceptionGroup: of the errors of the probe and of the check.
+    """
+    probed = threading.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_prepare(config, algorithm, probed), name="prepare-kernels")
+        probing = tasks.create_task(_probe(config, algorithm, source, server, probed), name="probe")
+    return probing.result()
+
+
+async def _probe(
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    source: EnvSource,
+    server: ForkServer,
+    probed: threading.Event,
+) -> EnvSpec:
+    spec = await probe(server, source, config.ready_timeout_seconds)
+    algorithm.check(spec)
+    probed.set()
+    return spec
+
+
+async def _prepare(config: TrainerConfig, algorithm: Algorithm, told: threading.Event) -> None:
     """Load or compile the kernels of the learner's side; a cancellation takes effect after the current kernel."""
     replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
     without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
@@ -18,6 +53,6 @@ async def prepare_kernels(config: TrainerConfig, algorithm: Algorithm) -> None:
         without += ("asyncrl.shm.requests",)
     cancelled = threading.Event()
     try:
-        await asyncio.to_thread(prepare_run, without, cancelled)
+        await asyncio.to_thread(prepare_run, without, cancelled, told)
     finally:
         cancelled.set()

@@ -1,7 +1,8 @@
-"""Choice of a run's device, and a warning about too few cores."""
+"""Choice of a run's device and of a rank's GPU, and a warning about too few cores."""
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import torch
@@ -43,3 +44,19 @@ def choose_device(asked: str, weight_count: int) -> str:
     if asked == "auto":
         return "cuda" if available and weight_count >= GPU_WEIGHTS else "cpu"
     return asked
+
+
+def take_own_gpu(device: str) -> str:
+    """Make this rank's GPU the current one of the calling thread; return its name, `device` itself without ranks.
+
+    The ranks of a machine take its GPUs in turn: `LOCAL_RANK` modulo their number. The current GPU belongs to a thread,
+    so every thread that makes tensors on `"cuda"` calls this first.
+
+    Args:
+        device: `"cpu"` or `"cuda"`.
+    """
+    if device != "cuda" or "LOCAL_RANK" not in os.environ:
+        return device
+    index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"

@@ -31,6 +31,7 @@ class Setup:
         clock: the training clock.
         resumed: the checkpoint to resume from, or None.
         step_limit: limit of environment steps if it is not `config.total_steps` (for a group), or None.
+        rank, groups: rank of this group and number of groups.
     """
 
     config: TrainerConfig
@@ -42,6 +43,8 @@ class Setup:
     clock: TrainClock
     resumed: Resumption | None = None
     step_limit: int | None = None
+    rank: int = 0
+    groups: int = 1
 
 
 @dataclass(frozen=True)

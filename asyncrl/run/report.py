@@ -142,7 +142,7 @@ def _of_options(config: TrainerConfig) -> dict[str, Any]:
         "seed": config.seed,
         "total_steps": config.total_steps,
         "target_return": config.target_return,
-        "training_target": config.target_training_return,
+        "target_training_return": config.target_training_return,
         "max_seconds": config.max_seconds,
     }
 

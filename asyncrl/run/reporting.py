@@ -34,6 +34,8 @@ LOOK_SECONDS = 0.02
 """Interval at which the environment steps are checked."""
 STALE_FRACTION = 0.5
 """Discarded fraction from which ASYNC020 is given, once."""
+FASTER = 1.05
+"""Ratio of two rates from which one is called the faster."""
 
 
 class ReportTimes:
@@ -168,18 +170,21 @@ class Reporting:
             self._times.reported(learner.inserted_steps)
             self.publish(await learner.report())
 
-    def publish(
-        self, report: LearnerReport | None, stop_reason: str | None = None, error: str | None = None
-    ) -> Snapshot:
+    def publish(self, report: LearnerReport | None) -> None:
         """Make a snapshot, write it, and pass it to the listener and the callbacks."""
         self.last_report = report
-        snapshot = self._last = self.shown(self._snapshot(report, stop_reason, error))
-        if self._writers is not None:
-            self._writers.write(snapshot)
-        self._call_listener(snapshot)
+        self.show(self.shown(self._snapshot(report, None, None)))
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Write a snapshot and pass it to the listener, even if writing fails, and to the callbacks."""
+        self._last = snapshot
+        try:
+            if self._writers is not None:
+                self._writers.write(snapshot)
+        finally:
+            self._call_listener(snapshot)
         self.callbacks.report(snapshot)
-        self._warn_of_staleness(snapshot)
-        return snapshot
+        self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
 
     def tell(self, state: str, **fields: Any) -> None:
         """Show a new state at once: pass the newest snapshot with it to the listener and the page, not to files."""
@@ -189,19 +194,17 @@ class Reporting:
             self._last = dataclasses.replace(self._last, state=state, wall_seconds=seconds, **fields)
             self._call_listener(self._last)
 
-    def publish_last(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
+    def last_snapshot(self, report: LearnerReport | None, reason: str, error: str | None) -> Snapshot:
         """Make the run's last snapshot; if that fails, from the snapshot before it."""
-        self.state = "failed" if reason == "failed" else "stopped"
+        self.state, self.last_report = "failed" if reason == "failed" else "stopped", report
         try:
             if self.pool is not None:
                 self.episodes.extend(self.pool.episodes())
-            return self.publish(report, reason, error)
+            return self.shown(self._snapshot(report, reason, error))
         except Exception:
             if self._last is None:
                 raise
-            self._last = dataclasses.replace(self._last, state=self.state, stop_reason=reason, error=error)
-            self._call_listener(self._last)
-            return self._last
+            return dataclasses.replace(self._last, state=self.state, stop_reason=reason, error=error)
 
     def close(self) -> None:
         """Close the files, and drop the references to the run's parts to free their memory."""
@@ -236,20 +239,31 @@ class Reporting:
                 )
                 warnings.warn(ListenerFailed(text), stacklevel=2)
 
-    def _warn_of_staleness(self, snapshot: Snapshot) -> None:
-        too_stale = snapshot.discarded_fraction >= STALE_FRACTION and snapshot.updates > 0
-        if self._warned_of_staleness or not too_stale:
-            return
-        self._warned_of_staleness = True
-        warnings.warn(
-            SamplesTooStale(
-                f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
-                f"actors make {snapshot.env_steps_per_second:,.0f} steps/s, "
-                f"the learner {snapshot.updates_per_second:,.0f} updates/s; "
-                "raise max_staleness or samples_per_insert, or lower num_actors"
-            ),
-            stacklevel=2,
-        )
+
+def _warn_of_staleness(snapshot: Snapshot) -> bool:
+    """Give ASYNC020 if most of the steps were too stale to learn from; return whether they were."""
+    if snapshot.discarded_fraction < STALE_FRACTION or snapshot.updates == 0:
+        return False
+    warnings.warn(
+        SamplesTooStale(
+            f"[ASYNC020] {snapshot.discarded_fraction:.0%} of the steps became too stale to learn from: "
+            f"{_who_is_faster(snapshot)}; raise max_staleness or samples_per_insert, or lower num_actors"
+        ),
+        stacklevel=2,
+    )
+    return True
+
+
+def _who_is_faster(snapshot: Snapshot) -> str:
+    """Steps that the actors make against steps that the learner uses, both per second of the last interval."""
+    made, target = snapshot.env_steps_per_second, snapshot.samples_per_insert_target
+    used = snapshot.consumed_samples_per_second / target if target else snapshot.received_steps_per_second
+    rates = f"{made:,.0f} steps/s, used {used:,.0f} steps/s"
+    if used <= 0:
+        return f"actors make all steps and the learner uses none ({rates})"
+    if made < FASTER * used:
+        return f"actors make no more than the learner can use ({rates})"
+    return f"actors make {made / used:,.1f} times what the learner can use ({rates})"
 
 
 def _of_actors(pool: ActorPool | None, *, ended: bool) -> tuple[ActorStatistics, ...]:

@@ -1,8 +1,10 @@
-"""Limits on connections: their number, and the time for each to send a request head.
+"""Limits on connections: their number, the time for each to send a request head, and the bytes of a request.
 
-aiohttp has neither limit: it keeps an incomplete request open for an hour, and a few hundred of them exhaust the
-process's file descriptors. The guard is an `asyncio.Protocol` between the transport and aiohttp's protocol. It does not
-parse HTTP: aiohttp's middleware calls `request_began` when a head is complete.
+aiohttp has none of them. It keeps an incomplete request open for an hour, and a few hundred of them exhaust the
+process's file descriptors. It reads whatever is sent, and formats the whole of a header that is too long into its
+error: clients that sent nothing else took 95 % of a learner's speed and 600 MB. The guard is an `asyncio.Protocol`
+between the transport and aiohttp's protocol. It does not parse HTTP: aiohttp's middleware calls `request_began` when a
+head is complete.
 """
 
 from __future__ import annotations
@@ -12,24 +14,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from asyncrl.server.security import MAX_BODY_BYTES
+
 MAX_CONNECTIONS = 64
 HEAD_SECONDS = 2.0
 
-TOO_SLOW_BODY = b'{"error":{"status":408,"message":"a request head must come within 2 s"}}'
-TOO_SLOW = (
-    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json; charset=utf-8\r\nServer: asyncrl\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(TOO_SLOW_BODY), TOO_SLOW_BODY)
-)
+MAX_HEAD_BYTES = 32 * 1024
+
+
+def _refusal(status: int, reason: str, message: str) -> bytes:
+    body = f'{{"error":{{"status":{status},"message":"{message}"}}}}'
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json; charset=utf-8\r\nServer: asyncrl\r\n"
+    )
+    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+TOO_SLOW = _refusal(408, "Request Timeout", "a request head must come within 2 s")
+TOO_LONG = _refusal(413, "Content Too Large", f"a request may have {MAX_HEAD_BYTES + MAX_BODY_BYTES} bytes")
 
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Number of connections open now, and evicted, refused and timed out since the start."""
+    """Number of connections open now, and evicted, refused, timed out and cut for length since the start."""
 
     open: int
     evicted: int
     refused: int
     timed_out: int
+    cut: int
 
 
 class ConnectionGuard:
@@ -37,7 +50,8 @@ class ConnectionGuard:
 
     At most `max_connections` are open. A new one beyond that evicts the oldest connection that never sent a complete
     request, else the oldest that is idle between two requests; it is refused if all are busy. A head must be complete
-    within `head_seconds` of its first byte; the first head within `head_seconds` of the connection's start.
+    within `head_seconds` of its first byte; the first head within `head_seconds` of the connection's start. A
+    connection that sends more than `MAX_HEAD_BYTES + MAX_BODY_BYTES` for a request is read no further.
     """
 
     def __init__(
@@ -52,7 +66,7 @@ class ConnectionGuard:
         self._head_seconds = head_seconds
         # By transport, oldest first.
         self._open: dict[asyncio.Transport, _Connection] = {}
-        self._evicted = self._refused = self._timed_out = 0
+        self._evicted = self._refused = self._timed_out = self._cut = 0
         self._emptied: asyncio.Future[None] | None = None
 
     def __call__(self) -> asyncio.Protocol:
@@ -71,6 +85,7 @@ class ConnectionGuard:
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.busy = False
+            connection.received_bytes = 0
 
     async def abort_all(self) -> None:
         """Close every connection without waiting for peers; returns after the sockets are closed."""
@@ -84,7 +99,8 @@ class ConnectionGuard:
 
     def statistics(self) -> ConnectionStatistics:
         """Counters since the start."""
-        return ConnectionStatistics(len(self._open), self._evicted, self._refused, self._timed_out)
+        counts = self._evicted, self._refused, self._timed_out, self._cut
+        return ConnectionStatistics(len(self._open), *counts)
 
     def admit(self, connection: _Connection, transport: asyncio.Transport) -> bool:
         """Register a new connection, evicting another if necessary; returns whether it is admitted."""
@@ -123,6 +139,17 @@ class ConnectionGuard:
         else:
             transport.abort()
 
+    def cut(self, connection: _Connection, transport: asyncio.Transport) -> None:
+        """Answer a connection that sends too much and is read no further; one with a whole request has its own answer.
+
+        It is closed `head_seconds` later: a client that is closed at once comes back at once.
+        """
+        self._cut += 1
+        connection.stop_timer()
+        if not connection.served:
+            transport.write(TOO_LONG)
+        asyncio.get_running_loop().call_later(self._head_seconds, transport.abort)
+
 
 class _Connection(asyncio.Protocol):
     """Protocol of one connection: forwards every event and limits the time of heads."""
@@ -135,6 +162,8 @@ class _Connection(asyncio.Protocol):
         self.began = False
         self.busy = False
         self.served = False
+        self.received_bytes = 0
+        self._cut = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # The transport of a TCP socket can write, but uvloop's is no subclass of asyncio.Transport.
@@ -156,6 +185,13 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             return
         self.began = True
+        self.received_bytes += len(data)
+        if self._cut or self.received_bytes > MAX_HEAD_BYTES + MAX_BODY_BYTES:
+            self._transport.pause_reading()  # again, if aiohttp has resumed it
+            if not self._cut:
+                self._cut = True
+                self._guard.cut(self, self._transport)
+            return
         if not self.busy and self._timer is None:
             self._timer = self._guard.start_timer(self._transport)
         self._inner.data_received(data)

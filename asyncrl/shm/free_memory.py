@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from asyncrl.shm.control_groups import control_groups
+
+_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+"""Files of limit and usage of a control group, by the version of control groups."""
 _MEMORY_INFO = Path("/proc/meminfo")
-_CONTROL_GROUPS = Path("/proc/self/cgroup")
-_CONTROL_GROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
@@ -26,22 +28,8 @@ def available_bytes() -> int:
 
 def _control_group_bytes() -> list[int]:
     """Free bytes of each memory control group of this process; groups without a limit are left out."""
-    left: list[int] = []
-    memberships = _CONTROL_GROUPS.read_text().splitlines() if _CONTROL_GROUPS.exists() else []
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers == "":
-            root, limit, usage = _CONTROL_GROUP_ROOT, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root = _CONTROL_GROUP_ROOT / "memory"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        inside = root / path.lstrip("/")
-        # /proc may give the group's path outside of the container: missing files are skipped.
-        groups = (g for g in (inside, *inside.parents) if g.is_relative_to(root))
-        left += [free for g in groups if (free := _group_bytes(g, limit, usage)) is not None]
-    return left
+    found = (_group_bytes(group, *_FILES[version]) for group, version in control_groups("memory"))
+    return [free for free in found if free is not None]
 
 
 def _group_bytes(group: Path, limit: str, usage: str) -> int | None:

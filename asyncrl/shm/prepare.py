@@ -14,17 +14,21 @@ from asyncrl.shm.kernel import Kernel, declared
 from asyncrl.shm.kernel_cache import temporary_folder
 
 
-def prepare_run(without: tuple[str, ...] = (), cancelled: threading.Event | None = None) -> None:
+def prepare_run(
+    without: tuple[str, ...] = (),
+    cancelled: threading.Event | None = None,
+    told: threading.Event | None = None,
+) -> None:
     """Load or compile the kernels of the imported modules, with a line on stderr if any must be compiled.
 
     Args:
         without: modules or packages whose kernels this run does not need.
         cancelled: once set, no further kernel is begun.
+        told: until it is set, nothing is written, so that the error of a run that does not begin is printed alone.
     """
     # From the end, because the fork server begins at the start, with the kernels of actors.
-    _prepare(
-        [kernel for kernel in reversed(declared()) if not _within(kernel, without)], sys.stderr, cancelled
-    )
+    kernels = [kernel for kernel in reversed(declared()) if not _within(kernel, without)]
+    _prepare(kernels, sys.stderr, cancelled, told)
 
 
 def prepare_quietly(without: tuple[str, ...] = ()) -> None:
@@ -36,7 +40,12 @@ def _within(kernel: Kernel, modules: tuple[str, ...]) -> bool:
     return any(f"{kernel.__module__}.".startswith(f"{module}.") for module in modules)
 
 
-def _prepare(kernels: list[Kernel], stream: TextIO | None, cancelled: threading.Event | None = None) -> None:
+def _prepare(
+    kernels: list[Kernel],
+    stream: TextIO | None,
+    cancelled: threading.Event | None = None,
+    told: threading.Event | None = None,
+) -> None:
     missing = []
     for kernel in kernels:
         if not kernel.is_ready:
@@ -46,7 +55,7 @@ def _prepare(kernels: list[Kernel], stream: TextIO | None, cancelled: threading.
                 missing.append(kernel)
     if not missing:
         return
-    progress = Progress(len(missing), stream, _notice(missing))
+    progress = Progress(len(missing), stream, _notice(missing), told)
     busy = []
     for kernel in missing:
         if cancelled is not None and cancelled.is_set():
@@ -79,23 +88,37 @@ class Progress:
         total: number of kernels.
         stream: where to write; None or a closed stream writes nothing.
         notice: text of `_notice`.
+        told: nothing is written before it is set, and nothing at all if all kernels are compiled by then.
     """
 
-    def __init__(self, total: int, stream: TextIO | None, notice: str = "once per installation") -> None:
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None,
+        notice: str = "once per installation",
+        told: threading.Event | None = None,
+    ) -> None:
         self._total, self._done = total, 0
-        self._stream, self._notice = stream, notice
+        self._stream, self._notice, self._told = stream, notice, told
         self._counts = stream is not None and not stream.closed and stream.isatty()
-        self._write(f"\rcompiling kernels, {notice}: 0/{total}" if self._counts else self._whole())
-
-    def _whole(self) -> str:
-        return f"compiling {self._total} kernel{'s' * (self._total != 1)}, {self._notice}\n"
+        self._begun = False
+        self._show()
 
     def advance(self) -> None:
         """Count one more kernel."""
         self._done += 1
+        self._show()
+
+    def _show(self) -> None:
+        ended = self._done == self._total
+        if not self._begun and (ended or (self._told is not None and not self._told.is_set())):
+            return
         if self._counts:
-            end = "\n" if self._done == self._total else ""
-            self._write(f"\rcompiling kernels, {self._notice}: {self._done}/{self._total}{end}")
+            counted = f"{self._done}/{self._total}" + "\n" * ended
+            self._write(f"\rcompiling kernels, {self._notice}: {counted}")
+        elif not self._begun:
+            self._write(f"compiling {self._total} kernel{'s' * (self._total != 1)}, {self._notice}\n")
+        self._begun = True
 
     def _write(self, text: str) -> None:
         if self._stream is not None:

@@ -18,6 +18,7 @@ class GroupStatistics:
         discarded: number of deltas discarded as too stale.
         sent_bytes, received_bytes: payload of the group's messages.
         wait_seconds: time in which the group's learner waited for other groups.
+        policy_lag_mean: mean policy lag of all steps that the group has received, in updates.
         staleness_mean, staleness_max: staleness of the group's deltas, in fusions (`async`).
     """
 
@@ -34,6 +35,7 @@ class GroupStatistics:
     sent_bytes: int = 0
     received_bytes: int = 0
     wait_seconds: float = 0.0
+    policy_lag_mean: float = 0.0
     staleness_mean: float = 0.0
     staleness_max: int = 0
 

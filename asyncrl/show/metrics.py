@@ -25,8 +25,8 @@ class Snapshot:
     Attributes:
         algo, env, seed, network: of the run; `network` is the chosen convolutional network, "" for none.
         state: `"starting"`, `"training"`, `"evaluating"`, `"stopping"`, `"stopped"` or `"failed"`.
-        total_steps, target_return, training_target, max_seconds: the stopping rules, None if not set;
-            training_target applies to `return_mean`, target_return to a greedy evaluation.
+        total_steps, target_return, target_training_return, max_seconds: the stopping rules, None if not set;
+            target_training_return applies to `return_mean`, target_return to a greedy evaluation.
         startup_seconds: seconds before the first environment step.
         train_metrics: further scalars of the last update by name (`train/...`).
         evaluation, best_evaluation: the last and the best greedy evaluation, None before the first.
@@ -52,7 +52,7 @@ class Snapshot:
     startup_seconds: float
     total_steps: int | None
     target_return: float | None
-    training_target: float | None
+    target_training_return: float | None
     max_seconds: float | None
     env_steps: int
     updates: int

@@ -59,8 +59,8 @@ def targets(snapshot: Snapshot) -> list[str]:
     found = []
     if snapshot.target_return is not None:
         found.append(f"return {number(snapshot.target_return)}")
-    if snapshot.training_target is not None:
-        found.append(f"return/100 {number(snapshot.training_target)}")
+    if snapshot.target_training_return is not None:
+        found.append(f"return/100 {number(snapshot.target_training_return)}")
     return found
 
 

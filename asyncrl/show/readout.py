@@ -87,6 +87,10 @@ class Readout:
             f" | {waits}",
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
+            f" | staleness {values['staleness'].replace(' updates', '').replace(' update', '')}",
+            f" | samples/insert {values['samples/insert']}",
+            f" | ring fill {values['ring fill']}",
+            f" | discarded {values['discarded']}",
         ]
 
 

@@ -12,7 +12,9 @@ WIDTH, HEIGHT, MARGIN = 720, 160, 8
 Points = Sequence[tuple[float, float]]
 
 
-def result_html(title: str, figures: Mapping[str, str], evaluations: Points, returns: Points) -> str:
+def result_html(
+    title: str, figures: Mapping[str, str], evaluations: Points, returns: Points, film: str = ""
+) -> str:
     """HTML of a result's card.
 
     Args:
@@ -20,6 +22,7 @@ def result_html(title: str, figures: Mapping[str, str], evaluations: Points, ret
         figures: rows of the table by label.
         evaluations: steps and mean return of every evaluation, in order.
         returns: steps and mean return of training, in order.
+        film: HTML of an episode, "" for none.
     """
     rows = "".join(
         f'<tr><td style="color:{MUTED};padding:1px 18px 1px 0;text-align:left">{escape(label)}</td>'
@@ -28,7 +31,9 @@ def result_html(title: str, figures: Mapping[str, str], evaluations: Points, ret
     )
     style = "border-collapse:collapse;margin-top:8px;background:none;font:inherit;color:inherit"
     table = f'<table style="{style}">{rows}</table>'
-    return box(f'<b style="font-size:15px">{escape(title)}</b>{curve_html(evaluations, returns)}{table}')
+    return box(
+        f'<b style="font-size:15px">{escape(title)}</b>{curve_html(evaluations, returns)}{table}{film}'
+    )
 
 
 def curve_html(evaluations: Points, returns: Points) -> str:

@@ -14,6 +14,7 @@ import contextlib
 import csv
 import errno
 import io
+import itertools
 import os
 import socket
 import time
@@ -131,6 +132,10 @@ def _csv_row(cells: Sequence[object]) -> bytes:
     return text.getvalue().encode()
 
 
+_FILES = itertools.count()
+"""Number of the next event file of this process: two runs within a second have the same time."""
+
+
 class TensorBoardWriter:
     """TensorBoard scalars over environment steps. Raises ImportError if the extra is not installed."""
 
@@ -141,7 +146,7 @@ class TensorBoardWriter:
         self._events: Any = import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._clock = clock
-        name = f"events.out.tfevents.{int(clock()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        name = f"events.out.tfevents.{int(clock()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}"
         first = self._events.Event(wall_time=clock(), file_version="brain.Event:2")
         self._file = AppendedFile(Path(directory) / name, self._record(first))
 

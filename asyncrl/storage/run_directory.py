@@ -36,7 +36,8 @@ class RunDirectory:
     """Owns a run's directory; event-loop thread only.
 
     Args:
-        path: the directory, created if it does not exist; or None to write nothing.
+        path: the directory, created if it does not exist; or None to write nothing. A relative one is made absolute
+            now, so that the run goes on in it when the working directory changes (`%cd` in a notebook).
         checkpoints_kept: number of numbered checkpoints to keep.
         goes_on: whether the directory holds the run that is resumed.
 
@@ -45,11 +46,12 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path | None, checkpoints_kept: int = 3, goes_on: bool = False) -> None:
-        self.path = Path(path) if path else None
+        self.path = Path(path).absolute() if path else None
         self._checkpoints_kept = checkpoints_kept
         self._lock: int | None = None
-        if (path := self.path) is None:
+        if not path:
             return
+        path = Path(path)
         with refuse_unwritable(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "actors").mkdir(exist_ok=True)

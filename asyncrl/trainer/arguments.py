@@ -47,6 +47,7 @@ class RunOptions(TypedDict, total=False):
     step_timeout_seconds: float
     ready_timeout_seconds: float
     max_restarts: int
+    max_actor_bytes: int | None
     run_dir: str | os.PathLike[str] | None
     init_from: str | os.PathLike[str] | None
     report_interval_seconds: float

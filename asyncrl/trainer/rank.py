@@ -31,6 +31,7 @@ def main(directory: Path) -> int:
     )  # a lost store is reported by us, without C++ frames
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    place_on_machine()
     rank = int(os.environ["RANK"])
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(directory / SOCKET))
@@ -54,6 +55,11 @@ def main(directory: Path) -> int:
     if error is None or isinstance(error, StoppedWhileStarting | GroupLost):
         return 0  # otherwise the agent would restart this rank; the launcher already has the error
     return error.exit_code if isinstance(error, AsyncRLError) else 1
+
+
+def place_on_machine() -> None:
+    """Correct torchrun's variables: all ranks of a launcher are on its machine, even if each has its own agent."""
+    os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
 class _Relay:

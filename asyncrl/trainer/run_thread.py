@@ -62,6 +62,7 @@ class TrainResult(ShownResult):
         run_dir: directory of the run's files, or None.
         evaluations: every greedy evaluation, in the order of training.
         returns: steps, and mean return of the last 100 training episodes, over the run; thinned to a few hundred.
+        unsaved: reason why the last checkpoint could not be written, "" if it was or the run has no directory.
     """
 
     policy: PortablePolicy
@@ -72,6 +73,7 @@ class TrainResult(ShownResult):
     best: BestPolicy | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
     returns: tuple[tuple[int, float], ...] = ()
+    unsaved: str = ""
 
 
 class RunThread:
@@ -273,4 +275,5 @@ class RunThread:
             stop_reason=outcome.snapshot.stop_reason or "stopped",
             summary=outcome.summary,
             run_dir=Path(config.run_dir) if config.run_dir else None,
+            unsaved=outcome.unsaved,
         )

@@ -1,8 +1,9 @@
-"""Display of a result: one line, a notebook card with curve and table, and an episode on demand."""
+"""Display of a result: one line, a notebook card with curve, table and film, and an episode on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from asyncrl.show.result_card import result_html
 
 if TYPE_CHECKING:
     from asyncrl.policies.film import Film
+
+
+CARD_FILM_SECONDS = 3.0
+"""Time limit of the film in a card."""
 
 
 class ShownResult:
@@ -46,10 +51,36 @@ class ShownResult:
         summary = self.summary
         return result_html(
             f"{summary['algo']} {summary['env']} seed {summary['seed']}: {self.stop_reason}",
-            self._figures(),
+            self._figures() | ({} if self._film else self._film_on_demand()),
             [(evaluation.env_steps, evaluation.return_mean) for evaluation in self.evaluations],
             self.returns,
+            self._film,
         )
+
+    @cached_property
+    def _film(self) -> str:
+        """HTML of the best of a few episodes, played once; "" where the environment's class cannot render."""
+        from asyncrl.envs.rendering import can_render
+
+        try:
+            if not can_render(self.policy.source, "rgb_array"):
+                return ""
+            return self.episode(max_seconds=CARD_FILM_SECONDS)._repr_html_()
+        except Exception:  # a card is shown whatever the environment and the film's package do
+            return ""
+
+    def _film_on_demand(self) -> dict[str, str]:
+        """Row of the card that names `episode()`, unless the environment cannot render."""
+        from asyncrl.envs.rendering import can_render
+
+        try:
+            renders = can_render(self.policy.source, "rgb_array")
+        except Exception:  # a card is shown whatever the environment's modules do
+            renders = None
+        if renders is False:
+            return {}
+        condition = "" if renders else ", if the environment renders"
+        return {"film": f"result.episode() plays the best of three{condition}"}
 
     def _figures(self) -> dict[str, str]:
         summary = self.summary

@@ -48,6 +48,7 @@ def make(
     noise: GaussianNoise | None = None,
     scale: float = 0.5,
     random_steps: int = 0,
+    correlation: float = 0.0,
     hidden: tuple[int, ...] = (7, 6),
     dtype: str = "float32",
     shape: tuple[int, ...] = (INPUTS,),
@@ -56,7 +57,7 @@ def make(
     layout = BoxLayout(math.prod(shape), hidden, action, gaussian)
     made: DeterministicPolicy | SquashedGaussianPolicy
     if gaussian:
-        made = SquashedGaussianPolicy(spec, layout, random_steps)
+        made = SquashedGaussianPolicy(spec, layout, random_steps, correlation)
     else:
         made = DeterministicPolicy(spec, layout, noise or GaussianNoise(0.1), random_steps)
     weights = (scale * np.random.default_rng(0).normal(size=layout.weight_count)).astype(np.float32)
@@ -132,6 +133,8 @@ def test_what_does_not_fit_is_refused() -> None:
         SquashedGaussianPolicy(spec, BoxLayout(4, (8,), SIDE))
     with pytest.raises(ValueError, match="random_steps must be at least 0, got -1"):
         SquashedGaussianPolicy(spec, BoxLayout(4, (8,), SIDE, True), -1)
+    with pytest.raises(ValueError, match=r"correlation must be at least 0 and below 1, got 1\.0"):
+        SquashedGaussianPolicy(spec, BoxLayout(4, (8,), SIDE, True), 0, 1.0)
     with pytest.raises(ValueError, match=r"weights must have shape \(5,\), got \(6,\)"):
         DeterministicPolicy(spec, BoxLayout(4, (), SIDE), noise).load_weights(np.zeros(6, np.float32))
 
@@ -269,6 +272,22 @@ def test_squashed_draws_have_the_distribution_of_their_row() -> None:
             normal = stats.norm(heads[r, i], np.exp(heads[r, 6 + i]))
             assert stats.kstest(latent, normal.cdf).pvalue > 0.01
     assert made.exploration_rate == pytest.approx(np.exp(heads[:, 6:]).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_squashed_draws_of_a_stream_are_correlated_and_each_is_the_policys(correlation: float) -> None:
+    made = constant(True, [0.4, math.log(0.5)], SIDE, correlation=correlation)
+    made.assign_streams(2, 2, 4)
+    rng, obs = np.random.default_rng(10), observations(2)
+    centre, half = scaling(SIDE)
+    actions = np.array([made.act(obs, rng, 0)[0][:, 0] for _ in range(40_000)], np.float64)
+    latent = np.arctanh((actions - centre) / half)
+    apart = latent[::100]  # 0.9 ** 100 is 3e-5
+    assert stats.kstest(apart.ravel(), stats.norm(0.4, 0.5).cdf).pvalue > 0.01
+    for stream in latent.T:
+        assert np.corrcoef(stream[:-1], stream[1:])[0, 1] == pytest.approx(correlation, abs=0.02)
+        assert np.corrcoef(stream[:-5], stream[5:])[0, 1] == pytest.approx(correlation**5, abs=0.05)
+    assert abs(np.corrcoef(apart.T)[0, 1]) < 0.15, "streams are independent"
 
 
 def test_noise_is_that_of_each_stream_in_units_of_half_the_range() -> None:

@@ -47,6 +47,19 @@ class ReadsNull(fakes.SimpleEnv):
         ctypes.string_at(0)
 
 
+class Leaks(fakes.SimpleEnv):
+    """Environment that keeps 40 MB of every step, but 400 MB at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def step(self, action: Any) -> Any:
+        if len(self.kept) < 10:
+            self.kept.append(np.ones(5_000_000))
+        return super().step(action)
+
+
 class Aborts(ReadsNull):
     def follow_a_wild_pointer(self) -> None:
         os.abort()

@@ -27,6 +27,8 @@ from asyncrl.actors.pool import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EnvironmentNotBuilt, ResourceError, UnknownEnvironment
 
+pytestmark = pytest.mark.usefixtures("own_fork_server")
+
 TESTS = Path(fakes.__file__).parent
 ROOT = TESTS.parent
 
@@ -154,7 +156,7 @@ def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> Non
     assert finish(run_script(tmp_path, script)) == "CartPole-v1 False False\n"
 
 
-@pytest.mark.parametrize("victims", ["main", "server", "main and server"])
+@pytest.mark.parametrize("victims", ["main", "server", "main and server", "main, with a stopped server"])
 def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
     """Two actors in C code with the interpreter locked and SIGTERM ignored, each with a helper in its own session."""
     script = (
@@ -182,15 +184,18 @@ def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
     assert line, main.stderr.read()
     server_pid, *pids = (int(word) for word in line.split())
     try:
-        for pid in {"main": [main.pid], "server": [server_pid]}.get(victims, [main.pid, server_pid]):
-            os.kill(pid, signal.SIGKILL)
+        if victims == "main, with a stopped server":
+            os.kill(server_pid, signal.SIGSTOP)
+        for victim, pid in {"main": main.pid, "server": server_pid}.items():
+            if victim in victims.partition(",")[0]:
+                os.kill(pid, signal.SIGKILL)
         wait_for(
             lambda: not any(alive(pid) for pid in [server_pid, *pids]), f"{victims}: the end of all others"
         )
         if victims == "server":
             assert main.stdout.readline() == "reported\n"
     finally:
-        for pid in filter(alive, [main.pid, *pids]):
+        for pid in filter(alive, [main.pid, server_pid, *pids]):
             os.kill(pid, signal.SIGKILL)
         main.communicate()
 

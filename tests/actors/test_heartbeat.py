@@ -30,16 +30,16 @@ def test_time_in_which_the_supervisor_was_stopped_does_not_count() -> None:
 def test_any_movement_is_a_sign_of_life() -> None:
     ring = make_ring()
     watched = Heartbeat(0, ring)
-    watched.look(1.0)
-    assert watched.look(1.0) == 2.0
+    watched.poll(1.0)
+    assert watched.poll(1.0) == 2.0
     ring.header[HEARTBEAT_NS] += 1
-    assert watched.look(1.0) == 0.0
-    assert watched.look(1.5) == 1.5
+    assert watched.poll(1.0) == 0.0
+    assert watched.poll(1.5) == 1.5
     ring.header[CURRENT_ENV] = 1  # the next environment of the same row
-    assert watched.look(1.0) == 0.0
-    watched.look(2.0)
+    assert watched.poll(1.0) == 0.0
+    watched.poll(2.0)
     watched.begin_life()
-    assert watched.look(0.5) == 0.5
+    assert watched.poll(0.5) == 0.5
 
 
 def test_report_of_a_hang_names_the_median_step() -> None:
@@ -47,9 +47,9 @@ def test_report_of_a_hang_names_the_median_step() -> None:
     watched = Heartbeat(3, ring)
     for steps in (10, 20, 30, 130):
         ring.header[STEPS] = steps
-        watched.look(0.1)
+        watched.poll(0.1)
     ring.header[CURRENT_ENV] = 1
-    watched.look(0.1)
+    watched.poll(0.1)
     error = watched.hung(7.0, True, "  File x, line 3 in step")
     assert error.what == "Environment 1 of actor 3 did not return for 7.0 s."
     assert error.facts["median step time"] == "10.000 ms"

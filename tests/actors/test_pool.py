@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import os
+import re
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from actors_rig import Rig, until
 
+from asyncrl.actors import supervised
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
 from asyncrl.envs.source import EnvSource
@@ -193,6 +195,54 @@ def test_actor_that_dies_too_often_is_reported(server: ForkServer) -> None:
             assert "SIGSEGV" in rig.pool.statistics()[0].last_error
 
     asyncio.run(story())
+
+
+def test_actor_that_leaks_is_ended_at_its_limit_and_started_again(server: ForkServer) -> None:
+    limit = 300_000_000
+
+    async def story() -> None:
+        options = {"num_envs": 1, "max_restarts": 1, "max_actor_bytes": limit}
+        async with Rig(server, misbehaving.Leaks, **options) as rig:
+            rig.publish_weights()
+            rig.grant()
+            await until(lambda: rig.pool.statistics()[0].restarts == 1, "another life")
+            assert "exceeds max_actor_bytes" in rig.pool.statistics()[0].last_error
+            await until(lambda: rig.pool.statistics()[0].pid, "its process")
+            last = rig.pool.statistics()[0].pid
+            rig.grant(20)
+            error = await rig.failure()
+            assert isinstance(error, ActorKilled) and "ASYNC003" in str(error)
+            found = re.fullmatch(
+                r"Actor 0 was killed because its private memory of ([\d,]+) bytes exceeds max_actor_bytes\.",
+                error.what,
+            )
+            assert found is not None and int(found[1].replace(",", "")) > limit
+            assert error.facts == {"pid": last, "max_actor_bytes": "300,000,000"}
+            assert "raise max_actor_bytes" in str(error)
+            assert rig.deaths == [0, 0], "the restart budget counts it"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("limit", [None, 10**12])
+def test_actor_within_its_limit_is_left_alone(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(supervised, "private_bytes", lambda pid: looks.append(pid) or 10**11)
+    monkeypatch.setattr(supervised, "WEIGH_SECONDS", 0.0)
+
+    async def story() -> None:
+        async with Rig(server, fakes.SimpleEnv, max_actor_bytes=limit) as rig:
+            rig.publish_weights()
+            rig.grant()
+            if limit is not None:
+                await until(lambda: len(looks) > 3, "some looks")
+            await rig.rows(20)
+            assert rig.deaths == []
+
+    asyncio.run(story())
+    assert bool(looks) == (limit is not None)
 
 
 @pytest.mark.parametrize(

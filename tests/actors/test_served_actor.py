@@ -185,6 +185,17 @@ def test_a_vector_environment_is_stepped_in_one_part(make: Make) -> None:
     assert request_layout(actor.policy(), RingLayout(1, SLOTS, spec, layout.extra_fields)).parts == 1
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_streams_of_all_groups_are_shared_out_to_the_parts(make: Make, parts: int) -> None:
+    actor = make(next(iter(WORLDS)), 4, parts=parts).actor(begin=False)
+    assigned: list[tuple[int, ...]] = []
+    for policy in actor.policies:  # type: ignore[attr-defined]
+        policy.assign_streams = lambda *streams: assigned.append(streams)
+    actor.place_among(6, 9)  # index 1 of the third group of three actors each
+    size = 4 // parts
+    assert assigned == [(28 + part * size, size, 36) for part in range(parts)]
+
+
 @pytest.mark.parametrize("num_envs", [2, 5])
 @pytest.mark.parametrize("name", WORLDS)
 def test_halves_act_as_two_policies_that_share_a_generator(make: Make, name: str, num_envs: int) -> None:

@@ -435,6 +435,15 @@ def test_presets_are_valid_and_can_be_overridden(env_name: str) -> None:
     TrainerConfig(env=env_name, algo="dqn", **preset.run)
 
 
+def test_a_network_of_ones_own_comes_without_the_presets_heads() -> None:
+    made = DQN.preset("CartPole-v1", network=torch.nn.Linear)
+    tuned = DQN.preset("CartPole-v1")
+    assert tuned.dueling and not made.dueling and made.network is torch.nn.Linear
+    assert made == dataclasses.replace(tuned, dueling=False, network=torch.nn.Linear)
+    with pytest.raises(ValueError, match="dueling must be off where network is given"):
+        DQN.preset("CartPole-v1", network=torch.nn.Linear, dueling=True)
+
+
 def test_unknown_environment_has_the_defaults() -> None:
     assert DQN.preset("Nowhere-v0", gamma=0.5) == DQN(gamma=0.5)
     assert {"CartPole-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0"} <= set(load_presets("dqn"))

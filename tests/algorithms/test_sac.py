@@ -339,3 +339,11 @@ def test_medium_precision_is_near_and_set_back() -> None:
     assert (written(rough) != written(exact)).any() == rough.precision.reduced
     for name in ("train/loss", "train/q_mean"):
         assert rough.metrics()[name] == pytest.approx(exact.metrics()[name], rel=0.05, abs=0.01)
+
+
+def test_correlated_actions_are_an_option() -> None:
+    assert SAC(action_correlation=0.9).make_policy(SPEC).correlation == 0.9
+    assert SAC().make_policy(SPEC).correlation == 0.0
+    for bad in (1.0, -0.1, math.nan):
+        with pytest.raises(ValueError, match="action_correlation must be"):
+            SAC(action_correlation=bad)

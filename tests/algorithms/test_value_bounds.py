@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms import DDPG, QRDQN, TD3
-from asyncrl.algorithms.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend
+from asyncrl.algorithms import DDPG, QRDQN, SAC, TD3, TQC, CrossQ
+from asyncrl.algorithms.value_bounds import FIRST_VERDICT, ValueBounds, ValueWatch, _extend, entropy_margin
 from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
@@ -145,3 +145,56 @@ def test_no_target_is_beyond_the_bounds(record: type) -> None:
         largest[bound] = float(target.max())
     assert largest[True] <= 10.0 + 1e-4
     assert largest[False] > 12.0, "the batch has to reach beyond the bounds"
+
+
+def test_the_entropy_margin_by_hand() -> None:
+    per_step = 0.5 * (2 * math.log(2.0) + 3.0)
+    assert entropy_margin(0.5, -3.0, 2, 0.9) == pytest.approx(per_step * (1 + 0.9 / 0.1))
+    assert entropy_margin(0.5, -3.0, 2, 1.0) == math.inf
+    uniform = -math.log(2.0**3) * 3.0  # alpha log pi of actions that are uniform in -1..1
+    values = sum(-uniform * 0.9**step for step in range(500))
+    assert values == pytest.approx(entropy_margin(3.0, 0.0, 3, 0.9))
+
+
+def test_a_margin_widens_both_bounds_once_a_reward_was_seen() -> None:
+    bounds = ValueBounds()
+    assert bounds.metrics(5.0) == {"train/value_low": 0.0, "train/value_high": 0.0}
+    bounds.extend(np.ones(1, np.float32), np.full(1, 0.5, np.float32))
+    assert bounds.metrics(5.0) == {"train/value_low": -5.0, "train/value_high": 7.0}
+    assert bounds.metrics(math.inf) == {}
+
+
+@pytest.mark.parametrize("record", [SAC, TQC, CrossQ])
+def test_entropy_widens_the_bounds_and_clips_nothing(record: Any) -> None:
+    spec = EnvSpec("test", (3,), "float32", BoxAction((-1.0, -1.0), (1.0, 1.0), (2,)))
+    cores = [
+        record(batch_size=32, hidden_sizes=(16,), gamma=0.9, **options).make_updater(spec, "cpu", 0)
+        for options in ({"ent_coef": 0.5}, {"ent_coef_initial": 0.5, "target_entropy": -3.0})
+    ]
+    margins = [0.5 * (2 * math.log(2.0) + entropy) / 0.1 for entropy in (2.0, 3.0)]
+    for core, margin in zip(cores, margins, strict=True):
+        core.update(filled(spec))
+        metrics = core.metrics()
+        assert metrics["train/value_low"] == pytest.approx(-margin, rel=1e-4)
+        assert metrics["train/value_high"] == pytest.approx(10.0 + margin, rel=1e-4)
+        assert metrics["train/q_max"] > 2.0 * metrics["train/value_high"] or record is CrossQ
+    other = record(batch_size=32, hidden_sizes=(16,), gamma=0.9).make_updater(spec, "cpu", 1)
+    narrow = record(batch_size=32, hidden_sizes=(16,), gamma=0.9).make_updater(spec, "cpu", 1)
+    other.bounds.values[:] = -1e6, 1e6
+    for core in (other, narrow):
+        core.update(filled(spec))
+    assert torch.equal(
+        other.state_dict()["critics"]["0.0.weight"], narrow.state_dict()["critics"]["0.0.weight"]
+    )
+
+
+def test_a_state_of_sac_without_bounds_is_loaded() -> None:
+    spec = EnvSpec("test", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+    core, other = (SAC(batch_size=32, hidden_sizes=(16,)).make_updater(spec, "cpu", seed) for seed in (0, 1))
+    core.update(filled(spec))
+    state = core.state_dict()
+    other.load_state_dict(state)
+    assert other.bounds.values.tolist() == core.bounds.values.tolist() != [0.0, 0.0]
+    del state["value_bounds"]
+    other.load_state_dict(state)
+    assert torch.equal(other.state_dict()["policy"]["0.weight"], state["policy"]["0.weight"])

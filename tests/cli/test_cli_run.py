@@ -8,15 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import wait_until
 
+from asyncrl.cli.main import main
+from asyncrl.cli.training import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 SMALL = ["--actors", "2", "--envs-per-actor", "4", "--device", "cpu", "--dqn.learning-starts", "200"]
+QUICK = ["--checkpoint-interval-seconds", "0.2", "--target-eval-episodes", "1"]
 SECONDS = 60
 
 
@@ -34,6 +39,20 @@ def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command in this process, which has imported torch already."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            code = main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run
+
+
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -43,7 +62,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
     """An endless run that has learned something, its processes, and its directory."""
     directory = tmp_path / "run"
     process = subprocess.Popen(
-        command("train", "CartPole-v1", "--algo", "dqn", *SMALL, "--run-dir", str(directory)),
+        command("train", "CartPole-v1", "--algo", "dqn", *SMALL, *QUICK, "--run-dir", str(directory)),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,16 +73,19 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
 
         def learning() -> bool:
             assert process.poll() is None, process.communicate()
-            return lines.exists() and '"train/loss"' in lines.read_text()
+            reported = lines.exists() and '"train/loss"' in lines.read_text()
+            return reported and (directory / "checkpoints" / "latest").exists()
 
-        wait_until(learning, "a report with a loss")
+        wait_until(learning, "a report with a loss, and a checkpoint")
         yield process, psutil.Process(process.pid).children(recursive=True), directory
     finally:
         process.kill()
         process.communicate()
 
 
-def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
+def test_a_run_is_trained_played_and_trained_again(
+    tmp_path: Path, here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     directory = tmp_path / "first"
     options = ["--steps", "2k", "--http", "off", "--target-eval-episodes", "3", *SMALL]
     first = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options, "--run-dir", str(directory))
@@ -72,25 +94,40 @@ def test_a_run_is_trained_played_and_trained_again(tmp_path: Path) -> None:
     assert "over 3 greedy episodes\n" in first.stdout
     assert f"files         {directory}\n" in first.stdout
 
-    played = asyncrl("eval", str(directory), "--checkpoint", "latest", "--episodes", "4", "--json")
+    played = here("eval", str(directory), "--checkpoint", "latest", "--episodes", "4", "--json")
     assert (played.returncode, played.stderr) == (0, "")
     result = json.loads(played.stdout)
     assert (result["env"], result["algo"], result["episodes"]) == ("CartPole-v1", "dqn", 4)
     assert 2_000 <= result["env_steps"] <= 2_008
 
     again = ["--config", str(directory / "config.toml"), "--steps", "1k"]
-    refused = asyncrl("train", *again, "--run-dir", str(directory))
+    refused = here("train", *again, "--run-dir", str(directory))
     assert refused.returncode == 1
     assert "run_dir must be a new or empty directory" in refused.stderr
-    second = asyncrl("train", *again)
+    second = here("train", *again)
     assert (second.returncode, second.stderr) == (0, "")
     kept = Path(next(line.split()[1] for line in second.stdout.splitlines() if line.startswith("files")))
     assert kept.parent == Path(os.environ["ASYNCRL_RUNS"])
     assert (kept / "summary.json").exists() and (kept / "checkpoints" / "latest").exists()
 
 
+def assert_goes_on(here: Callable[..., subprocess.CompletedProcess[str]], run: Path) -> None:
+    """Resume the run for 500 steps, and check the files."""
+    done = here("resume", str(run), "--steps", "+500", "--dqn.learning-rate", "2e-3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"goes on from {run}/checkpoints/latest: ")
+    assert "stopped by    total_steps" in done.stdout
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [entry["time/total_timesteps"] for entry in entries if "time/total_timesteps" in entry]
+    summary = json.loads((run / "summary.json").read_text())
+    assert steps == sorted(steps) and steps[-1] == summary["env_steps"]
+    assert summary["state"] == "finished"
+    assert "learning_rate = 0.002" in (run / "config.toml").read_text()
+
+
 def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
     endless: tuple[subprocess.Popen[str], list[psutil.Process], Path],
+    here: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     process, children, directory = endless
     assert len(children) >= 3, "a fork server and two actors"
@@ -102,42 +139,63 @@ def test_ctrl_c_stops_writes_a_checkpoint_and_leaves_nothing(
     assert not (directory / "http.json").exists()
     assert running(children) == []
     assert (directory / "checkpoints" / "latest").exists()
+    assert_goes_on(here, directory)
 
 
-def test_sigkill_leaves_no_process(
+def test_sigkill_leaves_no_process_and_the_run_goes_on(
     endless: tuple[subprocess.Popen[str], list[psutil.Process], Path],
+    here: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    process, children, _ = endless
+    process, children, directory = endless
     process.kill()
     process.wait(SECONDS)
     wait_until(lambda: running(children) == [], "all its processes gone")
+    assert not (directory / "summary.json").exists()
+    assert_goes_on(here, directory)
 
 
-def test_a_pace_that_would_deadlock_is_a_wrong_argument() -> None:
+def test_a_pace_that_would_deadlock_is_a_wrong_argument(
+    here: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     options = ["--steps", "1k", "--http", "off", "--dqn.samples-per-insert-error", "0.1"]
     options += ["--dqn.discipline", "relaxed"]
-    done = asyncrl("train", "CartPole-v1", "--algo", "dqn", *options)
+    done = here("train", "CartPole-v1", "--algo", "dqn", *options)
     assert done.returncode == 2
     flag = "asyncrl train: error: argument --dqn.samples-per-insert-error"
     assert done.stderr.startswith(f"{flag}: samples_per_insert_error must be at least")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named(here: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = asyncrl("train", "CartPole-v1", "--algo", "dqn", "--steps", "1k", "--http", str(port))
+        done = here("train", "CartPole-v1", "--algo", "dqn", "--steps", "1k", "--http", str(port))
     assert done.returncode == 4
     assert "[ASYNC007]" in done.stderr
     assert str(port) in done.stderr
 
 
 def test_an_error_before_training_is_printed_alone() -> None:
-    runs = set(Path(os.environ["ASYNCRL_RUNS"]).iterdir())
+    runs, begin = set(Path(os.environ["ASYNCRL_RUNS"]).iterdir()), time.monotonic()
     done = asyncrl("train", "Cartpole-v1", "--algo", "dqn", "--http", "off")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
+    # A start that takes longer than people wait in silence is told of.
+    assert done.stdout == "" or time.monotonic() - begin > PATIENCE_SECONDS
     assert done.stderr.startswith("[ASYNC006] There is no environment Cartpole-v1.")
     assert set(Path(os.environ["ASYNCRL_RUNS"]).iterdir()) == runs, "a mistake leaves no directory"
+
+
+@pytest.mark.parametrize(
+    ("env", "code"), [("Cartpole-v1", "ASYNC006"), ("Pendulum-v1", "ASYNC005")], ids=["id", "actions"]
+)
+def test_an_error_before_training_is_printed_alone_where_nothing_is_compiled(
+    env: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    done = asyncrl("train", env, "--algo", "dqn", "--http", "off", "--run-dir", "none")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"[{code}]") and "compiling" not in done.stderr
+    assert any(tmp_path.rglob("*.nbi")), "kernels were compiled"
 
 
 MODULE = '''

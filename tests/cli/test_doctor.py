@@ -48,7 +48,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "old weights act": ("dqn", {"metrics": {"async/policy_lag_mean": 900.0}}),
     "old segments": ("impala", {"metrics": {"async/staleness_versions_mean": 6.0}}),
     "unlearned": ("dqn", {"evaluations": FALLS}),
-    "value function explains nothing": ("ppo", {"metrics": {"train/explained_variance": -0.2}}),
+    "value function explains nothing": (
+        "ppo",
+        {"evaluations": FLAT, "metrics": {"train/explained_variance": -0.2}},
+    ),
     "no exploration": ("dqn", {"evaluations": FLAT}),
     "not learning": ("sac", {"env": "Pendulum-v1", "evaluations": FLAT}),
     "actors die": ("dqn", {"summary": {"actor_restarts": 3}}),
@@ -125,6 +128,13 @@ def test_a_run_that_is_well_has_no_finding(algo: str, tmp_path: Path) -> None:
 def test_a_run_that_reached_its_target_need_not_be_faster(tmp_path: Path) -> None:
     different = {"metrics": {"async/actor_wait_fraction": 0.95}, "summary": {"stop_reason": "target_return"}}
     assert diagnose(collect(make(tmp_path / "x", "dqn", different))) == []
+
+
+def test_a_value_function_explains_no_variance_of_equal_returns(tmp_path: Path) -> None:
+    unexplained = {"metrics": {"train/explained_variance": -0.2}}
+    assert diagnose(collect(make(tmp_path / "solved", "ppo", unexplained))) == []
+    found = diagnose(collect(make(tmp_path / "lost", "ppo", {**unexplained, "evaluations": FALLS})))
+    assert "value function explains nothing" in [finding.name for finding in found]
 
 
 def test_a_figure_that_is_missing_is_a_question_mark() -> None:

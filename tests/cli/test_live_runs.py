@@ -68,8 +68,10 @@ def test_a_run_is_listed_and_stopped(
     assert row["url"].startswith("http://127.0.0.1:") and row["steps"] > 0
     assert main(["ps"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["pid", "env", "algo", "state", "steps", "page", "run"]
-    assert any(line.split()[:3] == [str(process.pid), "CartPole-v1", "dqn"] for line in lines)
+    assert lines[0].split() == ["pid", "env", "algo", "state", "steps", "run", "page"]
+    (line,) = (line.split() for line in lines if line.split()[0] == str(process.pid))
+    assert line[1:3] == ["CartPole-v1", "dqn"]
+    assert line[-1] == f"{run.url}/#token={run.token}"
 
     assert main(["stop", str(path)]) == 0
     assert capsys.readouterr().out == f"stopped {path}\n"
@@ -96,6 +98,24 @@ def test_what_does_not_go_on_cannot_be_stopped(tmp_path: Path, capsys: pytest.Ca
     path = write_run(tmp_path / "x", summary={})
     assert main(["stop", str(path)]) == 1
     assert f"no run goes on in {path}" in capsys.readouterr().err
+
+
+def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = write_run(tmp_path / ("long" * 20), summary={})
+    url, token = "http://127.0.0.1:34567", "t" * 43
+    runs = [
+        LiveRun(1, kept, url, token, {"env": "a.module:" + "Env" * 20, "env_steps": 5}),
+        LiveRun(2, None, url, "", {}),
+        LiveRun(3, None, None, "", {}),
+    ]
+    monkeypatch.setattr("asyncrl.cli.live_runs.live_runs", lambda: runs)
+    assert main(["ps"]) == 0
+    pages = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+    assert pages == ["page", f"{url}/#token={token}", url, "none"]
+    assert main(["ps", "--json"]) == 0
+    assert token not in capsys.readouterr().out
 
 
 def test_ps_without_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,12 +78,13 @@ def built(training: bool = False, **kwargs: Any) -> Any:
 
 def test_a_game_is_one_grey_frame_and_the_nature_cnn_takes_four() -> None:
     built().close()
-    spec: EnvSpec = describe(EnvSource.from_user("ALE/Pong-v5"))
-    assert (spec.observation_shape, spec.observation_dtype) == ((84, 84), "uint8")
-    for record in (DQN, IMPALA, PPO, Rainbow):
-        policy = record.preset("ALE/Pong-v5").make_policy(spec)
-        assert network_text(policy) == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
-        assert policy.frame_stack == 4
+    for game in ("ALE/Pong-v5", "ALE/Breakout-v5"):
+        spec: EnvSpec = describe(EnvSource.from_user(game))
+        assert (spec.observation_shape, spec.observation_dtype) == ((84, 84), "uint8")
+        for record in (DQN, IMPALA, PPO, Rainbow):
+            policy = record.preset(game).make_policy(spec)
+            assert network_text(policy) == "images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)"
+            assert policy.frame_stack == 4
 
 
 def test_frames_and_rewards_are_those_of_gymnasiums_preprocessing() -> None:

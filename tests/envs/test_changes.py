@@ -145,6 +145,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     import sys
 
     monkeypatch.setitem(sys.modules, "ale_py", None)
+    monkeypatch.delitem(gymnasium.registry, "ALE/Pong-v5", raising=False)  # if another test imported ale_py
     with pytest.raises(UnknownEnvironment) as error:
         EnvSource.from_user("ale_py:ALE/Pong-v5").build()
     assert error.value.fix == 'pip install "asyncrl[atari]"'

@@ -232,6 +232,21 @@ def test_asyncrl_006_names_the_extra_to_install(
         described(env_id)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "package", "fix"),
+    [
+        ("ALE/Pong-v9", "ale_py", "correct the id, or import the package that registers it"),
+        ("PongNoFrameskip-v9", "ale_py", "correct the id, or import the package that registers it"),
+        ("no_such_package:ALE/Pong-v9", "ale_py", "install the package that provides 'no_such_package'"),
+    ],
+)
+def test_asyncrl_006_offers_no_extra_that_is_installed(env_id: str, package: str, fix: str) -> None:
+    pytest.importorskip(package)
+    with pytest.raises(UnknownEnvironment) as raised:
+        described(env_id)
+    assert fix in str(raised.value) and "pip install" not in str(raised.value)
+
+
 def test_asyncrl_006_registered_in_main_only(monkeypatch: pytest.MonkeyPatch) -> None:
     Mine = type("Mine", (fakes.SimpleEnv,), {"__module__": "__main__"})
     gymnasium.register("Mine-v0", entry_point=Mine)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +30,10 @@ import asyncrl
 from asyncrl import DQN, Trainer, errors
 from asyncrl.actors import evaluator
 from asyncrl.cli.interrupts import Interrupts
+from asyncrl.cli.main import main
+from asyncrl.policies import policy_file
 from asyncrl.storage.checkpoint import read_policy
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SECONDS = 60
@@ -335,6 +341,71 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path: Path) -> None:
     assert json.loads(out) == ["stopped", True, 4, False, []]
 
 
+@pytest.mark.filterwarnings("ignore:.ASYNC040.")
+@pytest.mark.parametrize("place", ["working directory", "temporary directory", "nowhere"])
+def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(path: Path, parts: Any) -> None:
+        if place != "nowhere" and (place == "working directory" or path.parent != work):
+            return real(path, parts)
+        return full()
+
+    work, temporary = tmp_path / "work", tmp_path / "temporary"
+    for folder in (work, temporary):
+        folder.mkdir()
+        (folder / "run.policy").write_text("of another run")
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(CheckpointFolder, "save", full)
+    real = policy_file.write_atomically
+    monkeypatch.setattr(policy_file, "write_atomically", write)
+    options = [
+        "--algo",
+        "dqn",
+        "--dqn.learning-starts",
+        "50",
+        "--steps",
+        "300",
+        "--target-eval-episodes",
+        "1",
+    ]
+    small = ["--actors", "1", "--envs-per-actor", "2", "--http", "off", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "CartPole-v1", *options, *small]) == 0
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("policy "))
+    if place == "nowhere":
+        assert line.count("No space left on device") == 2 and "lost" in line
+    else:
+        path = (work if place == "working directory" else temporary) / "run-1.policy"
+        why = "the last checkpoint could not be written: [Errno 28] No space left on device"
+        assert line == f"policy        {path} ({why})"
+        assert asyncrl.load(path).meta.updates == summary_of(tmp_path / "run")["updates"] > 0
+    assert (work / "run.policy").read_text() == (temporary / "run.policy").read_text() == "of another run"
+
+
+def test_a_policy_that_is_in_a_checkpoint_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--algo",
+        "dqn",
+        "--dqn.learning-starts",
+        "50",
+        "--steps",
+        "300",
+        "--target-eval-episodes",
+        "1",
+    ]
+    small = ["--actors", "1", "--envs-per-actor", "2", "--http", "off", "--run-dir", "run"]
+    assert main(["train", "CartPole-v1", *options, *small]) == 0
+    assert "policy " not in capfd.readouterr().out
+    assert not list(tmp_path.glob("*.policy"))
+
+
 def wait_until(condition: Callable[[], bool], program: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
@@ -427,6 +498,15 @@ def test_a_hangup_stops_and_a_second_one_does_not_kill(capfd: pytest.CaptureFixt
         signal.signal(signal.SIGHUP, before)
 
 
+def test_an_import_that_turns_the_interrupt_into_an_error_was_interrupted() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ImportError("numpy._core.multiarray failed to import")
+    with pytest.raises(ImportError), Interrupts():
+        raise ImportError("no module named torch")
+
+
 @pytest.mark.parametrize("line", range(12))
 def test_a_hangup_within_the_handler_of_another_does_not_kill(
     line: int, monkeypatch: pytest.MonkeyPatch
@@ -491,6 +571,34 @@ def test_an_interrupt_while_torch_is_imported_is_heard(tmp_path: Path) -> None:
         program.communicate()
 
 
+SCRIPT = tomllib.loads((Path(PACKAGE) / "pyproject.toml").read_text())["project"]["scripts"]["asyncrl"]
+ENTRIES = {
+    "python -m asyncrl": "runpy.run_module('asyncrl', run_name='__main__')",
+    "asyncrl": "sys.exit(getattr(importlib.import_module({!r}), {!r})())".format(*SCRIPT.split(":")),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("module", ["asyncrl.cli.main", "asyncrl.cli.flags", "asyncrl.options"])
+def test_an_interrupt_while_the_command_line_is_imported_gives_no_traceback(entry: str, module: str) -> None:
+    interrupted = f"""
+        import importlib, runpy, signal, sys
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.meta_path.insert(0, Finder())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["asyncrl", "presets"]
+        {ENTRIES[entry]}
+    """
+    program = child("-c", textwrap.dedent(interrupted), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.communicate(timeout=SECONDS) == ("", "interrupted\n")
+    assert program.returncode == 130
+
+
 # --- the steps of the end, each failing in turn -------------------------------------------------------------------
 
 
@@ -499,7 +607,7 @@ class Rig:
 
     updates = 7
     max_seconds: float | None = None
-    hangs = False
+    hangs, failure = False, ""
     cut_episodes = finished_episodes = 0
     best = best_weights = None
 
@@ -514,7 +622,8 @@ class Rig:
         self.ending = Ending(
             self.directory,
             TrainClock(),
-            self.publish,
+            self.last_snapshot,
+            self.show,
             lambda: 0.0,
             asyncio.Event(),
             3,
@@ -556,11 +665,15 @@ class Rig:
 
         return EvaluationResult(1.0, 0.0, 5.0, episodes, 1, 2, 3.0)
 
-    def publish(self, report: Any, reason: str, error: str | None) -> Any:
+    def last_snapshot(self, report: Any, reason: str, error: str | None) -> Any:
         from snapshots import make_snapshot
 
-        self.log.append(f"publish {reason}")
         return make_snapshot(stop_reason=reason, error=error)
+
+    def show(self, snapshot: Any) -> None:
+        assert self.directory.path is not None
+        written = (self.directory.path / "summary.json").exists()
+        self.log += ["summary"] * written + [f"show {snapshot.stop_reason}"]
 
     def end(self, reason: str = "total_steps", error: BaseException | None = None) -> Any:
         outcome, error = asyncio.run(self.ending.end(reason, error))
@@ -568,14 +681,16 @@ class Rig:
         return outcome, error
 
 
-STEPS = ["report", "weights", "save", "evaluate", "publish total_steps"]
+STEPS = ["report", "weights", "save", "evaluate", "summary", "show total_steps"]
 
 
-def test_the_checkpoint_comes_before_the_evaluation_and_the_summary_last(tmp_path: Path) -> None:
+def test_the_checkpoint_comes_before_the_evaluation_and_the_summary_before_it_is_shown(
+    tmp_path: Path,
+) -> None:
     rig = Rig(tmp_path)
     outcome, error = rig.end()
     assert (rig.log, error) == (
-        [*STEPS[:-1], "save", STEPS[-1]],
+        [*STEPS[:-2], "save", *STEPS[-2:]],
         None,
     )  # a run that goes on knows of the evaluation
     assert summary_of(tmp_path) == outcome.summary
@@ -629,7 +744,7 @@ def test_a_learner_that_diverged_does_not_overwrite_the_last_checkpoint(tmp_path
     diverged = errors.TrainingDiverged("the loss became NaN")
     rig = Rig(tmp_path)
     assert rig.end("failed", diverged) == (None, diverged)
-    assert rig.log == ["report", "publish failed"]
+    assert rig.log == ["report", "summary", "show failed"]
     assert summary_of(tmp_path)["error"] == "[ASYNC022] the loss became NaN"
 
 
@@ -637,7 +752,7 @@ def test_weights_that_are_nan_only_at_the_end_fail_the_run_and_leave_a_summary(t
     rig = Rig(tmp_path, "weights diverged")
     outcome, error = rig.end()
     assert outcome is None and isinstance(error, errors.TrainingDiverged)
-    assert rig.log == ["report", "weights", "save", "publish failed"]
+    assert rig.log == ["report", "weights", "save", "summary", "show failed"]
     summary = summary_of(tmp_path)
     assert (summary["state"], summary["error"]) == ("failed", "[ASYNC022] the weights became NaN")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,11 +39,14 @@ def trainer_of(env: Any, **options: Any) -> Trainer:
 
 def forked() -> list[psutil.Process]:
     """Children of the fork server."""
+    parents: dict[int, int] = {}
     everybody = psutil.Process().children(recursive=True)
-    parents = {process.pid: process.ppid() for process in everybody}
+    for process in everybody:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            parents[process.pid] = process.ppid()
     guardians = {pid for pid, parent in parents.items() if parent == os.getpid()}
     servers = {pid for pid, parent in parents.items() if parent in guardians}
-    return [process for process in everybody if parents[process.pid] in servers]
+    return [process for process in everybody if parents.get(process.pid) in servers]
 
 
 def finish(trainer: Trainer) -> Any:

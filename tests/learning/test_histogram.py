@@ -66,3 +66,16 @@ def test_buckets_against_searchsorted(compiled, each):
     expected = np.minimum(np.searchsorted(EDGES, values, side="right") - 1, len(EDGES) - 1)
     assert counts.tolist() == (each * np.bincount(expected, minlength=len(EDGES))).tolist()
     assert (most, sums.tolist()) == (now, [each * len(values), each * values.sum(), now])
+
+
+def test_an_interval_without_values_repeats_the_last_one() -> None:
+    """A curve of the mean falls to 0 only where the values do, not where training pauses for a second."""
+    meter = Histogram()
+    assert (meter.statistics(reset=True).mean, meter.statistics().samples) == (0.0, 0)
+    meter.add(10, np.array([4, 8], np.int64))
+    assert meter.statistics(reset=True).mean == 4.0
+    paused = meter.statistics(reset=True)
+    assert (paused.mean, paused.p95, paused.max, paused.samples) == (4.0, 6.0, 6, 0)
+    assert (meter.overall().mean, meter.overall().max, meter.overall().samples) == (4.0, 6, 2)
+    meter.add(10, np.array([9], np.int64))
+    assert (meter.statistics().mean, meter.statistics().max, meter.statistics().samples) == (1.0, 1, 1)

@@ -7,10 +7,21 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from asyncrl.algorithms import DDPG, SAC
+from asyncrl.algorithms.value_bounds import FIRST_VERDICT
+from asyncrl.errors import ActionValuesOutOfRange
+from asyncrl.interfaces import Batch, BoxAction, EnvSpec
+from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.learning.divergence import Divergence
+from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
@@ -25,7 +36,7 @@ class Countdown:
     def __init__(self, ticks: int) -> None:
         self.left = ticks
         self.rings: list[Any] = []
-        self.publisher = SimpleNamespace(version=0)
+        self.publisher = SimpleNamespace(version=0, interval=1, publish_seconds=0.0)
         self.updates = 0
 
     def prepare(self) -> None: ...
@@ -133,3 +144,44 @@ def test_a_learner_goes_on_after_the_last_of_two_holds(thread: LearnerThread, do
             await running
 
     asyncio.run(script())
+
+
+class Reported(Countdown):
+    """`Countdown` with a core and statistics, as a report needs them."""
+
+    def __init__(self, ticks: int, core: Any) -> None:
+        super().__init__(ticks)
+        self.core, self.divergence = core, Divergence(None, dict)
+
+    def statistics(self) -> LoopStatistics:
+        return LoopStatistics(BalanceStatistics(discipline="lockstep"), StalenessMeter(), Histogram(), 0, 0)
+
+
+def trained(record: type, factor: float) -> Any:
+    """Core after one update with rewards of 1, whose critics' outputs were multiplied by `factor` before it."""
+    spec = EnvSpec("box", (3,), "float32", BoxAction((-1.0,), (1.0,), (1,)))
+    core = record(batch_size=32, hidden_sizes=(16,)).make_updater(spec, "cpu", 0)
+    with torch.no_grad():
+        core.critics.flat.mul_(factor**0.5)  # of two layers
+    batch = Batch.allocate(32, spec)
+    batch.obs[:], batch.next_obs[:] = np.random.default_rng(0).normal(size=(2, 32, 3))
+    batch.action[:] = 0.0
+    batch.reward[:], batch.discount[:], batch.weight[:] = 1.0, 0.9, 1.0
+    core.update(batch)
+    return core
+
+
+@pytest.mark.parametrize("record", [DDPG, SAC])
+def test_a_report_warns_of_action_values_that_have_run_off(
+    record: type, thread: LearnerThread, doorbell: Doorbell
+) -> None:
+    async def report_of(factor: float) -> dict[str, float]:
+        learner = make_learner(Reported(FIRST_VERDICT, trained(record, factor)), thread, doorbell)
+        async with asyncio.timeout(SECONDS):
+            await learner.run()
+            return (await learner.report()).train_metrics
+
+    assert asyncio.run(report_of(1.0))["train/q_max"] < 10.0, "and no warning, which would be an error"
+    with pytest.warns(ActionValuesOutOfRange, match="ASYNC024"):
+        metrics = asyncio.run(report_of(1e4))
+    assert metrics["train/q_max"] > 2.0 * metrics["train/value_high"] > 19.0

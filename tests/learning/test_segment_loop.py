@@ -9,12 +9,14 @@ from typing import Any, Literal
 import fakes
 import numpy as np
 import pytest
+import torch
 
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms import IMPALA
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
+from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.segment_loop import SegmentLoop
@@ -341,6 +343,54 @@ def test_a_step_that_only_stops_early_is_no_update(worlds: list[World]) -> None:
     world.run(0), world.run(1)
     world.iteration()
     assert world.learning.updates == 1 and world.learning.statistics().balance.sampled == T * E
+
+
+TORCH_SAYS = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.10 GiB of which ..."
+
+
+class NoMemory(FakeCore):
+    """Core without memory for `begin` or for `step`."""
+
+    def __init__(self, where: str, size: str) -> None:
+        super().__init__()
+        self.where, self.size = where, size
+
+    def _fail(self, where: str) -> None:
+        if where == self.where:
+            raise torch.cuda.OutOfMemoryError(TORCH_SAYS.format(self.size))
+
+    def begin(self, segments: Sequence[Segment], progress: float) -> None:
+        self._fail("begin")
+        super().begin(segments, progress)
+
+    def step(self) -> bool:
+        self._fail("step")
+        return super().step()
+
+
+@pytest.mark.parametrize("where", ["begin", "step"])
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [("2.50 GiB", "2,684,354,560 bytes"), ("512 bytes", "512 bytes"), ("a lot", "unknown")],
+)
+def test_asyncrl_009_says_what_was_asked_for_held_and_free(
+    worlds: list[World], monkeypatch: pytest.MonkeyPatch, where: str, size: str, asked: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1_000, 80_000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 70_000)
+    world = make(worlds, "relaxed", core=NoMemory(where, size))
+    world.run(0), world.run(1)
+    with pytest.raises(GPUOutOfMemory, match=r"ASYNC009\].*out of memory in an update") as raised:
+        world.iteration()
+    assert raised.value.facts == {
+        "segments_per_batch": 2,
+        "segment_length": T,
+        "asked": asked,
+        "held by this process": "70,000 bytes",
+        "free": "1,000 of 80,000 bytes",
+    }
+    assert "lower segments_per_batch or segment_length or hidden_sizes" in str(raised.value)
+    assert isinstance(raised.value.__cause__, torch.cuda.OutOfMemoryError)
 
 
 def test_waiting_actors_are_woken_when_they_may_go_on(worlds: list[World]) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import asyncrl
 from asyncrl import DQN, Trainer
+from asyncrl.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"envs_per_actor": 4, "num_actors": 1, "http": "off", "target_eval_episodes": 3, "eval_episodes": 3}
@@ -47,8 +49,7 @@ def test_a_run_without_an_evaluation_has_no_best() -> None:
     trainer = Trainer("CartPole-v1", RECORD, **{**SMALL, "eval_interval_steps": None})
     with trainer:
         trainer.start(total_steps=1_000_000)
-        while not (trainer.snapshot() and trainer.snapshot().updates):  # type: ignore[union-attr]
-            pass
+        wait_until(lambda: bool((snapshot := trainer.snapshot()) and snapshot.updates), "an update")
         trainer.stop()
         result = trainer._run.done.result()
     assert result.best is None
@@ -70,24 +71,22 @@ Trainer(lambda: Mine(length), record, run_dir="run", num_actors=1, envs_per_acto
 """
 
 
-def test_a_run_of_a_factory_is_evaluated_and_trained_again(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-
-    def python(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
+def test_a_run_of_a_factory_is_evaluated_and_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lam.py").write_text(SCRIPT)
-    python("lam.py")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "lam.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
     (tmp_path / "lam.py").unlink()
-    played = json.loads(python("-m", "asyncrl", "eval", "run", "--episodes", "3", "--json"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "run", "--episodes", "3", "--json"]) == 0
+    played = json.loads(capsys.readouterr().out)
     assert played["env"] == "<lambda> in lam.py:11"
     assert played["length_mean"] <= 17
-    again = ["--config", "run/config.toml", "--run-dir", "again", "--steps", "300"]
-    python("-m", "asyncrl", "train", *again)
+    assert main(["train", "--config", "run/config.toml", "--run-dir", "again", "--steps", "300"]) == 0
     for name in ("run", "again"):
         assert (tmp_path / name / "environment.pkl").exists()
     with pytest.raises(asyncrl.AsyncRLError):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_records import small
 
-from asyncrl import Callback, Trainer, flat
+from asyncrl import Callback, Trainer, TrainResult, flat
 from asyncrl.run.callbacks import Callbacks
 
 
@@ -52,9 +54,22 @@ def trainer(tmp_path: Path | None = None, **options: Any) -> Trainer:
     return Trainer("CartPole-v1", small_dqn, run_dir=tmp_path, target_eval_episodes=3, **given)
 
 
-def test_a_run_tells_its_callbacks_what_happens(tmp_path: Path) -> None:
+async def started(own: Trainer, **given: Any) -> TrainResult:
+    own.start(**given)
+    return await own.wait()
+
+
+RUNS: dict[str, Callable[..., TrainResult]] = {
+    "learn": Trainer.learn,
+    "run": lambda own, **given: asyncio.run(own.run(**given)),
+    "start": lambda own, **given: asyncio.run(started(own, **given)),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_a_run_tells_its_callbacks_what_happens(tmp_path: Path, how: str) -> None:
     journal, own = Journal(), trainer(tmp_path, report_interval_steps=500, report_interval_seconds=60.0)
-    result = own.learn(total_steps=3_000, callbacks=[journal])
+    result = RUNS[how](own, total_steps=3_000, callbacks=[journal])
     hooks = [hook for hook, _ in journal.calls]
     assert hooks[0] == "start" and hooks[-1] == "end" and hooks.count("start") == hooks.count("end") == 1
     assert journal.events("start") == [3_000] and journal.events("end") == [result]

@@ -74,8 +74,8 @@ def test_a_run_of_a_second_reports_by_steps_and_by_evaluation(tmp_path: Path) ->
     reports = [line["time/total_timesteps"] for line in lines if "time/total_timesteps" in line]
     evaluations = [line for line in lines if "eval/mean_reward" in line]
     assert not any("eval/mean_reward" in line and "time/total_timesteps" in line for line in lines)
-    # By time there is the one of the start and the one of the end.
-    assert len(reports) >= 2 + len(evaluations)
+    # By time there is the one of the start and the one of the end; reports that are due at the same moment are one.
+    assert len(evaluations) >= 2 and len(reports) >= 3
     assert reports == sorted(reports) and "time/total_timesteps" in lines[-1]
     assert tensorboard_points(run, "async/policy_lag_mean"), "what was not there before"
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from snapshots import make_snapshot
 
-from asyncrl import DQN, PPO, SAC, TrainerConfig
+from asyncrl import DQN, PPO, SAC, Trainer, TrainerConfig
+from asyncrl.actors import worker
+from asyncrl.actors.actor import Actor, actor_seeds
+from asyncrl.actors.plans import ActorPlan, PoolPlan
+from asyncrl.envs.source import EnvSource
+from asyncrl.groups.place import Place
+from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.protocols import Policy
+from asyncrl.run import build
 from asyncrl.run.alone import Alone
 from asyncrl.run.group_counters import made_before
-from asyncrl.run.group_shares import seed_of, share_of, share_of_algorithm, shared_options
+from asyncrl.run.group_shares import actor_indices, seed_of, share_of, share_of_algorithm, shared_options
+from asyncrl.run.grouped import Group
+from asyncrl.shm.ring import RingLayout, RingWriter
+from asyncrl.shm.segment import Segment
+from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
 
@@ -41,6 +58,58 @@ def test_rank_0_keeps_the_stopping_rules_and_the_others_its_part_of_the_steps() 
 def test_seeds_of_groups_differ_and_rank_0_keeps_the_runs() -> None:
     assert share_of(CONFIG, 0, 4).seed == 7
     assert len({seed_of(7, rank) for rank in range(50)} | {seed_of(8, rank) for rank in range(50)}) == 100
+
+
+@pytest.fixture
+def actor_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Actor]]:
+    """Make an actor of CartPole-v1 with three environments as its process does, in this process."""
+    source, kept = EnvSource.from_user("CartPole-v1"), []
+
+    def make(policy: Policy, index: int, num_actors: int, *among: tuple[int, int]) -> Actor:
+        layout = RingLayout(3, 16, SPEC)
+        segment, mailbox = Segment.create("ring", layout.arrays()), WeightMailbox.create(policy.weight_count)
+        kept.extend((segment, mailbox))
+        monkeypatch.setattr(WeightMailbox, "attach", lambda *_, **__: mailbox)
+        plan = PoolPlan(source, pickle.dumps(policy), layout, num_actors, 7, None, *among)
+        actor = worker._make_actor(ActorPlan(plan, index, 0), RingWriter(segment, layout), {"weights": -1})
+        kept.append(actor)
+        return actor
+
+    yield make
+    while kept:
+        kept.pop().close()
+
+
+def test_the_ladder_of_exploration_runs_over_the_actors_of_all_groups(
+    actor_of: Callable[..., Actor],
+) -> None:
+    policy = DQN(exploration_ladder=7.0).make_policy(SPEC)
+    places = [(index, 2, actor_indices(rank, 3, 2)) for rank in range(3) for index in range(2)]
+    exponents = [actor_of(policy, *place).policy._exponents for place in places]
+    assert np.concatenate(exponents) == pytest.approx(1.0 + 7.0 * np.arange(18) / 17)
+
+
+def test_one_group_counts_its_actors_and_seeds_as_without_groups(actor_of: Callable[..., Actor]) -> None:
+    policy = DQN(exploration_ladder=7.0).make_policy(SPEC)
+    for index in range(2):
+        plain, one = actor_of(policy, index, 2), actor_of(policy, index, 2, actor_indices(0, 1, 2))
+        assert plain._env_seeds == one._env_seeds == actor_seeds(7, index, 0, 3)[0]
+        assert plain.policy._exponents.tolist() == one.policy._exponents.tolist()
+
+
+def test_a_run_places_its_actors_by_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[PoolPlan] = []
+
+    def kept(*arguments: Any) -> PoolPlan:
+        plans.append(PoolPlan(*arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(build, "PoolPlan", kept)
+    options: dict[str, Any] = {"num_actors": 2, "http": "off", "target_eval_episodes": 1}
+    for share in ((None, 0, 1), (None, 2, 3)):
+        monkeypatch.setattr(Alone, "share", share)
+        Trainer("CartPole-v1", "dqn", total_steps=100, **options).learn()
+    assert [plan.among for plan in plans] == [None, (4, 6)]
 
 
 def test_other_groups_write_into_the_run_and_never_over_an_earlier_life(tmp_path: Path) -> None:
@@ -88,6 +157,19 @@ def test_another_group_goes_on_without_what_is_rank_0s() -> None:
     resumed = going_on(5000, [0, 2001], 700, [0, 300]).for_another_group()
     assert resumed.another_group and resumed.rows is None and resumed.states is None
     assert resumed.run["pending"] == [] and resumed.best == {} and resumed.other_steps == 2001
+
+
+def test_a_group_tells_its_share_and_the_policy_lag_of_all_its_steps() -> None:
+    place = Place(rank=0, size=2, host="here", port=1)
+    heard = {1: {"env_steps": 3, "policy_lag_mean": 4.5}}
+    session: Any = SimpleNamespace(
+        place=place, leads=True, statistics=FusionStatistics, statuses=lambda: dict(heard)
+    )
+    group = Group(session, CONFIG, DQN(), None)
+    assert group.share == (5001, 0, 2)
+    assert group.groups()[0].policy_lag_mean == 0.0, "nothing was received yet"
+    shown = group.shown(make_snapshot(policy_lag_counts=(1, 0, 4), policy_lag_sum=8.0, policy_lag_mean=0.0))
+    assert [one.policy_lag_mean for one in shown.groups] == [1.6, 4.5]
 
 
 def test_steps_of_the_algorithm_are_divided_and_batches_are_not() -> None:

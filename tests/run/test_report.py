@@ -83,7 +83,11 @@ def test_rates_are_differences_over_the_interval(builder: SnapshotBuilder, clock
 def test_a_snapshot_takes_over_what_the_parts_say(builder: SnapshotBuilder, clock: Clock) -> None:
     clock.now += 1.0
     snapshot = builder.snapshot("training", actors=(make_actor(),), learner=learner_report())
-    assert (snapshot.discipline, snapshot.training_target, snapshot.target_return) == ("relaxed", 300.0, None)
+    assert (snapshot.discipline, snapshot.target_training_return, snapshot.target_return) == (
+        "relaxed",
+        300.0,
+        None,
+    )
     assert (snapshot.replay_steps, snapshot.replay_capacity) == (64, 4096)
     assert snapshot.discarded_fraction == 20 / 1000
     assert (snapshot.samples_per_insert_target, snapshot.samples_per_insert_achieved) == (4.0, 3.5)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
+from typing import Any
 
 import pytest
+from snapshots import make_snapshot
 
-from asyncrl.run.reporting import LEAST_SECONDS, ReportTimes
+from asyncrl.config import TrainerConfig
+from asyncrl.errors import SamplesTooStale
+from asyncrl.learning.clock import TrainClock
+from asyncrl.run.reporting import LEAST_SECONDS, Reporting, ReportTimes
 
 
 class Clock:
@@ -120,3 +126,49 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
         assert done and reporting.cancelled()
 
     asyncio.run(scenario())
+
+
+# --- samples that are too stale ---------------------------------------------------------------------------------------
+
+STALE = {"discarded_fraction": 0.6, "env_steps_per_second": 4000.0, "received_steps_per_second": 3900.0}
+
+
+def reporting() -> Reporting:
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    return Reporting(config, TrainClock(), lambda snapshot: None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"consumed_samples_per_second": 20_000.0, "samples_per_insert_target": 10.0},
+            r"make 2\.0 times what the learner can use \(4,000 steps/s, used 2,000 steps/s\)",
+        ),
+        (
+            {
+                "discipline": "synchronous",
+                "samples_per_insert_target": 4.0,
+                "consumed_samples_per_second": 6400.0,
+            },
+            r"make 2\.5 times what the learner can use \(4,000 steps/s, used 1,600 steps/s\)",
+        ),
+        ({"samples_per_insert_target": None}, r"make no more than .* \(4,000 steps/s, used 3,900 steps/s\)"),
+        ({"consumed_samples_per_second": 0.0}, r"learner uses none \(4,000 steps/s, used 0 steps/s\)"),
+    ],
+)
+def test_asyncrl_020_says_who_is_how_much_faster(fields: dict[str, Any], text: str) -> None:
+    with pytest.warns(SamplesTooStale, match=rf"ASYNC020\] 60% of the steps .*: actors .*{text}; raise"):
+        reporting().show(make_snapshot(**{**STALE, **fields}))
+
+
+def test_asyncrl_020_is_given_once_and_only_when_half_is_lost() -> None:
+    told = reporting()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told.show(make_snapshot(discarded_fraction=0.49))
+    with pytest.warns(SamplesTooStale):
+        told.show(make_snapshot(discarded_fraction=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told.show(make_snapshot(discarded_fraction=0.9))

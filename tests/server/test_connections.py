@@ -77,6 +77,50 @@ def test_an_idle_connection_is_kept_between_requests(own: ServerThread) -> None:
             own.call(asyncio.sleep(0.2))
 
 
+def send_all_that_is_taken(connection: socket.socket, sent: bytes) -> int:
+    """Send until the other side takes no more for half a second, or closes; returns the number of bytes taken."""
+    connection.settimeout(0.5)
+    taken = 0
+    with contextlib.suppress(OSError):
+        while taken < 100_000_000:
+            taken += connection.send(sent)
+    return taken
+
+
+LONG_HEAD = b"GET / HTTP/1.1\r\nX: "
+LONG_BODY = b"POST /stop HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
+
+
+@pytest.mark.parametrize(("begin", "statuses"), [(LONG_HEAD, {413}), (LONG_BODY, {401, 413})])
+def test_what_is_too_long_is_answered_and_read_no_further(
+    own: ServerThread, begin: bytes, statuses: set[int]
+) -> None:
+    with own.open(begin) as connection:
+        taken = send_all_that_is_taken(connection, b"x" * 100_000)
+        assert taken < 20_000_000, "the kernel's buffers, not a reader, took it"
+        cut = own.server.statistics().cut
+        assert cut == 1 or (cut == 0 and begin == LONG_BODY), "aiohttp may have closed it after its answer"
+        assert own.ask("/healthz").status == 200
+        connection.settimeout(PATIENCE_SECONDS)
+        answer = read_all(connection)
+    if answer:  # a reset may overtake it
+        head, _, body = answer.partition(b"\r\n\r\n")
+        told = json.loads(body)["error"]["status"]
+        assert head.startswith(b"HTTP/1.1 %d " % told) and told in statuses
+    wait_until(lambda: own.server.statistics().open == 0, "it to be closed")
+
+
+def test_a_body_within_the_limit_comes_in_pieces(own: ServerThread) -> None:
+    body = b"x" * 60_000
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with own.open() as connection:
+        for _ in range(3):
+            connection.sendall(head + body[:30_000])
+            connection.sendall(body[30_000:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+    assert own.server.statistics().cut == 0
+
+
 def test_600_half_open_connections_starve_nobody(own: ServerThread) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(600):

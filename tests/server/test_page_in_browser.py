@@ -22,6 +22,7 @@ from snapshots import make_actor, make_snapshot
 from waiting import wait_until
 
 import asyncrl
+from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -118,6 +119,52 @@ def test_training_shows_charts_of_everything(browser: Browser, run: ServerThread
     assert browser.evaluate(f"{chart(browser, 'train/td_error')}.querySelectorAll('path').length") >= 1
     assert "env" in browser.evaluate("document.querySelector('#options').textContent")
     assert browser.console == []
+
+
+def test_every_group_has_a_row(browser: Browser, run: ServerThread) -> None:
+    counts = {"fusion": "average", "fusions": 7, "sent_bytes": 2_500_000, "wait_seconds": 1.25}
+    groups = (
+        GroupStatistics(0, "here", state="training", env_steps=1200, policy_lag_mean=2.64, **counts),
+        GroupStatistics(1, "there", state="starting", updates=30, policy_lag_mean=11.0, **counts),
+    )
+    with_past(run, 5)
+    open_page(browser, run)
+    browser.wait("document.querySelector('#actors-more').textContent !== ''")
+    assert not visible(browser, "#groups-card")
+    show(run, at(6, groups=groups))
+    browser.wait("document.querySelectorAll('#groups tr').length === 2")
+    assert visible(browser, "#groups-card")
+    head = browser.evaluate(
+        "[...document.querySelectorAll('#group-head th')].map((c) => c.textContent).join('|')"
+    )
+    names = head.split("|")
+    row = "[...document.querySelectorAll('#groups tr')[{}].cells].map((c) => c.textContent).join('|')"
+    rows = [
+        dict(zip(names, browser.evaluate(row.format(i)).split("|"), strict=True)) for i in range(len(groups))
+    ]
+    wanted = [
+        {
+            "group": "0",
+            "host": "here",
+            "state": "training",
+            "steps": "1,200",
+            "policy lag": "2.6",
+            "fusions": "7",
+        },
+        {
+            "group": "1",
+            "host": "there",
+            "state": "starting",
+            "updates": "30",
+            "policy lag": "11.0",
+            "MB sent": "2.5",
+        },
+    ]
+    for shown, expected in zip(rows, wanted, strict=True):
+        assert {name: shown[name] for name in expected} == expected
+        assert shown["waited"] in ("1.3 s", "1.2 s")
+    more = browser.evaluate("document.querySelector('#groups-more').textContent")
+    assert more.startswith("fusion by average") and browser.console == []
 
 
 def test_a_chart_of_a_constant_with_rounding_has_distinct_labels(browser: Browser, run: ServerThread) -> None:
@@ -291,6 +338,8 @@ def test_a_chart_is_read_with_the_arrow_keys(browser: Browser, run: ServerThread
 def test_screen_readers_get_roles_and_names(browser: Browser, run: ServerThread) -> None:
     with_past(run, 30)
     open_page(browser, run)
+    svg = f"{chart(browser, 'Return')}.querySelector('svg')"
+    browser.wait(f"/training 150/.test({svg}.getAttribute('aria-label'))")
     nodes = browser.accessible()
     for role, name in (
         *(("progressbar", "Progress to the nearest stop"), ("table", "Actors"), ("button", "Stop")),

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -265,6 +266,31 @@ def test_progress_of_one_kernel_is_in_the_singular():
     pipe = io.StringIO()
     Progress(1, pipe)
     assert pipe.getvalue() == "compiling 1 kernel, once per installation\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        (io.StringIO, "compiling 3 kernels, once per installation\n"),
+        (Terminal, "\rcompiling kernels, once per installation: 2/3"),
+    ],
+)
+def test_progress_says_nothing_before_it_may(stream, text):
+    written, told = stream(), threading.Event()
+    progress = Progress(3, written, told=told)
+    progress.advance()
+    assert written.getvalue() == ""
+    told.set()
+    progress.advance()
+    assert written.getvalue() == text
+
+
+def test_progress_does_not_tell_of_what_is_done():
+    written, told = Terminal(), threading.Event()
+    progress = Progress(1, written, told=told)
+    told.set()
+    progress.advance()
+    assert written.getvalue() == ""
 
 
 def test_progress_on_a_closed_stream_is_silent():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import SharedMemoryTooSmall
-from asyncrl.shm import free_memory
+from asyncrl.shm import control_groups, free_memory
 from asyncrl.shm.free_memory import available_bytes
 from asyncrl.shm.segment import ALIGNMENT, ArraySpec, Segment, bytes_needed
 
@@ -174,8 +174,8 @@ def fake_machine(monkeypatch, root: Path, membership: str, files: dict[str, str]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setattr(free_memory, "_MEMORY_INFO", root / "meminfo")
-    monkeypatch.setattr(free_memory, "_CONTROL_GROUPS", root / "cgroup")
-    monkeypatch.setattr(free_memory, "_CONTROL_GROUP_ROOT", root / "fs")
+    monkeypatch.setattr(control_groups, "_MEMBERSHIPS", root / "cgroup")
+    monkeypatch.setattr(control_groups, "_ROOT", root / "fs")
 
 
 def version_2(group: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:

@@ -22,6 +22,7 @@ from snapshots import make_actor, make_snapshot
 from waiting import wait_until
 
 import asyncrl
+import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.console import RunConsole
 from asyncrl.show.metrics import Snapshot
@@ -76,6 +77,18 @@ def test_the_line_says_the_most_important() -> None:
     assert readout(make_snapshot()).line() == LINE
 
 
+def test_the_line_adds_what_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = " | staleness 2.1 (p95 5.2) | samples/insert 3.98/4.00 | ring fill 62% | discarded 0.2%"
+    monkeypatch.setattr(readout_module, "LINE_LENGTH", 300)
+    assert readout(make_snapshot()).line().endswith(f" | loss 0.0123{added}")
+    whole = readout(make_snapshot()).line().split(" | ")
+    for limit in range(60, 300):
+        monkeypatch.setattr(readout_module, "LINE_LENGTH", limit)
+        line = readout(make_snapshot()).line()
+        parts = iter(whole)
+        assert len(line) <= limit and all(part in parts for part in line.split(" | ")), "a part and its order"
+
+
 def test_the_line_of_a_run_that_has_just_begun() -> None:
     unknown = dict.fromkeys(("return_mean", "loss", "exploration_rate", "evaluation", "best_evaluation"))
     start = {"env_steps": 0, "train_seconds": 0.0, "samples_per_insert_target": None, "target_return": None}
@@ -114,7 +127,7 @@ def test_a_line_for_pipes_is_shorter_than_120(more: dict[str, Any]) -> None:
             "nearest stop: 20s, 50%, 10s left; also at 4,000 steps",
         ),
         (
-            {"max_seconds": 80.0, "training_target": 300.0},
+            {"max_seconds": 80.0, "target_training_return": 300.0},
             "nearest stop: 4,000 steps, 25%, 30s left; also at 1m20s or return 475 or return/100 300",
         ),
         ({"total_steps": None}, "until return 475"),
@@ -249,7 +262,7 @@ NOTICE = "SIGINT: stopping, once more to kill"
 @pytest.mark.parametrize("height", [24, 30])
 @pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
 @pytest.mark.parametrize("notice", ["", NOTICE])
-@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "training_target": 300.0}])
+@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "target_training_return": 300.0}])
 def test_the_screen_is_whole_at_80_by_24(
     width: int, height: int, actors: tuple[ActorStatistics, ...], notice: str, more: dict[str, Any]
 ) -> None:

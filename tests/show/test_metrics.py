@@ -199,7 +199,14 @@ def test_a_run_writes_all_three(tmp_path: Path) -> None:
     assert sorted(path.name for path in off.iterdir()) == ["metrics.jsonl", "progress.csv"]
 
 
-NOT_METRICS = {"seed", "total_steps", "target_return", "training_target", "max_seconds", "startup_seconds"}
+NOT_METRICS = {
+    "seed",
+    "total_steps",
+    "target_return",
+    "target_training_return",
+    "max_seconds",
+    "startup_seconds",
+}
 NOT_METRICS |= {"staleness_sum", "policy_lag_sum"}  # of the histograms
 
 

@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Raises
 from small_records import small
+from waiting import wait_until
 
 import asyncrl
 from asyncrl import PPO, Trainer, errors
@@ -30,6 +32,24 @@ def wait_for_steps(run: Trainer) -> None:
     while (snapshot := run.snapshot()) is None or snapshot.updates == 0:
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_run_stays_in_its_directory_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `%cd` in a notebook does."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with trainer(run_dir="run", num_actors=2, http="off") as run:
+        run.start()
+        wait_for_steps(run)
+        monkeypatch.chdir(elsewhere)
+        os.kill(run.snapshot().actors[0].pid, signal.SIGKILL)
+        wait_until(lambda: run.snapshot().actor_restarts == 1, "another actor")
+    left = tmp_path / "run"
+    assert (left / "checkpoints" / "latest").exists() and (left / "summary.json").exists()
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_start_returns_when_the_url_is_known_and_the_run_is_found() -> None:

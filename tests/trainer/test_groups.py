@@ -57,6 +57,7 @@ def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path:
     assert summary["env_steps"] == sum(group["env_steps"] for group in groups) >= 4000
     assert all(group["updates"] > 100 for group in groups)
     assert any(len(snapshot.groups) == 2 for snapshot in shown)
+    assert groups[0]["policy_lag_mean"] > 0
     assert result.policy.predict([0.0] * 4)[0] in (0, 1)
     assert (tmp_path / "run" / "groups" / "1" / "summary.json").exists()
     assert "total_steps = 4000" in (tmp_path / "run" / "config.toml").read_text()
@@ -67,13 +68,39 @@ def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path:
         assert before["env_steps"] + 400 < after["env_steps"] < before["env_steps"] + 700
 
 
-def test_in_lockstep_the_same_seed_gives_the_same_weights() -> None:
+@pytest.mark.parametrize("fusion", ["average", "gradients"])
+def test_in_lockstep_the_same_seed_gives_the_same_weights(fusion: str) -> None:
     algorithm = DQN.preset("CartPole-v1", discipline="lockstep")
-    options = {**SMALL, "groups": 2, "fusion": "average", "fusion_interval": 8, "eval_interval_steps": None}
+    options = {**SMALL, "groups": 2, "fusion": fusion, "fusion_interval": 8}
     results = [Trainer("CartPole-v1", algorithm, total_steps=1500, **options).learn() for _ in range(2)]
     first, second = (result.policy.weights for result in results)
     assert np.array_equal(first, second)
     assert results[0].summary["updates"] == results[1].summary["updates"] > 100
+
+
+def test_the_command_line_starts_two_groups(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    line = [sys.executable, "-m", "asyncrl", "train", "CartPole-v1", "--algo", "dqn", "--groups", "2"]
+    line += [
+        "--steps",
+        "1500",
+        "--actors",
+        "1",
+        "--envs-per-actor",
+        "8",
+        "--fusion",
+        "average",
+        "--http",
+        "off",
+    ]
+    line += ["--eval-interval-steps", "none", "--target-eval-episodes", "2", "--run-dir", str(run)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by    total_steps" in done.stdout
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["env_steps"] >= 1500
+    assert [group["rank"] for group in summary["groups"]] == [0, 1]
+    assert all(group["env_steps"] >= 750 and group["fusions"] > 0 for group in summary["groups"])
 
 
 def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fakes import FixedLength
 from small_records import small
 
 from asyncrl import Trainer, errors
+from asyncrl.envs.source import EnvSource
 from asyncrl.policies import film
 from asyncrl.show.result_card import curve_html
 from asyncrl.trainer.run_thread import TrainResult
@@ -43,6 +46,59 @@ def test_a_result_is_one_line_and_a_card(result: TrainResult) -> None:
     )
     assert not re.search(r"<script|https?:|url\(", html)
     assert result.returns and result.returns[-1][0] <= result.summary["env_steps"]
+
+
+class Rendering(FixedLength):
+    """Environment with a render mode that must not be built for a card."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self) -> None:
+        raise AssertionError("this environment cannot be built")
+
+
+def broken() -> Any:
+    raise AssertionError("a card builds no environment")
+
+
+PLAYS = "result.episode() plays the best of three"
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (Rendering, f"{PLAYS}</td>"),
+        (FixedLength, None),
+        (broken, f"{PLAYS}, if the environment renders</td>"),
+    ],
+)
+def test_the_card_names_the_film_where_it_has_none(result: TrainResult, env: Any, text: str | None) -> None:
+    policy = copy.copy(result.policy)
+    policy.source = EnvSource.from_user(env)
+    html = dataclasses.replace(result, policy=policy, best=None)._repr_html_()
+    assert text in html if text else PLAYS not in html
+    assert "<video" not in html and PLAYS not in repr(result)
+
+
+def test_the_card_shows_the_best_episode_and_plays_it_once(
+    result: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    fresh = dataclasses.replace(result)
+    html = fresh._repr_html_()
+    assert (
+        html.count('src="data:video/mp4;base64,') == 1 and "steps</figcaption>" in html and PLAYS not in html
+    )
+    monkeypatch.setattr(film, "film", lambda *_: pytest.fail("it was played already"))
+    assert fresh._repr_html_() == html
+
+
+def test_a_card_is_shown_also_where_the_environment_is_unknown_by_now(result: TrainResult) -> None:
+    policy = copy.copy(result.policy)
+    policy.source = EnvSource("Gone-v0", "id", b"Gone-v0")
+    assert "if the environment renders" in dataclasses.replace(result, policy=policy)._repr_html_()
+    policy.source = EnvSource.from_user("CartPole-v1").changed({"sutton_barto_reward": True}, [])
+    assert "<video" in dataclasses.replace(result, policy=policy, best=None)._repr_html_()
 
 
 def test_a_curve_has_both_lines_over_the_same_steps() -> None:

@@ -212,7 +212,7 @@ def test_killed_actor_is_replaced_and_training_goes_on():
 
 def test_staleness_bound_holds_and_discards():
     algorithm = small(max_staleness=3, samples_per_insert=32.0, learning_starts=32)
-    with pytest.warns(errors.SamplesTooStale, match=r"ASYNC020.*max_staleness"):
+    with pytest.warns(errors.SamplesTooStale, match=r"ASYNC020.*% of the steps.*actors make .*max_staleness"):
         result = Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=1_500)
     assert result.summary["staleness"]["max"] <= 3
     assert result.summary["staleness"]["discarded_fraction"] > 0
@@ -276,13 +276,16 @@ def test_continuous_actions_do_not_fit():
         Trainer("Pendulum-v1", small(), **SMALL).learn(total_steps=100)
 
 
-def test_cuda_that_is_not_there_is_refused():
+def test_cuda_that_is_not_there_is_refused(monkeypatch):
     import torch
 
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(errors.DeviceNotAvailable, match=r"ASYNC016"):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(errors.DeviceNotAvailable, match=r"ASYNC016\] device cuda was asked for") as raised:
         Trainer("CartPole-v1", small(), device="cuda", **SMALL).learn(total_steps=100)
+    built = torch.version.cuda or "no"
+    assert raised.value.facts == {"asked": "cuda", "torch": torch.__version__, "built for CUDA": built}
+    assert f"asked: cuda\n  torch: {torch.__version__}\n  built for CUDA: {built}\n" in str(raised.value)
+    assert "use device cpu or auto" in str(raised.value)
 
 
 def test_replay_larger_than_memory_says_what_fits():
@@ -305,7 +308,11 @@ def test_pace_that_would_deadlock_is_refused():
 def test_too_many_actors_for_the_cores_is_a_warning():
     cores = len(os.sched_getaffinity(0))
     options = {**SMALL, "num_actors": cores + 1}
-    with pytest.warns(errors.TooManyThreads, match="ASYNC021"):
+    text = (
+        rf"ASYNC021\] {cores + 1} actors and 1 torch threads share {cores} cores; "
+        rf"set num_actors to {max(1, cores - 1)} and torch_threads to 1$"
+    )
+    with pytest.warns(errors.TooManyThreads, match=text):
         Trainer("CartPole-v1", small(), **options).learn(total_steps=400)
 
 
@@ -340,13 +347,15 @@ def test_an_actor_that_imports_the_users_module_stays_free_of_torch():
 
 
 class HugeReward(gymnasium.RewardWrapper):
-    """CartPole with finite rewards whose squared error overflows."""
+    """CartPole with finite rewards whose squared error overflows, from a step of this environment."""
 
-    def __init__(self):
+    def __init__(self, first=0):
         super().__init__(gymnasium.make("CartPole-v1"))
+        self.left = first
 
     def reward(self, reward):
-        return 1e30
+        self.left -= 1
+        return reward if self.left > 0 else 1e30
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -356,5 +365,19 @@ def test_divergence_ends_the_run_and_keeps_the_batch(tmp_path, prioritized):
         errors.TrainingDiverged, match=r"ASYNC022.*became NaN or infinite at update"
     ) as raised:
         Trainer(HugeReward, algorithm, run_dir=tmp_path / "run", **SMALL).learn(total_steps=20_000)
-    with np.load(raised.value.facts["batch saved"]) as batch:
+    facts, text = raised.value.facts, str(raised.value)
+    assert list(facts) == ["update", "last finite loss", "batch saved"]
+    assert f"at update {facts['update']}\n  update: {facts['update']}\n  last finite loss: none was" in text
+    assert facts["batch saved"] == str(tmp_path / "run" / f"diverged_batch_{facts['update']}.npz")
+    with np.load(facts["batch saved"]) as batch:
         assert batch["reward"].max() >= 1e30
+
+
+def test_divergence_names_the_last_finite_loss():
+    algorithm = small(huber_delta=None, max_grad_norm=None)
+    seen = []
+    trainer = Trainer(lambda: HugeReward(600), algorithm, report_interval_seconds=0.02, **SMALL)
+    with pytest.raises(errors.TrainingDiverged, match=r"last finite loss: \d") as raised:
+        trainer.learn(total_steps=40_000, on_snapshot=lambda snapshot: seen.append(snapshot.loss))
+    assert raised.value.facts["last finite loss"] == [loss for loss in seen if loss is not None][-1]
+    assert raised.value.facts["batch saved"] == "not saved (the run has no directory)"

@@ -31,13 +31,18 @@ def test_every_step_is_trained_on_as_often_as_the_epochs_say(discipline):
     assert result.stop_reason == "total_steps"
     assert 4_000 <= summary["env_steps"] < 4_000 + 2 * 32 * 4 + 2 * 4
     assert summary["samples_per_insert"]["target"] == 3.0
-    assert summary["samples_per_insert"]["achieved"] == pytest.approx(3.0, rel=0.02)
+    # Relaxed, a segment of an actor that the machine held up for more than 4 versions is dropped; the last iteration,
+    # of two segments, may then lack its partner.
+    discarded = summary["staleness"]["discarded_fraction"]
+    assert discarded == 0.0 or discipline == "relaxed"
+    unpaired = 32 * 4 / summary["env_steps"] if discarded else 0.0
+    achieved = summary["samples_per_insert"]["achieved"] / 3.0
+    assert 1.0 - discarded - unpaired - 0.02 < achieved < 1.02 - discarded
     updates = 3 * (
         2 * 32 * 4 // 64
     )  # of an iteration, which is one version: three epochs of four minibatches
     versions = {"relaxed": 4, "lockstep": 1, "synchronous": 0}[discipline]
     assert summary["staleness"]["max"] <= versions * updates
-    assert summary["staleness"]["discarded_fraction"] == 0.0
     action, _ = result.policy.predict(np.zeros(4, np.float32))
     assert action in (0, 1)
 

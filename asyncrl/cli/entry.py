@@ -1,0 +1,26 @@
+"""Entry point of the command: imports the command line and calls it. Ctrl-C during the imports ends it quietly, too.
+
+It imports nothing of its own, so that nothing precedes the `try`.
+"""
+
+import os
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the command of `sys.argv`; returns its exit code."""
+    try:
+        from asyncrl.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        _say_interrupted()
+        return INTERRUPTED
+
+
+def _say_interrupted() -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        os.write(2, b"interrupted\n")

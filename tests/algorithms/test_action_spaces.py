@@ -1,0 +1,41 @@
+"""Every algorithm refuses the action spaces that it does not support, by every way to begin."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.action_spaces import supported_algorithms
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+
+KINDS: dict[str, ActionSpec] = {
+    "Discrete": DiscreteAction(3),
+    "MultiDiscrete": MultiDiscreteAction((2, 3)),
+    "Box": BoxAction((-1.0, -2.0), (1.0, 6.0), (2,)),
+    "unbounded": BoxAction((-1.0, -np.inf), (1.0, 1.0), (2,)),
+}
+SUPPORTED = {
+    **dict.fromkeys(("dqn", "c51", "qrdqn", "rainbow", "r2d2"), frozenset({"Discrete"})),
+    **dict.fromkeys(("ddpg", "td3", "sac", "tqc", "crossq"), frozenset({"Box"})),
+    **dict.fromkeys(("ppo", "a2c", "impala"), frozenset(KINDS)),
+}
+"""Kinds by algorithm, written out: the records' own data is under test."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_action_space_is_supported_or_refused(name: str, kind: str) -> None:
+    record: Any = ALGORITHMS[name]()
+    spec = EnvSpec("Env-v0", (2,), "float32", KINDS[kind])
+    if kind in SUPPORTED[name]:
+        record.check(spec)
+        assert name in supported_algorithms(spec)
+        return
+    wanted = rf"^\[ASYNC005\] {name} needs (a .+ action space, and Env-v0 has|finite bounds, and value 1)"
+    for begin in (record.check, record.make_policy, lambda spec: record.make_updater(spec, "cpu", 0)):
+        with pytest.raises(SpacesDoNotFit, match=wanted) as caught:
+            begin(spec)
+        fit = str(caught.value).partition("algorithms that fit: ")[2].partition("\n")[0]
+        assert fit and name not in fit.split(", "), "the text names algorithms that fit"

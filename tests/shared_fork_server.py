@@ -1,0 +1,99 @@
+"""A fork server process that the runs of successive tests share: importing numba and gymnasium takes it a second.
+
+A server process serves one run at a time and never runs an environment's code, so a run that ends in good order can
+leave it to the next one. What a test does to it (kill, suspension, a fork that is never answered) ends it as usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+import asyncrl.actors.forkserver as forkserver
+from asyncrl.actors.server_process import ServerProcess
+
+_CLOSE_SECONDS = 2.0
+
+
+class SharedProcess(ServerProcess):
+    """A server process whose `close` kills its children and keeps it for the next run, if it is sound.
+
+    Attributes:
+        kept: the process that waits for the next run, or None.
+    """
+
+    kept: SharedProcess | None = None
+
+    def __new__(cls, *_: float) -> SharedProcess:
+        """Return the kept process, if it is alive."""
+        found, SharedProcess.kept = SharedProcess.kept, None
+        if found is not None and found._is_sound():
+            return found
+        if found is not None:
+            ServerProcess.close(found)
+        return super().__new__(cls)
+
+    def __init__(self, ready_seconds: float, request_seconds: float) -> None:
+        if not hasattr(self, "_wire"):
+            super().__init__(ready_seconds, request_seconds)
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of the guardian and the server."""
+        return {self._process.pid, self.pid}
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the socket."""
+        return self._wire._socket.fileno()
+
+    def close(self) -> None:
+        """Kill and reap the children; keep the process if that succeeds and none is kept, end it otherwise."""
+        self._detach()
+        if SharedProcess.kept is None and self.was_ready and self._has_ended_all():
+            SharedProcess.kept = self
+        else:
+            super().close()
+
+    def _has_ended_all(self) -> bool:
+        """Kill the children; return whether the server has answered everything and reported every exit in time."""
+        forked, deadline = self._forked, time.monotonic() + _CLOSE_SECONDS
+        while not self.lost and (self._requests or forked._callbacks) and time.monotonic() < deadline:
+            forked._callbacks = dict.fromkeys(forked._callbacks, _nothing)
+            forked._callback_of_tag = dict.fromkeys(forked._callback_of_tag, _nothing)
+            forked.kill_groups()
+            select.select([self.descriptor], [], [], 0.1)
+            self._on_readable()
+        return not (self.lost or self._requests or forked._callbacks)
+
+    def _is_sound(self) -> bool:
+        """Whether the idle process runs and has sent nothing."""
+        with contextlib.suppress(psutil.Error):
+            running = psutil.Process(self.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+            return running and not select.select([self.descriptor], [], [], 0)[0]
+        return False
+
+
+def _nothing(_: object) -> None:
+    """The exit callback of a child whose run has ended."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_fork_server() -> Iterator[None]:
+    """Let runs of this process share a fork server; end it after the last test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "ServerProcess", SharedProcess)
+        yield
+    if SharedProcess.kept is not None:
+        ServerProcess.close(SharedProcess.kept)
+
+
+@pytest.fixture
+def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a new fork server process whenever the test asks for one."""
+    monkeypatch.setattr(forkserver, "ServerProcess", ServerProcess)
