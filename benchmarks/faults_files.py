@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from faults_syscalls import Interruption, trace_me
 
 from asyncrl import DQN
 from asyncrl.errors import CheckpointError
@@ -105,9 +106,20 @@ def mutations(count: int, seed: int) -> dict[str, int]:
 
 def broken_saves() -> dict[str, int]:
     """Kill the second save of a folder, or refuse it space, at each of its calls and at many lengths of a file."""
-    result = dict.fromkeys(
-        ("saves_killed", "saves_without_space", "saves_cut", "checkpoints_lost", "temporary_files_left"), 0
+    kinds = (
+        "saves_killed",
+        "saves_killed_at_system_calls",
+        "saves_without_space",
+        "saves_refused_by_system_calls",
     )
+    result = dict.fromkeys((*kinds, "saves_cut", "checkpoints_lost", "temporary_files_left"), 0)
+    for refuse, kind in ((False, kinds[1]), (True, kinds[3])):
+        interruption = Interruption(0, refuse)
+        while True:
+            broken_save(trace_me, result, kind, interruption.watch)
+            if interruption.call is None:
+                break
+            interruption = Interruption(interruption.number + 1, refuse)
     number = 0
     while broken_save(partial(end_at_call, number, kill), result, "saves_killed"):
         number += 1
@@ -119,8 +131,18 @@ def broken_saves() -> dict[str, int]:
     return result
 
 
-def broken_save(prepare: Callable[[], None], result: dict[str, int], kind: str) -> bool:
-    """Save once in a child process after calling `prepare` there; returns whether the save failed."""
+def wait_for(pid: int) -> int:
+    """Wait status of a child."""
+    return os.waitpid(pid, 0)[1]
+
+
+def broken_save(
+    prepare: Callable[[], None], result: dict[str, int], kind: str, watch: Callable[[int], int] = wait_for
+) -> bool:
+    """Save once in a child process after calling `prepare` there; returns whether the save failed.
+
+    `watch` gets the child's id and returns its wait status.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = CheckpointFolder(Path(place))
         save_one(folder, 100)
@@ -133,7 +155,7 @@ def broken_save(prepare: Callable[[], None], result: dict[str, int], kind: str) 
                 status = 0
             finally:
                 os._exit(status)
-        failed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+        failed = os.waitstatus_to_exitcode(watch(pid)) != 0
         result[kind] += failed
         for name in ("latest", "best"):
             try:
