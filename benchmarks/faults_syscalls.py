@@ -15,17 +15,23 @@ TRACEME, PEEKUSER, POKEUSER, SYSCALL, SETOPTIONS = 0, 3, 6, 24, 0x4200
 TRACESYSGOOD, EXITKILL = 1, 1 << 20
 RAX, ORIG_RAX = 10 * 8, 15 * 8
 WRITING_CALLS = {
-    1: "write", 18: "pwrite64", 20: "writev", 74: "fsync", 75: "fdatasync", 77: "ftruncate", 82: "rename",
-
-        83: "mkdir",
-        86: "link",
-        87: "unlink",
-        257: "openat",
-        258: "mkdirat",
-        263: "unlinkat",
-        264: "renameat"
-    ,
-    265: "linkat", 285: "fallocate", 316: "renameat2",
+    1: "write",
+    18: "pwrite64",
+    20: "writev",
+    74: "fsync",
+    75: "fdatasync",
+    77: "ftruncate",
+    82: "rename",
+    83: "mkdir",
+    86: "link",
+    87: "unlink",
+    257: "openat",
+    258: "mkdirat",
+    263: "unlinkat",
+    264: "renameat",
+    265: "linkat",
+    285: "fallocate",
+    316: "renameat2",
 }
 """System calls that a full disk may refuse, by number."""
 

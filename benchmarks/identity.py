@@ -6,6 +6,9 @@ Tuple, an image, or with an action mask whose forbidden action must never be tak
 5 episodes, for a Box a mean distance of 0.05. `FakeImageEnv` shows random 40 x 40 colour images and cannot be learned.
 All runs are in lockstep, with one actor of 16 environments and seed 0.
 
+If Stable-Baselines3 is installed, its own classes are run too, with the bar of its tests: a return of 90 of 100, and
+half a unit of error for a Box. They draw from unseeded spaces, so that their steps differ from run to run.
+
     python benchmarks/identity.py
 """
 
@@ -15,6 +18,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,25 +153,68 @@ CASES = [
 ]
 
 
-def solve(name: str, kind: str) -> Any:
-    """Result of a run that ends when the environment is solved."""
+def solve(name: str, env: Callable[[], gymnasium.Env[Any, Any]], target: float) -> Any:
+    """Result of a run that ends when the mean greedy return is at least `target`."""
     with Trainer(
-        partial(Identity, kind), record(name), num_actors=1, envs_per_actor=16, seed=0, http="off",
+        env, record(name), num_actors=1, envs_per_actor=16, seed=0, http="off",
         eval_interval_steps=1000, eval_episodes=5, target_eval_episodes=5,
     ) as trainer:  # fmt: skip
         steps = MOST_STEPS.get(name, 8_000)
-        return trainer.learn(total_steps=steps, target_return=0.9 * LENGTH, max_seconds=600)
+        return trainer.learn(total_steps=steps, target_return=target, max_seconds=600)
 
 
-def look(name: str) -> Any:
+def look(name: str, images: Callable[[bool], gymnasium.Env[Any, Any]]) -> Any:
     """Result of a short run on random images."""
     discrete = DiscreteAction in ALGORITHMS[name].action_kinds
     small = {} if ALGORITHMS[name].update_loop == "segments" else {"batch_size": 8, "samples_per_insert": 1.0}
     with Trainer(
-        partial(FakeImages, discrete), record(name, frame_stack=2, **small), num_actors=1, envs_per_actor=4,
+        partial(images, discrete), record(name, frame_stack=2, **small), num_actors=1, envs_per_actor=4,
         seed=0, http="off", eval_episodes=1, target_eval_episodes=1,
     ) as trainer:  # fmt: skip
         return trainer.learn(total_steps=400, max_seconds=600)
+
+
+def peer_cases() -> dict[str, tuple[type, Callable[[], gymnasium.Env[Any, Any]]]]:
+    """Stable-Baselines3's classes by name, with the kind of action; empty if it is not installed."""
+    try:
+        from stable_baselines3.common import envs
+    except ImportError:
+        return {}
+    return {
+        "IdentityEnv": (DiscreteAction, partial(envs.IdentityEnv, 2)),
+        "IdentityEnvMultiDiscrete": (MultiDiscreteAction, partial(envs.IdentityEnvMultiDiscrete, 2)),
+        "IdentityEnvMultiBinary": (MultiDiscreteAction, partial(envs.IdentityEnvMultiBinary, 2)),
+        "IdentityEnvBox": (BoxAction, partial(envs.IdentityEnvBox, eps=0.5)),
+    }
+
+
+def peer_images(discrete: bool) -> gymnasium.Env[Any, Any]:
+    """Stable-Baselines3's `FakeImageEnv`, 84 x 84 grey."""
+    from stable_baselines3.common.envs import FakeImageEnv
+
+    made: gymnasium.Env[Any, Any] = FakeImageEnv(discrete=discrete)
+    return made
+
+
+def run_peers(report: Report) -> None:
+    """Add the table and the figure of Stable-Baselines3's classes to the report."""
+    cases, rows = peer_cases(), []
+    for name in sorted(ALGORITHMS) if cases else ():
+        row: list[Any] = [name]
+        for kind, (action, env) in cases.items():
+            if action not in ALGORITHMS[name].action_kinds:
+                row.append(None)
+                continue
+            row.append(solve(name, env, 90.0).summary["steps_to_target"] or "not solved")
+            print(name, kind, row[-1], flush=True)
+        row.append(look(name, peer_images).summary["updates"])
+        rows.append(row)
+        head = ["algorithm", *cases, "FakeImageEnv: updates"]
+        report.note("Stable-Baselines3's classes, steps to 90 of 100", markdown(head, rows).splitlines())
+        report.write()
+    solved = [isinstance(cell, int) for row in rows for cell in row[1:-1] if cell is not None]
+    if solved:
+        report.add("solved_of_stable_baselines3", [float(sum(solved))], f"of {len(solved)}")
 
 
 def main() -> None:
@@ -180,10 +227,10 @@ def main() -> None:
             if (name, kind) not in CASES:
                 row.append(None)
                 continue
-            summary = solve(name, kind).summary
+            summary = solve(name, partial(Identity, kind), 0.9 * LENGTH).summary
             row.append(summary["steps_to_target"] or "not solved")
             print(name, kind, summary["steps_to_target"], summary["train_seconds"], flush=True)
-        row.append(look(name).summary["updates"])
+        row.append(look(name, FakeImages).summary["updates"])
         rows.append(row)
         report.note(
             "steps to 18 of 20", markdown(["algorithm", *ACTIONS, "images: updates"], rows).splitlines()
@@ -191,6 +238,7 @@ def main() -> None:
         report.write()
     solved = [isinstance(cell, int) for row in rows for cell in row[1:-1] if cell is not None]
     report.add("solved", [float(sum(solved))], f"of {len(solved)}")
+    run_peers(report)
     report.write()
 
 
