@@ -1,12 +1,13 @@
 """Training under a flood of requests to its page: updates per second with and without hostile clients, in turn.
 
     requests    a few clients that request /stats as fast as they get answers
+    pipelined   the same clients send 10,000 requests a second without waiting for an answer
     half_open   500 connections that send half a request
     readers     200 readers of /events that never read
     oversize    headers of 1 MB and bodies of 100 MB, announced and sent until the server closes
 
 The clients are another process, so that only their connections and their CPU time affect the run. `busy` shows the
-effect of the CPU time alone.
+effect of the CPU time alone. The requests that were sent and answered are counted by the clients.
 
     python benchmarks/endpoint_load.py --seconds 5 --repeats 3
 """
@@ -25,20 +26,64 @@ from urllib.parse import urlsplit
 import psutil
 from harness import Report
 
-KINDS = ("requests", "half_open", "readers", "oversize", "busy")
+KINDS = ("requests", "pipelined", "half_open", "readers", "oversize", "busy")
+CLIENTS, PIPELINED, PAUSE_SECONDS = 4, 250, 0.1
 
 
-async def request_for_ever(host: str, port: int) -> None:
+class Counts:
+    """Requests of all clients.
+
+    Attributes:
+        sent: requests that the server's socket took.
+        answered: responses with status 200.
+    """
+
+    sent = 0
+    answered = 0
+
+    async def print(self) -> None:
+        """Print both every tenth of a second, for the measuring process."""
+        while True:
+            print(self.sent, self.answered, flush=True)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def request_for_ever(host: str, port: int, counts: Counts) -> None:
     """Request /stats endlessly, on one connection after the other."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
             for _ in range(1000):
                 writer.write(f"GET /stats HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+                counts.sent += 1
                 head = await reader.readuntil(b"\r\n\r\n")
+                counts.answered += head.startswith(b"HTTP/1.1 200")
                 length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
                 await reader.readexactly(length)
             writer.close()
+
+
+async def pipeline_for_ever(host: str, port: int, counts: Counts) -> None:
+    """Send `PIPELINED` requests every `PAUSE_SECONDS`, whatever is answered; reconnect if the server closes."""
+    block = f"GET /stats HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode() * PIPELINED
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.transport.set_write_buffer_limits(high=0)
+            reading = asyncio.create_task(count_answers(reader, counts))
+            while not reading.done():
+                writer.write(block)
+                await writer.drain()
+                counts.sent += PIPELINED
+                await asyncio.sleep(PAUSE_SECONDS)
+            writer.close()
+
+
+async def count_answers(reader: asyncio.StreamReader, counts: Counts) -> None:
+    """Count the answers until the server closes; one split over two reads is not counted."""
+    with contextlib.suppress(OSError):
+        while answers := await reader.read(1 << 20):
+            counts.answered += answers.count(b"HTTP/1.1 200")
 
 
 async def hold_for_ever(host: str, port: int, sent: bytes) -> None:
@@ -69,8 +114,10 @@ async def send_too_much(host: str, port: int) -> None:
 
 async def attack(kind: str, host: str, port: int) -> None:
     """Attack until this process is killed."""
-    if kind == "requests":
-        await asyncio.gather(*(request_for_ever(host, port) for _ in range(4)))
+    counts = Counts()
+    if kind in ("requests", "pipelined"):
+        client = request_for_ever if kind == "requests" else pipeline_for_ever
+        await asyncio.gather(counts.print(), *(client(host, port, counts) for _ in range(CLIENTS)))
     if kind == "half_open":
         await asyncio.gather(*(hold_for_ever(host, port, b"GET /stats HT") for _ in range(500)))
     if kind == "readers":
@@ -98,6 +145,7 @@ def measure(seconds: float, repeats: int) -> None:
     )
     alone: dict[str, list[float]] = {kind: [] for kind in KINDS}
     flooded: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    rates: dict[str, list[float]] = {}
     resident: list[float] = []
     with trainer:
         trainer.start()
@@ -107,20 +155,27 @@ def measure(seconds: float, repeats: int) -> None:
         for kind in KINDS * repeats:
             alone[kind].append(updates_per_second(trainer, seconds))
             client = subprocess.Popen(
-                [sys.executable, __file__, kind, str(address.hostname), str(address.port)]
+                [sys.executable, __file__, kind, str(address.hostname), str(address.port)],
+                stdout=subprocess.PIPE,
+                text=True,
             )
             try:
                 time.sleep(1.0)
                 flooded[kind].append(updates_per_second(trainer, seconds))
             finally:
                 client.kill()
-                client.wait()
+                lines = client.communicate()[0].splitlines()[:-1]
+            if lines:
+                for name, count in zip(("sent", "answered"), lines[-1].split(), strict=True):
+                    rates.setdefault(f"{kind}_{name}", []).append(int(count) / (PAUSE_SECONDS * len(lines)))
             resident.append(psutil.Process().memory_info().rss / 1e6)
         trainer.stop()
     for kind in KINDS:
         report.add(f"{kind}_updates_alone", alone[kind], "updates/s")
         report.add(f"{kind}_updates_flooded", flooded[kind], "updates/s")
         report.add_ratio(f"{kind}_flooded_to_alone", flooded[kind], alone[kind], "over 0.9")
+    for name, values in rates.items():
+        report.add(name, values, "requests/s")
     report.add("resident_growth", [resident[-1] - resident[0]], "MB", "0")
     report.write()
 

@@ -1,4 +1,18 @@
-"""Handle of the main process on a forked process: its id, its socket, its exit."""
+"""Handle of the main process on a forked process: its id, its socket, its exit.
+
+Every forked process (actor, evaluator, probe, trial) has the life of this table. Who waits for it hears of its end at
+once, and every state has a limit:
+
+    state      until                    limit                              at the limit
+    forked     its process id arrives   `request_seconds` of the server    the fork server is replaced
+    starting   its first frame, READY   `ready_timeout_seconds`            stack, kill, ASYNC015
+    working    its next sign of life    `step_timeout_seconds`             stack, kill, ASYNC015
+    closing    its exit                 0.5 s in `end`, 2 s for a pool     SIGKILL to its group
+    dead       the next life            `max_restarts` in a minute         ASYNC003
+
+A sign of life of an actor is a published row or its heartbeat (`heartbeat.py`); of the others a frame
+(`receive_within`). The fork server has the same states; see `server_process.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ _MOST_NAMES = 100
 
 
 def keep_elsewhere(result: TrainResult) -> str:
-    """Write the policy to the working directory, or else to the temporary directory; return a line that says where.
+    """Write the policy to the working directory, or else to the temporary directory; return lines that say where.
 
     Returns "" for a run whose checkpoint was written, or that has no run directory.
     """
@@ -26,7 +27,10 @@ def keep_elsewhere(result: TrainResult) -> str:
         except Exception as error:  # whatever the reason is, the next place may do
             failure = error_text(error)
         else:
-            return f"policy        {path} (the last checkpoint could not be written: {result.unsaved})"
+            return (
+                f"policy        {path} (the last checkpoint could not be written: {result.unsaved})\n"
+                f"next          asyncrl eval {shlex.quote(str(path))}"
+            )
     return (
         f"policy        lost: neither checkpoint ({result.unsaved}) nor policy ({failure}) could be written"
     )

@@ -100,7 +100,7 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
         f"{summary['updates']:,} updates",
         *_target_line(summary),
         f"start-up      {summary['startup_seconds']:.2f} s",
-        *_files(result.run_dir),
+        *_files(result.run_dir, saved=not result.unsaved),
     ]
     return "\n".join(lines)
 
@@ -116,10 +116,12 @@ def _when(evaluation: EvaluationResult | None) -> str:
     return "" if evaluation is None else f", after {evaluation.env_steps:,} steps"
 
 
-def _files(run_dir: Path | None) -> list[str]:
-    """Lines with the run's path and the commands that take it."""
+def _files(run_dir: Path | None, saved: bool) -> list[str]:
+    """Lines with the run's path and, if its last checkpoint was saved, the commands that take it."""
     if run_dir is None:
         return ["files         none (they were kept without --run-dir none)"]
+    if not saved:
+        return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))
     commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items() if name in COMMANDS]
     return [f"files         {run_dir}", *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands))]

@@ -375,13 +375,16 @@ def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
     ]
     small = ["--actors", "1", "--envs-per-actor", "2", "--http", "off", "--run-dir", str(tmp_path / "run")]
     assert main(["train", "CartPole-v1", *options, *small]) == 0
-    (line,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("policy "))
+    printed = capfd.readouterr().out.splitlines()
+    (line,) = (line for line in printed if line.startswith("policy "))
+    commands = [line.removeprefix("next").strip() for line in printed if "asyncrl " in line]
     if place == "nowhere":
-        assert line.count("No space left on device") == 2 and "lost" in line
+        assert line.count("No space left on device") == 2 and "lost" in line and not commands
     else:
         path = (work if place == "working directory" else temporary) / "run-1.policy"
         why = "the last checkpoint could not be written: [Errno 28] No space left on device"
         assert line == f"policy        {path} ({why})"
+        assert commands == [f"asyncrl eval {path}"], "the run has no checkpoint to evaluate"
         assert asyncrl.load(path).meta.updates == summary_of(tmp_path / "run")["updates"] > 0
     assert (work / "run.policy").read_text() == (temporary / "run.policy").read_text() == "of another run"
 
