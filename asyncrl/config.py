@@ -100,9 +100,6 @@ class TrainerConfig:
     fusion_moments: bool = False
     """Average the optimiser's moments with the weights (average); messages are three times as long."""
 
-    inference: Literal["actor", "server"] = "actor"
-    """Place of the policy network: in every actor, or once for all, on the learner's device."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; auto takes a GPU if there is one and the network is large."""
 

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from asyncrl.acting.convolution_layers import VALUES_WIDTH, WIDTHS
 from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
-
-VALUES_WIDTH = 64
-"""Units of the linear layer for the values that are not part of an image."""
 
 
 class ImageModule(nn.Module):
@@ -41,14 +39,13 @@ class ImageModule(nn.Module):
     ) -> None:
         super().__init__()
         self._image = image
-        make, width = _CONVOLUTIONS[name]
-        self.convolutions = make(image.frames * image.channels)
+        self.convolutions = _CONVOLUTIONS[name](image.frames * image.channels)
         with torch.no_grad():
             shape = self.convolutions(
                 torch.zeros(1, image.frames * image.channels, image.height, image.width)
             ).shape
         features = math.prod(shape[1:]) + inputs - image.values
-        self.head = head_of(features, width, value_outputs, outputs, sigma)
+        self.head = head_of(features, WIDTHS[name], value_outputs, outputs, sigma)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -125,7 +122,7 @@ class CombinedModule(nn.Module):
         self.convolutions, features = nn.ModuleList(), 0
         for start, image, name in images:
             columns[start : start + image.values // self._frames] = False
-            layers = _CONVOLUTIONS[name][0](image.frames * image.channels)
+            layers = _CONVOLUTIONS[name](image.frames * image.channels)
             with torch.no_grad():
                 features += layers(
                     torch.zeros(1, image.values).view(1, -1, image.height, image.width)
@@ -136,7 +133,7 @@ class CombinedModule(nn.Module):
         others = self._frames * int(columns.sum())
         self.values = nn.Linear(others, VALUES_WIDTH) if others else None
         features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
-        width = max(_CONVOLUTIONS[name][1] for _, _, name in images)
+        width = max(WIDTHS[name] for _, _, name in images)
         self.head = head_of(features, width, value_outputs, outputs, sigma)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -210,9 +207,8 @@ class Residual(nn.Module):
         return x + inner
 
 
-_CONVOLUTIONS: dict[str, tuple[Callable[[int], nn.Sequential], int]] = {
-    "small": (small_convolutions, 128),
-    "nature": (nature_convolutions, 512),
-    "impala": (impala_convolutions, 256),
+_CONVOLUTIONS: dict[str, Callable[[int], nn.Sequential]] = {
+    "small": small_convolutions,
+    "nature": nature_convolutions,
+    "impala": impala_convolutions,
 }
-"""Convolutions of each network, and the width of the linear layer after them."""

@@ -1,4 +1,4 @@
-"""Convolutional networks by name, and the selection of one for an environment. Building a network imports torch.
+"""Convolutional networks by name, and the selection of one for an environment. Building a module imports torch.
 
 small    two 3x3 convolutions of stride 2 (16, 32 channels), 128 units     for images of 8 x 8 up to 35 x 35
 nature   Mnih et al. 2015, "Human-level control": 32 8x8/4, 64 4x4/2, 64 3x3/1, 512 units    from 36 x 36 on
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncrl.acting.numpy_network import NumpyNetwork
 from asyncrl.envs.observations import Image, image_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
@@ -48,6 +49,13 @@ class ConvolutionalNetwork:
         return ImageModule(self.name, self.image, self.value_outputs, inputs, outputs, self.noisy_sigma)
 
     @property
+    def numpy(self) -> NumpyNetwork:
+        """The same network in NumPy."""
+        image = self.image
+        row, noisy = image.values // image.frames, self.noisy_sigma > 0
+        return NumpyNetwork(((0, image, self.name),), image.frames, row, self.value_outputs, noisy)
+
+    @property
     def text(self) -> str:
         """Readable description: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
         image = self.image
@@ -81,9 +89,18 @@ class CombinedNetwork:
         """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
         from asyncrl.acting.convolutions import CombinedModule
 
-        parts = [(start, image, _fitting(self.name, image)) for start, image in self.images]
         shape = self.frames, self.row_values
-        return CombinedModule(parts, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
+        return CombinedModule(self._parts, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
+
+    @property
+    def numpy(self) -> NumpyNetwork:
+        """The same network in NumPy."""
+        noisy = self.noisy_sigma > 0
+        return NumpyNetwork(self._parts, self.frames, self.row_values, self.value_outputs, noisy)
+
+    @property
+    def _parts(self) -> tuple[tuple[int, Image, str], ...]:
+        return tuple((start, image, _fitting(self.name, image)) for start, image in self.images)
 
     @property
     def text(self) -> str:
@@ -180,6 +197,11 @@ class ShapedNetwork:
     def __call__(self, inputs: int, outputs: int) -> Any:
         """The user's module."""
         return self.factory(inputs, outputs, observation_shape=self.observation_shape)
+
+
+def numpy_network(factory: Any) -> NumpyNetwork | None:
+    """Return the network that `factory` makes, in NumPy; None for a factory of the user's own."""
+    return factory.numpy if isinstance(factory, ConvolutionalNetwork | CombinedNetwork) else None
 
 
 def network_text(policy: Any) -> str:

@@ -9,8 +9,12 @@ C perceptrons a layer is the weights of all copies, `[C, ...]`, then their biase
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 NetworkFactory = Callable[[int, int], Any]
 """`network(inputs, outputs)` returns a module that maps float32 `[R, inputs]` to `[R, outputs]`."""
@@ -19,6 +23,23 @@ NetworkFactory = Callable[[int, int], Any]
 def parameter_count(sizes: Sequence[int], copies: int = 1) -> int:
     """Number of parameters of `copies` perceptrons with the widths `sizes`, from the input to the outputs."""
     return copies * sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+
+
+class ParameterReader:
+    """Reader of a torch module's parameters from a flat block, in the order of `parameters()`.
+
+    Args:
+        flat: the block; it may be longer than the parameters.
+    """
+
+    def __init__(self, flat: NDArray[np.float32]) -> None:
+        self._flat = flat
+        self._taken = 0
+
+    def take(self, *shape: int) -> NDArray[np.float32]:
+        """Return the next tensor, a view."""
+        start, self._taken = self._taken, self._taken + math.prod(shape)
+        return self._flat[start : self._taken].reshape(shape)
 
 
 class WithStatistics:

@@ -1,4 +1,6 @@
-"""Acting with a `torch.nn.Module`, for networks that the kernels cannot run. Building a network imports torch.
+"""Acting with a `torch.nn.Module`, for networks that the kernels cannot run. Building a module imports torch.
+
+A network of asyncrl also acts in NumPy (`leave_torch`); a module of the user's own only with torch.
 
 The module's parameters and floating-point buffers are views of one flat float32 block: all parameters in the order of
 `parameters()`, then all buffers. Writing the block changes the module.
@@ -10,6 +12,7 @@ as long for such batches, and seconds in every actor (`benchmarks/acting_modes.p
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.network import ActingLayout, ActingNetwork
-from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count
+from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
+from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
@@ -74,8 +80,13 @@ class ModuleActingNetwork(ActingNetwork):
     ) -> None:
         super().__init__(spec, layout, statistics=statistics)
         self._network = network
+        self._numpy: NumpyNetwork | None = None
         self._module: nn.Module | None = None
         self._flat: Tensor | None = None
+
+    def leave_torch(self) -> None:
+        """See `ActingNetwork.leave_torch`; a module of the user's own stays one."""
+        self._numpy = numpy_network(self._network)
 
     def weights_changed(self) -> None:
         """Copy the weights to the module if it is on another device."""
@@ -84,6 +95,12 @@ class ModuleActingNetwork(ActingNetwork):
 
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         """Values of the head with fresh noise for every row; see `NoisyActingNetwork.perturbed`."""
+        if self._numpy is not None:
+            self._observe(obs)
+            factors = self._numpy.noise_count(self._inputs, self._outputs)
+            noise = rng.standard_normal((obs.shape[0], factors), dtype=np.float32)
+            noise = np.copysign(np.sqrt(np.abs(noise)), noise)
+            return self._numpy.forward(self._x, self.weights, self._outputs, noise)
         import torch
 
         from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
@@ -109,6 +126,8 @@ class ModuleActingNetwork(ActingNetwork):
         return self._module
 
     def _forward(self) -> NDArray[np.float32]:
+        if self._numpy is not None:
+            return self._numpy.forward(self._x, self.weights, self._outputs)
         import torch
 
         module = self._made()
@@ -128,7 +147,7 @@ def _tensor(array: NDArray[np.float32]) -> Tensor:
 
 
 class RecurrentModuleActingNetwork(RecurrentActingNetwork):
-    """A recurrent acting network whose encoder is a torch module; torch runs all of it.
+    """A recurrent acting network whose encoder is a torch module; torch runs all of it, or NumPy and numba.
 
     Args:
         spec, layout, cell, relu, statistics: see `RecurrentActingNetwork`.
@@ -145,12 +164,21 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
         statistics: tuple[slice, slice] | None = None,
     ) -> None:
         super().__init__(spec, layout, cell, relu, statistics)
+        self._network = network
         self._made = RecurrentFactory(cell, layout.sizes, relu, network)
+        self._numpy: NumpyNetwork | None = None
         self._module: nn.Module | None = None
+
+    def leave_torch(self) -> None:
+        """See `ActingNetwork.leave_torch`; an encoder of the user's own stays a module."""
+        self._numpy = numpy_network(self._network)
 
     def _advance(
         self, before: NDArray[np.float32], after: NDArray[np.float32], out: NDArray[np.float32]
     ) -> None:
+        if self._numpy is not None:
+            self._advance_numpy(self._numpy, before, after, out)
+            return
         import torch
 
         if self._module is None:
@@ -160,6 +188,21 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
         with torch.no_grad():
             values, state = self._module(torch.from_numpy(self._x), torch.from_numpy(before))
         out[:], after[:] = values.numpy(), state.numpy()
+
+    def _advance_numpy(
+        self,
+        encoder: NumpyNetwork,
+        before: NDArray[np.float32],
+        after: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`_advance` by the encoder in NumPy and the kernel of a cell without hidden layers before it."""
+        size, lstm = self._cell.size, self._cell.kind == "lstm"
+        encoded = encoder.forward(self._x, self.weights, size)
+        encoded = np.maximum(encoded, 0, out=encoded) if self._relu else np.tanh(encoded, out=encoded)
+        cell = self.weights[encoder.parameter_count(self._inputs, size) :]
+        sizes = np.array((size, size, self._outputs), np.int64)
+        recurrent_forward(encoded, before, cell, sizes, self._relu, lstm, self._row_scratch, after, out)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_module": None}
@@ -194,11 +237,24 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
 
     With a `cell` it is that of the recurrent network with this encoder.
     """
-    if cell is not None and network is not None:
-        network = RecurrentFactory(cell, sizes, network=network)
-    elif cell is not None:
-        return recurrent_count(sizes, cell)
-    return parameter_count(sizes) if network is None else flat_size([network(sizes[0], sizes[-1])])
+    if network is None:
+        return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
+    features = sizes[-1] if cell is None else cell.size
+    if (known := numpy_network(network)) is not None:
+        count = known.parameter_count(sizes[0], features)
+    else:
+        require_torch()
+        count = flat_size([network(sizes[0], features)])
+    return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
+
+
+def require_torch() -> None:
+    """Raise ConfigurationError if torch is not installed, for a network that needs it."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigurationError(
+            "a network of your own acts with torch, which is not installed",
+            fix="pip install torch; only the networks of asyncrl act without it",
+        )
 
 
 def make_acting_network(

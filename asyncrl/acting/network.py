@@ -121,6 +121,9 @@ class ActingNetwork:
     def weights_changed(self) -> None:
         """Callback after `weights` was written."""
 
+    def leave_torch(self) -> None:
+        """Act without torch from now on, if this network can; this class never uses torch."""
+
     def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         """Values of the head with noise in the weights; this class has no noise."""
         return self(obs)

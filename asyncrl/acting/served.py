@@ -19,6 +19,11 @@ class ServedPolicy(Policy, Protocol):
         ...
 
 
+def is_served(algorithm: object) -> bool:
+    """Whether the algorithm's option `inference` is `server`. An algorithm without that option is not served."""
+    return bool(getattr(algorithm, "inference", "actor") == "server")
+
+
 def own_weights(policy: Any) -> slice:
     """Slice of the policy's weights that `act` itself reads, beside the network's outputs; empty for most."""
     return getattr(policy, "own_weights", slice(0, 0))

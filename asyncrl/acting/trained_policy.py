@@ -1,4 +1,4 @@
-"""A policy with fixed weights and `predict`. NumPy and numba; torch only for networks that these cannot run."""
+"""A policy with fixed weights and `predict`. NumPy and numba; torch only for networks of the user's own."""
 
 from __future__ import annotations
 

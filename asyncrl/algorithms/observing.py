@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
@@ -32,6 +32,9 @@ class Observing(WithPresets):
     # In Python also a tuple, which sets `hidden_sizes`, or a function `network(inputs, outputs)` that makes each of the
     # algorithm's networks, a `torch.nn.Module` over flat rows; a parameter `observation_shape` is filled in.
 
+    inference: Literal["actor", "server"] = "actor"
+    """Place of the policy network: in every actor, or once for all, on the learner's device."""
+
     def __post_init__(self) -> None:
         if self.network is None:
             object.__setattr__(self, "network", "auto")
@@ -45,6 +48,20 @@ class Observing(WithPresets):
         require_at_least("frame_stack", self.frame_stack, 1)
         if self.frame_stack > LONGEST_STACK:
             raise ValueError(f"frame_stack must be at most {LONGEST_STACK}, got {self.frame_stack}")
+        self._require_servable()
+
+    def _require_servable(self) -> None:
+        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.served`."""
+        if self.inference == "actor":
+            return
+        if getattr(self, "noisy", False):
+            raise ValueError(
+                "inference must be actor where noisy is set, got server: actors draw each row's noise"
+            )
+        if getattr(self, "recurrent", "none") != "none":
+            raise ValueError(
+                "inference must be actor where recurrent is set, got server: actors keep the state"
+            )
 
     @property
     def own_network(self) -> NetworkFactory | None:

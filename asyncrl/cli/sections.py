@@ -16,7 +16,6 @@ SECTIONS = {
         "eval_max_episode_steps",
     ),
     "machine": (
-        "inference",
         "device",
         "torch_threads",
         "burst_seconds",

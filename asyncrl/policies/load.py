@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.modules import NetworkFactory
+from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, CheckpointError, error_text
@@ -44,6 +44,7 @@ def load(
     Raises:
         CheckpointError: the file is missing or damaged, or does not fit this version (ASYNC019); or it has a
             user-defined network and neither `network` nor `trusted` is given.
+        ConfigurationError: it has a user-defined network, and torch is not installed (ASYNC017).
     """
     path = Path(path).expanduser()
     if path.is_dir() or _is_checkpoint(path):
@@ -125,6 +126,7 @@ def _require_trust(path: Path, trusted: bool) -> None:
 
 
 def _unpickled(path: Path, unpickle: Callable[[], NetworkFactory | None]) -> NetworkFactory | None:
+    require_torch()
     try:
         return unpickle()
     except AsyncRLError:
@@ -149,6 +151,8 @@ def _policy(
 
 def _algorithm(path: Path, meta: CheckpointMeta, weights: int, network: NetworkFactory | None) -> Algorithm:
     """Make the algorithm's record. Raises `CheckpointError` if its policy has a different number of weights."""
+    if network is not None:
+        require_torch()
     with _fitting(path):
         algorithm = algorithm_of(path, meta.algo, meta.options, network)
         count = _weight_count(algorithm, meta)

@@ -7,21 +7,20 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from asyncrl.acting.convolution_layers import (
+    PLAIN,
+    SECTIONS,
+    WIDTHS,
+    Convolution,
+    feature_shape,
+    section_layer,
+)
 from asyncrl.acting.images import ConvolutionalNetwork
+from asyncrl.acting.layouts import ParameterReader
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.policies.onnx_graph import Graph
-
-# Channels, kernel, stride and padding of each layer, and the width of the linear layer after them; see
-# `acting.convolutions`.
-_LAYERS = {
-    "small": (((16, 3, 2, 1), (32, 3, 2, 1)), 128),
-    "nature": (((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512),
-}
-_IMPALA = ((16, 32, 32), 256)
-"""Channels of each section of residual blocks, and the width of the linear layer after them."""
 
 
 def can_export(policy: TrainedPolicy) -> bool:
@@ -49,9 +48,9 @@ def network_outputs(graph: Graph, policy: TrainedPolicy) -> str:
     elif policy.spec.observation_dtype == "uint8":
         x = graph.add("Mul", x, graph.constant(np.float32(1 / 255)))
     if getattr(layout, "cell", None) is not None:
-        return _recurrent(graph, x, _Parameters(weights), layout)
+        return _recurrent(graph, x, ParameterReader(weights), layout)
     if layout.network is not None:
-        return _convolutional(graph, x, _Parameters(weights), layout.network, layout.sizes[-1])
+        return _convolutional(graph, x, ParameterReader(weights), layout.network, layout.sizes[-1])
     return _perceptron(graph, x, policy)
 
 
@@ -74,20 +73,7 @@ def _perceptron(graph: Graph, x: str, policy: TrainedPolicy) -> str:
     return x
 
 
-class _Parameters:
-    """Reader of a torch module's parameters from a flat block, in the order of `parameters()`."""
-
-    def __init__(self, flat: NDArray[np.float32]) -> None:
-        self._flat = flat
-        self._taken = 0
-
-    def take(self, *shape: int) -> NDArray[np.float32]:
-        """Return the next tensor, a view."""
-        start, self._taken = self._taken, self._taken + math.prod(shape)
-        return self._flat[start : self._taken].reshape(shape)
-
-
-def _recurrent(graph: Graph, x: str, left: _Parameters, layout: Any) -> str:
+def _recurrent(graph: Graph, x: str, left: ParameterReader, layout: Any) -> str:
     """Encoder, cell and head of `acting.recurrent`, in its parameter order."""
     cell, activation = layout.cell, _activation(layout)
     features = cell.size
@@ -128,7 +114,7 @@ def _lstm(graph: Graph, gates: list[str], recurrent: list[str], before: list[str
 
 
 def _convolutional(
-    graph: Graph, x: str, left: _Parameters, network: ConvolutionalNetwork, outputs: int
+    graph: Graph, x: str, left: ParameterReader, network: ConvolutionalNetwork, outputs: int
 ) -> str:
     image = network.image
     channels, shape = image.frames * image.channels, (image.height, image.width)
@@ -138,54 +124,45 @@ def _convolutional(
         x = graph.reshape(x, -1, image.frames, *shape, image.channels)
         x = graph.reshape(graph.add("Transpose", x, perm=[0, 1, 4, 2, 3]), -1, channels, *shape)
     if network.name == "impala":
-        x, channels, shape = _residual_sections(graph, x, left, channels, shape)
-        width = _IMPALA[1]
+        x = _residual_sections(graph, x, left, channels)
     else:
-        layers, width = _LAYERS[network.name]
-        for count, kernel, stride, pad in layers:
-            x = graph.add("Relu", _convolution(graph, x, left, channels, count, kernel, stride, pad))
-            channels, shape = count, _sides(shape, kernel, stride, pad)
+        for layer in PLAIN[network.name]:
+            x, channels = graph.add("Relu", _convolution(graph, x, left, channels, layer)), layer.channels
+    features, width = math.prod(feature_shape(network.name, *shape)), WIDTHS[network.name]
     x = graph.add("Flatten", x, axis=1)
     streams = [network.value_outputs, outputs - network.value_outputs] if network.value_outputs else [outputs]
     parts = []
     noisy = network.noisy_sigma > 0
     for count in streams:
-        hidden = graph.add("Relu", _linear(graph, x, left, channels * math.prod(shape), width, noisy))
+        hidden = graph.add("Relu", _linear(graph, x, left, features, width, noisy))
         parts.append(_linear(graph, hidden, left, width, count, noisy))
     return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
 
 
-def _residual_sections(
-    graph: Graph, x: str, left: _Parameters, channels: int, shape: tuple[int, int]
-) -> tuple[str, int, tuple[int, int]]:
-    for count in _IMPALA[0]:
-        x = _convolution(graph, x, left, channels, count, 3, 1, pad=1)
+def _residual_sections(graph: Graph, x: str, left: ParameterReader, channels: int) -> str:
+    for width in SECTIONS:
+        layer = section_layer(width)
+        x = _convolution(graph, x, left, channels, layer)
         x = graph.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-        channels, shape = count, _sides(shape, 3, 2, pad=1)
+        channels = width
         for _ in range(2):
-            inner = _convolution(graph, graph.add("Relu", x), left, count, count, 3, 1, pad=1)
-            inner = _convolution(graph, graph.add("Relu", inner), left, count, count, 3, 1, pad=1)
+            inner = _convolution(graph, graph.add("Relu", x), left, width, layer)
+            inner = _convolution(graph, graph.add("Relu", inner), left, width, layer)
             x = graph.add("Add", x, inner)
-    return graph.add("Relu", x), channels, shape
+    return graph.add("Relu", x)
 
 
-def _convolution(
-    graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, kernel: int, stride: int, pad: int = 0
+def _convolution(graph: Graph, x: str, left: ParameterReader, inputs: int, layer: Convolution) -> str:
+    matrix = graph.constant(left.take(layer.channels, inputs, layer.kernel, layer.kernel))
+    bias = graph.constant(left.take(layer.channels))
+    return graph.add("Conv", x, matrix, bias, strides=[layer.stride, layer.stride], pads=[layer.padding] * 4)
+
+
+def _linear(
+    graph: Graph, x: str, left: ParameterReader, inputs: int, outputs: int, noisy: bool = False
 ) -> str:
-    matrix = graph.constant(left.take(outputs, inputs, kernel, kernel))
-    bias = graph.constant(left.take(outputs))
-    return graph.add("Conv", x, matrix, bias, strides=[stride, stride], pads=[pad] * 4)
-
-
-def _linear(graph: Graph, x: str, left: _Parameters, inputs: int, outputs: int, noisy: bool = False) -> str:
     """Linear layer without noise: the standard deviations of a noisy layer are skipped."""
     matrix, bias = left.take(outputs, inputs), left.take(outputs)
     if noisy:
         left.take(outputs, inputs), left.take(outputs)
     return graph.add("Gemm", x, graph.constant(matrix), graph.constant(bias), transB=1)
-
-
-def _sides(shape: tuple[int, int], kernel: int, stride: int, pad: int = 0) -> tuple[int, int]:
-    """Height and width of a layer's output."""
-    height, width = ((side + 2 * pad - kernel) // stride + 1 for side in shape)
-    return height, width

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.images import network_text
 from asyncrl.acting.modules import NetworkFactory
+from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.envs.factory_pickle import pack_network
 from asyncrl.envs.rendering import build_rendering, with_frame_stack
@@ -44,6 +45,9 @@ class PortablePolicy(TrainedPolicy):
         self, algorithm: Algorithm, weights: NDArray[np.float32], meta: CheckpointMeta, source: EnvSource
     ) -> None:
         super().__init__(meta.spec, algorithm.make_policy(meta.spec), weights)
+        network = getattr(self.policy, "network", None)  # a user-defined policy may have none
+        if isinstance(network, ActingNetwork):
+            network.leave_torch()
         self.algorithm = algorithm
         self.meta = meta
         self.source = source

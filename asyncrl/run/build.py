@@ -85,7 +85,7 @@ async def build(
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
     policy_bytes = pack_policy(policy)
     layout = loop.ring_layout()
-    requests = make_requests(config, policy, layout, stack)
+    requests = make_requests(setup, policy, layout, stack)
     served = None if requests is None else requests.layout
     among = actor_indices(setup.rank, setup.groups, config.actors) if setup.groups > 1 else None
     plan = PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed, served, among)

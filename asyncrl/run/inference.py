@@ -1,4 +1,4 @@
-"""Setup of the option `inference`: the policy's network runs in every actor, or in a server on the learner's side."""
+"""Setup of an algorithm's option `inference`: the network runs in every actor, or in a server beside the learner."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable
 
 from asyncrl.acting.modules import ModuleActingNetwork
-from asyncrl.acting.served import own_weights, require_served
+from asyncrl.acting.served import is_served, own_weights, require_served
 from asyncrl.actors.connections import RequestBlocks
 from asyncrl.actors.pool import ActorPool
-from asyncrl.config import TrainerConfig
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Policy
@@ -39,7 +38,7 @@ def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
 
 
 def make_requests(
-    config: TrainerConfig, policy: Policy, ring: RingLayout, stack: contextlib.AsyncExitStack
+    setup: Setup, policy: Policy, ring: RingLayout, stack: contextlib.AsyncExitStack
 ) -> RequestBlocks | None:
     """Create the actors' request blocks, closed by `stack`; None where actors run the network themselves.
 
@@ -47,9 +46,9 @@ def make_requests(
         ConfigurationError: see `request_layout`.
         SharedMemoryTooSmall: the blocks do not fit (ASYNC008).
     """
-    if config.inference == "actor":
+    if not is_served(setup.algorithm):
         return None
-    requests = RequestBlocks(request_layout(policy, ring), config.actors)
+    requests = RequestBlocks(request_layout(policy, ring), setup.config.actors)
     stack.callback(requests.close)
     return requests
 

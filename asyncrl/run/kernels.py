@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from asyncrl.acting.served import is_served
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.pool import probe
 from asyncrl.config import TrainerConfig
@@ -27,7 +28,7 @@ async def probe_and_prepare(
     """
     probed = threading.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_prepare(config, algorithm, probed), name="prepare-kernels")
+        tasks.create_task(_prepare(algorithm, probed), name="prepare-kernels")
         probing = tasks.create_task(_probe(config, algorithm, source, server, probed), name="probe")
     return probing.result()
 
@@ -45,11 +46,11 @@ async def _probe(
     return spec
 
 
-async def _prepare(config: TrainerConfig, algorithm: Algorithm, told: threading.Event) -> None:
+async def _prepare(algorithm: Algorithm, told: threading.Event) -> None:
     """Load or compile the kernels of the learner's side; a cancellation takes effect after the current kernel."""
     replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
     without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
-    if config.inference == "actor":
+    if not is_served(algorithm):
         without += ("asyncrl.shm.requests",)
     cancelled = threading.Event()
     try:

@@ -59,6 +59,12 @@ def _known_paths(algorithms: Mapping[str, type]) -> list[str]:
     return [f"{table}.{name}" for table, record in records.items() for name in option_help(record)]
 
 
+def _nearest_first(paths: list[str], file: Path) -> list[str]:
+    """Sort the paths of the file's own tables before others: an option of another table is most likely meant there."""
+    tables = _parse(file)
+    return sorted(paths, key=lambda path: path.partition(".")[0] not in tables)
+
+
 def _parse(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -79,7 +85,7 @@ def _checked_table(
     options, values = option_help(record), {}
     for key, value in table.items():
         if key not in options:
-            raise unknown_key(file, f"{path}.{key}", _known_paths(algorithms))
+            raise unknown_key(file, f"{path}.{key}", _nearest_first(_known_paths(algorithms), file))
         try:
             values[key] = coerce(key, options[key].type, value)
         except ValueError as error:

@@ -40,7 +40,6 @@ class RunOptions(TypedDict, total=False):
     fusion_learning_rate: float
     fusion_momentum: float
     fusion_moments: bool
-    inference: Literal["actor", "server"]
     device: Literal["auto", "cpu", "cuda"]
     torch_threads: int
     burst_seconds: float
@@ -75,7 +74,7 @@ def algorithm_and_options(
             f"algorithm must be a record or a name, got the class {algorithm.__name__}; "
             f"write {algorithm.__name__}()"
         )
-    check_options(options)
+    check_options(options, algorithm)
     return algorithm, options
 
 
@@ -100,9 +99,14 @@ def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
     """Raise TypeError for a name that is not an option of the run."""
     known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
     for name in options:
         if name not in known:
+            if name in option_help(type(algorithm)):
+                record = type(algorithm).__name__
+                raise TypeError(
+                    f"Trainer has no option {name!r}; it is an option of {record}: write {record}({name}=...)"
+                )
             raise TypeError(unknown_option(name, known, "Trainer"))

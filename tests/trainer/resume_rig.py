@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from asyncrl import DQN, IMPALA, PPO, R2D2, SAC, Trainer
@@ -79,9 +82,12 @@ RUNS: dict[str, tuple[str, Any]] = {
 """Environment and algorithm by name. No schedule of these depends on `total_steps`; the replay wraps around."""
 
 
-def trainer_of(name: str, run_dir: Path | None, **options: Any) -> Trainer:
-    """A small run of one of `RUNS`."""
+def trainer_of(
+    name: str, run_dir: Path | None, changed: Mapping[str, Any] = MappingProxyType({}), **options: Any
+) -> Trainer:
+    """A small run of one of `RUNS`, with changed options of its algorithm."""
     env, algorithm = RUNS[name]
+    algorithm = replace(algorithm, **changed)
     common: dict[str, Any] = {
         "seed": 3,
         "num_actors": 2,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ import pytest
 from resume_rig import numbers, trainer_of
 from waiting import PATIENCE_SECONDS, wait_until
 
-from asyncrl import DQN, PPO, SAC, Rainbow, Trainer
+from asyncrl import DQN, PPO, R2D2, SAC, Rainbow, Trainer
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.cli.main import main
 from asyncrl.errors import ConfigurationError, InferenceFailed
 from asyncrl.learning.inference_server import InferenceServer
+from asyncrl.storage.config_file import read_config
 from asyncrl.storage.resume_rules import FIXED_IN_LOCKSTEP
 
 SMALL: dict[str, Any] = {
-    "inference": "server",
     "num_actors": 2,
     "envs_per_actor": 4,
     "http": "off",
@@ -56,6 +60,7 @@ class Gate:
         ANSWER(server, batch)
 
 
+SERVER = {"inference": "server"}
 ANSWER, DELAYS = InferenceServer._answer, np.random.default_rng(0)
 
 
@@ -68,7 +73,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def small(**options: Any) -> Trainer:
-    algorithm = DQN(hidden_sizes=(16,), learning_starts=100, discipline="relaxed")
+    algorithm = DQN(hidden_sizes=(16,), learning_starts=100, discipline="relaxed", inference="server")
     return Trainer("CartPole-v1", algorithm, **{**SMALL, **options})
 
 
@@ -87,7 +92,7 @@ FAMILIES: dict[str, tuple[str, Any]] = {
 def test_every_family_trains_and_counts_its_steps(name: str) -> None:
     env, algorithm = FAMILIES[name]
     seen: list[Any] = []
-    trainer = Trainer(env, algorithm, **SMALL)
+    trainer = Trainer(env, replace(algorithm, inference="server"), **SMALL)
     result = trainer.learn(total_steps=1_000, on_snapshot=seen.append)
     row = 2 * 4 * (32 if isinstance(algorithm, PPO) else 1)
     assert result.stop_reason == "total_steps"
@@ -108,7 +113,14 @@ def test_actors_of_a_convolutional_network_do_not_load_torch() -> None:
             if actor.pid and actor.env_steps:
                 loaded.add("libtorch" in Path(f"/proc/{actor.pid}/maps").read_text())
 
-    algorithm = DQN(network="small", frame_stack=2, learning_starts=100, batch_size=8, replay_capacity=1_000)
+    algorithm = DQN(
+        network="small",
+        frame_stack=2,
+        inference="server",
+        learning_starts=100,
+        batch_size=8,
+        replay_capacity=1_000,
+    )
     trainer = Trainer("asyncrl/Catch-v0", algorithm, **SMALL)
     result = trainer.learn(total_steps=400, on_snapshot=look)
     assert result.summary["env_steps"] >= 400 and result.summary["episodes"] > 10
@@ -132,7 +144,7 @@ def test_in_lockstep_single_environments_give_the_numbers_of_actors_that_run_the
     monkeypatch.setattr(InferenceServer, "_answer", dawdle)
     found = []
     for inference in ("actor", "server"):
-        trainer = trainer_of(name, None, inference=inference, envs_per_actor=1)
+        trainer = trainer_of(name, None, {"inference": inference}, envs_per_actor=1)
         found.append(numbers(trainer, trainer.learn(total_steps=250)))
     assert found[0] == found[1]
 
@@ -145,10 +157,10 @@ def test_in_lockstep_a_run_is_exact_and_goes_on_exactly(
     whole = []
     for answer in (ANSWER, dawdle):
         monkeypatch.setattr(InferenceServer, "_answer", answer)
-        trainer = trainer_of(name, None, inference="server")
+        trainer = trainer_of(name, None, SERVER)
         whole.append(numbers(trainer, trainer.learn(total_steps=600)))
     assert whole[0] == whole[1]
-    trainer_of(name, tmp_path / "run", inference="server").learn(total_steps=300)
+    trainer_of(name, tmp_path / "run", SERVER).learn(total_steps=300)
     second = Trainer.resume(tmp_path / "run", 600)
     assert len(second.resumed_from) == 1, "nothing begins anew"
     assert numbers(second, second.learn()) == whole[0]
@@ -198,14 +210,49 @@ def test_a_server_that_fails_ends_the_run_by_name(gate: Gate, tmp_path: Path) ->
 
 
 def test_what_cannot_be_served_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="has noisy weights"):
-        Trainer("CartPole-v1", Rainbow(hidden_sizes=(16,)), **SMALL).learn(total_steps=100)
+    with pytest.raises(ValueError, match="inference must be actor where noisy is set, got server"):
+        Rainbow(inference="server")
+    for record in (PPO, R2D2):
+        with pytest.raises(ValueError, match="inference must be actor where recurrent is set, got server"):
+            record(inference="server", recurrent="gru")
     with pytest.raises(ValueError, match="inference must be one of actor, server, got 'gpu'"):
-        Trainer("CartPole-v1", DQN(), **{**SMALL, "inference": "gpu"})
+        DQN(inference="gpu")  # type: ignore[arg-type]
+
+
+def test_a_policy_that_cannot_be_served_is_refused_before_its_actors_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        DQN, "make_policy", lambda record, spec: Rainbow(hidden_sizes=(16,)).make_policy(spec)
+    )
+    with pytest.raises(ConfigurationError, match="has noisy weights"):
+        small().learn(total_steps=100)
+
+
+def test_it_is_an_option_of_the_algorithm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        TypeError, match=r"no option 'inference'; it is an option of DQN: write DQN\(inference="
+    ):
+        Trainer("CartPole-v1", DQN(), inference="server")  # type: ignore[call-arg]
+    with pytest.raises(SystemExit):
+        main(["train", "CartPole-v1", "--algo", "ppo", "--inference", "server"])
+    assert "--ppo.inference" in capsys.readouterr().err
+    file = tmp_path / "config.toml"
+    file.write_text('[trainer]\nenv = "CartPole-v1"\nalgo = "ppo"\ninference = "server"\n[ppo]\n')
+    with pytest.raises(ConfigurationError, match=r"trainer\.inference") as raised:
+        read_config(file, ALGORITHMS)
+    assert raised.value.facts["did you mean"] == "ppo.inference"
+    options = ["--steps", "300", "--actors", "1", "--http", "off", "--ppo.inference", "server"]
+    assert main(["train", "CartPole-v1", "--algo", "ppo", "--run-dir", str(tmp_path / "x"), *options]) == 0
+    assert read_config(tmp_path / "x" / "config.toml", ALGORITHMS)["ppo"]["inference"] == "server"
+    last = json.loads((tmp_path / "x" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["async/inference_batch_size"] > 0
 
 
 @pytest.mark.slow
 def test_cartpole_is_solved_by_ppo() -> None:
-    trainer = Trainer("CartPole-v1", "ppo", seed=0, http="off", inference="server")
+    env = "CartPole-v1"
+    algorithm = PPO.preset(env, inference="server")
+    trainer = Trainer(env, algorithm, **{**PPO.preset_options(env), "seed": 0, "http": "off"})
     result = trainer.learn(target_return=475.0, total_steps=100_000)
     assert result.stop_reason == "target_return", result.summary
