@@ -42,10 +42,7 @@
     ├── StopTakesLong                 ASYNC045
     └── OptionNotKept                 ASYNC046
 
-A wrong value of a single argument is a plain `ValueError` or `TypeError` with a text such as
-`num_slots must be a power of two, got 12`.
-
-Control characters in texts, which may come from an environment or a file, are escaped; texts end at `TEXT_LIMIT`.
+A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a power of two, got 12`.
 """
 
 from __future__ import annotations
@@ -54,43 +51,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
-TEXT_LIMIT, TRACEBACK_LIMIT = 4_000, 20_000
-"""Maximum number of characters of a message or one fact, and of a remote traceback."""
+from asyncrl.printable import TRACEBACK_LIMIT, Described, printable, report
 
 
-def printable(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Escape control characters except newline and tab, and shorten to `limit` characters by a cut in the middle."""
-    shown_whole = _escaped(text[: limit + 1])
-    if len(shown_whole) <= limit:
-        return shown_whole
-    mark = f" [... {len(text):,} characters in all ...] "
-    half = max(1, (limit - len(mark)) // 2)
-    return _escaped(text[:half])[:half] + mark + _escaped(text[-half:])[-half:]
-
-
-def _escaped(text: str) -> str:
-    if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
-def describe_error(error: BaseException) -> str:
-    """Text of an error that ended a run: `str` of an `AsyncRLError`, type and message of any other exception."""
-    return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error_text(error)}"
-
-
-def shown(value: object) -> str:
-    """`str(value)` as `printable` text, or a replacement text if `str` raises."""
-    try:
-        return printable(str(value))
-    except Exception as broken:
-        return f"(a {type(value).__name__} whose text cannot be shown: str() raised {type(broken).__name__})"
-
-
-error_text = shown  # the message of an exception
-
-
-class AsyncRLError(Exception):
+class AsyncRLError(Described):
     """Base of all errors caused by the user, the environment or the machine.
 
     Attributes:
@@ -111,21 +75,12 @@ class AsyncRLError(Exception):
         fix: str = "",
         remote_traceback: str | None = None,
     ) -> None:
-        self.what = printable(what)
-        self.facts = dict(facts or {})
-        self.fix = fix
+        self.what, self.facts, self.fix = printable(what), dict(facts or {}), fix
         self.remote_traceback = remote_traceback and printable(remote_traceback, TRACEBACK_LIMIT)
         super().__init__(self.what)
 
     def __str__(self) -> str:
-        lines = [f"[{self.code}] {self.what}"]
-        lines += [f"  {name}: {shown(value)}" for name, value in self.facts.items()]
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
-        if self.remote_traceback:
-            lines.append("  remote traceback:")
-            lines += ["    " + line for line in self.remote_traceback.rstrip().splitlines()]
-        return "\n".join(lines)
+        return report(f"[{self.code}] {self.what}", self.facts, self.fix, self.remote_traceback)
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {"facts": self.facts, "fix": self.fix, "remote_traceback": self.remote_traceback}

@@ -25,8 +25,9 @@ from asyncrl.envs import checks as env_checks
 from asyncrl.envs.closing import close_env
 from asyncrl.envs.packing import packed
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, EnvironmentRaised, error_text
+from asyncrl.errors import AsyncRLError, EnvironmentRaised
 from asyncrl.interfaces import RESET, EnvSpec
+from asyncrl.printable import error_text
 from asyncrl.protocols import Policy
 
 MAX_ENVS = 100

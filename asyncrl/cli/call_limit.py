@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from asyncrl.actors.awake import AwakeClock
-from asyncrl.errors import TRACEBACK_LIMIT, EnvironmentHung, printable
+from asyncrl.errors import EnvironmentHung
+from asyncrl.printable import TRACEBACK_LIMIT, printable
 
 LOOK_SECONDS = 0.1
 LOCKED_SECONDS = 10.0

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.errors import error_text
+from asyncrl.printable import error_text
 from asyncrl.trainer.run_thread import TrainResult
 
 _PLACES: tuple[Callable[[], str | Path], ...] = (Path.cwd, tempfile.gettempdir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         flags |= {"env": parsed.ENV, "env_file": flags.get("env_file")}  # the file's belongs to its own env
     env = flags.get("env", in_file.get("env"))
     if env is None:
-        swallowed = any(":" not in text for text in flags.get("env_kwargs", ()))
-        hint = (
-            "write it before --env-kwargs"
-            if swallowed
-            else "for example: asyncrl train CartPole-v1 --algo dqn"
-        )
-        parser.error(f"ENV is missing, {hint}")
+        parser.error(_env_missing(flags.get("env_kwargs", ())))
     if "algo" in flags:
         flags["algo"] = algo
     check_algorithm(parser, algo)
@@ -78,6 +72,13 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
         given = given_flags(parsed, ALGORITHMS[algo], f"{algo}.")
         algorithm = _with_own_functions(algorithm, file.parent, given)
     return config, algorithm
+
+
+def _env_missing(env_kwargs: Iterable[str]) -> str:
+    """Message for a command line without an environment, which `--env-kwargs` may have taken as a value."""
+    if any(":" not in text for text in env_kwargs):
+        return "ENV is missing, write it before --env-kwargs"
+    return "ENV is missing, for example: asyncrl train CartPole-v1 --algo dqn"
 
 
 def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any:

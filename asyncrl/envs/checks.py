@@ -20,9 +20,9 @@ from asyncrl.errors import (
     ObservationOffSpace,
     OldGymAPI,
     SpacesDoNotFit,
-    error_text,
 )
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from asyncrl.printable import error_text
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0

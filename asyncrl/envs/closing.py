@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any
 
-from asyncrl.errors import TRACEBACK_LIMIT, printable
+from asyncrl.printable import TRACEBACK_LIMIT, printable
 
 
 def close_env(env: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from asyncrl.errors import error_text
+from asyncrl.printable import error_text
 
 
 class StateNotKept(Exception):

@@ -24,14 +24,9 @@ from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_
 from asyncrl.envs.closing import close_env
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.registered import extra_for, find
-from asyncrl.errors import (
-    AsyncRLError,
-    ConfigurationError,
-    EnvironmentNotBuilt,
-    UnknownEnvironment,
-    error_text,
-)
+from asyncrl.errors import AsyncRLError, ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
 from asyncrl.interfaces import EnvSpec
+from asyncrl.printable import error_text
 
 if TYPE_CHECKING:
     import gymnasium

@@ -37,7 +37,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from asyncrl.acting.served import ServedPolicy, own_weights
-from asyncrl.errors import AsyncRLError, InferenceFailed, describe_error
+from asyncrl.errors import AsyncRLError, InferenceFailed
+from asyncrl.printable import describe_error
 from asyncrl.shm.doorbell import Doorbell
 from asyncrl.shm.requests import Request, ServerRequests
 from asyncrl.shm.weights import WeightMailbox

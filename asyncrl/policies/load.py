@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AsyncRLError, CheckpointError, error_text
+from asyncrl.errors import AsyncRLError, CheckpointError
 from asyncrl.policies.policy_file import read_policy_file, refused
 from asyncrl.policies.portable_policy import PortablePolicy
+from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint_format import MAGIC
 from asyncrl.storage.checkpoint_meta import CheckpointMeta

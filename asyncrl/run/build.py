@@ -39,10 +39,9 @@ from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Policy, Updater
 from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
-from asyncrl.run.group_shares import actor_indices
 from asyncrl.run.inference import make_requests, start_server
 from asyncrl.run.machine import choose_device, take_own_gpu, warn_of_too_many_threads
-from asyncrl.run.parts import RunParts, Setup
+from asyncrl.run.parts import RunParts, Setup, pool_plan
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.restore import restore_learner, restore_records, restore_rings
 from asyncrl.run.run_state import RunCapture, keeps_rows
@@ -86,9 +85,7 @@ async def build(
     policy_bytes = pack_policy(policy)
     layout = loop.ring_layout()
     requests = make_requests(setup, policy, layout, stack)
-    served = None if requests is None else requests.layout
-    among = actor_indices(setup.rank, setup.groups, config.actors) if setup.groups > 1 else None
-    plan = PoolPlan(setup.source, policy_bytes, layout, config.actors, actor_seed, served, among)
+    plan = pool_plan(setup, policy_bytes, layout, actor_seed, requests)
     shared = _shared(setup, plan, policy.weight_count, requests, stack, on_failure)
     pool = shared.pool
     if requests is not None:

@@ -23,8 +23,9 @@ from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.processes import require_processes
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import StoppedWhileStarting, describe_error
+from asyncrl.errors import StoppedWhileStarting
 from asyncrl.learning.clock import TrainClock
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.alone import Alone
 from asyncrl.run.build import build, single_error

@@ -25,12 +25,11 @@ from asyncrl.errors import (
     FilesNotWritten,
     StoppedWhileStarting,
     TrainingDiverged,
-    describe_error,
-    error_text,
 )
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
+from asyncrl.printable import describe_error, error_text
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.summary import summarize

@@ -33,9 +33,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import EvaluationIncomplete, describe_error
+from asyncrl.errors import EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.weight_snapshots import WeightSnapshot
+from asyncrl.printable import describe_error
 from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, copy_of
 from asyncrl.show.metrics import EvaluationResult
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ConfigurationError, describe_error
+from asyncrl.errors import ConfigurationError
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.segment_balance import is_exact
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.group_counters import last_checkpoint, made_before
 from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options

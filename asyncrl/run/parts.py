@@ -1,11 +1,13 @@
-"""Two records: the inputs that a run is built from, and the parts that it consists of."""
+"""Two records: the inputs that a run is built from, and the parts that it consists of. And the plan of its actors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asyncrl.actors.connections import RequestBlocks
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
+from asyncrl.actors.plans import PoolPlan
 from asyncrl.actors.pool import ActorPool
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
@@ -14,7 +16,9 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.group_shares import actor_indices
 from asyncrl.run.saving import CheckpointSaver
+from asyncrl.shm.ring import RingLayout
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.run_directory import RunDirectory
 
@@ -68,3 +72,20 @@ class RunParts:
     evaluator: RemoteEvaluator
     saver: CheckpointSaver
     schedule: EvaluationSchedule
+
+
+def pool_plan(
+    setup: Setup, policy_bytes: bytes, layout: RingLayout, seed: int, requests: RequestBlocks | None
+) -> PoolPlan:
+    """Plan common to all actors of this group.
+
+    Args:
+        setup: inputs of the run.
+        policy_bytes: packed policy.
+        layout: layout of a ring.
+        seed: seed of the actors.
+        requests: request blocks of the inference server, None without one.
+    """
+    actors, served = setup.config.actors, None if requests is None else requests.layout
+    among = actor_indices(setup.rank, setup.groups, actors) if setup.groups > 1 else None
+    return PoolPlan(setup.source, policy_bytes, layout, actors, seed, served, among)

@@ -18,9 +18,10 @@ from typing import Any
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import ListenerFailed, SamplesTooStale, describe_error
+from asyncrl.errors import ListenerFailed, SamplesTooStale
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.printable import describe_error
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.run.evaluate import EvaluationSchedule

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.pool import ActorPool
-from asyncrl.errors import CheckpointError, error_text
+from asyncrl.errors import CheckpointError
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
+from asyncrl.printable import error_text
 from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.run_state import shares

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged, error_text
+from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
 from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PolicyOrigin
+from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from asyncrl.errors import FilesNotWritten, error_text
+from asyncrl.errors import FilesNotWritten
+from asyncrl.printable import error_text
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
 
 

@@ -26,8 +26,9 @@ from asyncrl.acting.modules import NetworkFactory
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_functions, pack_network
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept, error_text
+from asyncrl.errors import ConfigurationError, FactoryNotPicklable, OptionNotKept
 from asyncrl.options import FunctionOfProgress, functions_of
+from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import dump_config, read_trainer
 from asyncrl.storage.metric_files import cut_metrics

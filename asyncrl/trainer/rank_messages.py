@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import AsyncRLError, describe_error
+from asyncrl.errors import AsyncRLError
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 
 SOCKET, JOB = "ranks.sock", "job.pkl"

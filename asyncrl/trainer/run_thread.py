@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import StoppedWhileStarting, describe_error
+from asyncrl.errors import StoppedWhileStarting
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
+from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import EvaluationResult, Snapshot

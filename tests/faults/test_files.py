@@ -41,6 +41,7 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
 from asyncrl.policies.load import load as load_policy
+from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
@@ -659,7 +660,7 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
     assert "said: \\x1b[31mred" in text
     assert "bad: (a Unspeakable whose text cannot be shown" in text
     assert all(c.isprintable() or c == "\n" for c in text)
-    assert errors.printable("naïve 機械\ttab\nline") == "naïve 機械\ttab\nline"
+    assert printable("naïve 機械\ttab\nline") == "naïve 機械\ttab\nline"
 
 
 @pytest.mark.parametrize(
