@@ -173,9 +173,9 @@ def _report(report: Report, run: Watched) -> None:
     last = run.told[-1]
     for what in ("updates", "env_steps", "restarts"):
         report.add(f"{name}_{what}", [last[what]], "")
-    if trees := [told for told in run.told if "root" in told]:
+    if trees := [told for told in run.told if told.get("leaves")]:
         priority = slopes_of([(told["seconds"], {"mean": told["root"] / told["leaves"]}) for told in trees])
-        slope = priority["mean"] * last["leaves"] / last["root"]
+        slope = priority["mean"] * trees[-1]["leaves"] / trees[-1]["root"]
         report.add(f"{name}_slope_of_mean_priority", [100 * slope], "%/min", "0")
         report.add(f"{name}_root_off_sum_of_leaves", [max(told["off"] for told in trees)], "relative", "0")
     heaps = [(told["seconds"], {what: told[what] for what in HEAP if what in told}) for told in run.told]

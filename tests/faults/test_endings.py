@@ -442,6 +442,7 @@ def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp
     ]
 
     def close_streams() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` before the tests leaves it ignored
         for descriptor in (0, 1, 2):
             os.close(descriptor)
 

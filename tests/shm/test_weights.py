@@ -142,11 +142,13 @@ def test_a_publisher_killed_half_way_is_never_noticed(nursery, mailbox):
 
 def test_publishers_killed_anywhere_leave_whole_weights_and_a_successor_goes_on(nursery, mailbox):
     rng, out, have, advanced = np.random.default_rng(4), np.empty(WEIGHTS, np.float32), 0, 0
-    for _ in range(KILLS):
+    for number in range(KILLS):
         before = have
         pid = nursery.fork("publish_weights", 1 << 23, fds=(mailbox.fd,))
         deadline = time.monotonic() + rng.uniform(0, 0.005)
-        while time.monotonic() < deadline:
+        # Every other one is killed only after a publication, so that a busy machine does not kill all before it.
+        patience = deadline + 60 if number % 2 else deadline
+        while time.monotonic() < (patience if have == before else deadline):
             version = mailbox.refresh(out, have)
             assert version >= have
             if version > have:
@@ -157,7 +159,7 @@ def test_publishers_killed_anywhere_leave_whole_weights_and_a_successor_goes_on(
         if have:
             assert_holds(out, have)
         advanced += have > before
-    assert advanced > KILLS // 10
+    assert advanced >= KILLS // 2
 
 
 # ---- the reader's kernel as plain Python, overtaken where we like --------------------------------
