@@ -34,7 +34,7 @@ def test_the_examples_are_short_and_say_how_to_run_them() -> None:
 def test_a_network_of_ones_own_learns(name: str, least: float) -> None:
     command = [sys.executable, str(ROOT / "examples" / "own_network.py"), name]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) >= least and "target_return" in done.stdout
 
