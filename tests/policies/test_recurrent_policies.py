@@ -62,7 +62,9 @@ def test_state_is_a_copy_and_checked() -> None:
     with pytest.raises(ValueError, match=r"state must be what the last predict returned, of shape \(2, 5\)"):
         policy.predict(obs, np.zeros((3, 5)))
     assert policy.recurrent and not portable(asyncrl.PPO(), SPEC).recurrent
-    drawn, _ = policy.predict(np.ones((2000, 4), np.float32), np.repeat(state[:1], 2000, 0), deterministic=False)
+    drawn, _ = policy.predict(
+        np.ones((2000, 4), np.float32), np.repeat(state[:1], 2000, 0), deterministic=False
+    )
     assert {1, 2} == set(drawn), "the less likely action has 5 % here: missing in 2,000 draws once in 1e44"
 
 
