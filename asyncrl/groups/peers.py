@@ -3,8 +3,8 @@
 Each is a separate object, not torch's default process group, so that a pair of ranks can lose each other while the
 others continue. A wait consists of short ones, because gloo cannot be interrupted from another thread.
 
-For the same reason a process group is never destroyed while an operation is pending: its destructor joins gloo's thread,
-which may wait for a suspended rank for ever. Such a group is kept until the process ends.
+For the same reason a process group is never destroyed while an operation is pending: its destructor joins gloo's
+thread, which may wait for a suspended rank for ever. Such a group is kept until the process ends.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
 LOST_SECONDS = 20.0
-"""Time limit for all ranks to end after one has reported a lost rank, which may be suspended, before they are killed."""
+"""Time limit for all ranks to end after one has reported a lost rank, before they are killed; it may be suspended."""
 
 
 class Ranks:
