@@ -74,7 +74,7 @@ def start(fusion: str, run: Path, steps: str, torchrun: bool) -> Job:
         command = [*launcher, "-m", "asyncrl", "train", *options]
     output = (run.parent / "output").open("w")
     process = subprocess.Popen(
-        command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True, cwd=run.parent
     )
     return Job(process, run)
 
