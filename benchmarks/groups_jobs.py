@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from harness import FOLDER
 
 from asyncrl.groups.launch import free_port
 
@@ -74,7 +76,13 @@ def start(fusion: str, run: Path, steps: str, torchrun: bool) -> Job:
         command = [*launcher, "-m", "asyncrl", "train", *options]
     output = (run.parent / "output").open("w")
     process = subprocess.Popen(
-        command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True, cwd=run.parent
+        command,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd=run.parent,  # a run with a full disk leaves its policy there
+        env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
     )
     return Job(process, run)
 
