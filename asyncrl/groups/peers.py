@@ -2,10 +2,14 @@
 
 Each is a separate object, not torch's default process group, so that a pair of ranks can lose each other while the
 others continue. A wait consists of short ones, because gloo cannot be interrupted from another thread.
+
+For the same reason a process group is never destroyed while an operation is pending: its destructor joins gloo's
+thread, which may wait for a suspended rank for ever. Such a group is kept until the process ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import socket
@@ -59,6 +63,7 @@ class Peers:
         self.rank, self.size = rank, size
         self.sent_bytes = self.received_bytes = 0
         self._closed = False
+        self._newest: Any = None
         options = dist.ProcessGroupGloo._Options()
         gloo = dist.ProcessGroupGloo
         options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
@@ -114,9 +119,16 @@ class Peers:
 
     def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return operation(*arguments)
+            self._newest = operation(*arguments)
         except RuntimeError as error:  # an earlier operation has broken the connection
             raise PeerLost(_first_line(error)) from error
+        return self._newest
+
+    def __del__(self) -> None:
+        """Keep the process group for ever if an operation is pending; operations end in their order."""
+        newest = getattr(self, "_newest", None)
+        if newest is not None and not newest.is_completed():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def wait(self, work: Any) -> None:
         """Wait for an operation that was begun."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import RUN_METRICS, Snapshot
 from asyncrl.show.numbers import NONE, duration, number, plain
 from asyncrl.show.progress import progress, progress_short, progress_text, state_text
@@ -42,6 +43,7 @@ class Readout:
         speed: rates of production (environment steps), receipt, consumption (samples) and updates; wait fractions.
         learning: returns, loss, updates, and epsilon if the algorithm has one.
         pace: policy lag, staleness and samples per insert.
+        fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
         actors: number of actors in each state.
         error: first line of the error that ended the run, or "".
     """
@@ -56,6 +58,7 @@ class Readout:
     speed: tuple[Field, ...]
     learning: tuple[Field, ...]
     pace: tuple[Field, ...]
+    fusion: tuple[Field, ...]
     actors: str
     error: str
 
@@ -83,7 +86,7 @@ class Readout:
         waits = f"learner waits {values['learner waits']}, actors {values['actors wait']}"
         return [
             f" | return {values['return/100']}, evaluation {evaluation}",
-            f" | {values['env steps/s']} steps/s, {values['updates/s']} updates/s",
+            *self._rates(values),
             f" | {waits}",
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
@@ -92,6 +95,20 @@ class Readout:
             f" | ring fill {values['ring fill']}",
             f" | discarded {values['discarded']}",
         ]
+
+    def _rates(self, values: dict[str, str]) -> list[str]:
+        """Parts with the rates; with several groups shorter ones, as their number and fusions come before them."""
+        steps, updates = f"{values['env steps/s']} steps/s", f"{values['updates/s']} updates/s"
+        if not self.fusion:
+            return [f" | {steps}, {updates}"]
+        shown = {field.label: field.value for field in self.fusion}
+        (count, _, mode), (fusions, _, stale) = (
+            shown.pop("groups").split(),
+            shown.pop("fusions").partition(", "),
+        )
+        rest = [f"{label} {value}" for label, value in shown.items()]
+        words = [f"{count} groups, {fusions} fusions", steps, updates, *rest, f"fusion {stale or mode}"]
+        return [f" | {text}" for text in words]
 
 
 def readout(snapshot: Snapshot) -> Readout:
@@ -108,6 +125,7 @@ def readout(snapshot: Snapshot) -> Readout:
         speed=_speed(snapshot),
         learning=_learning(snapshot),
         pace=_pace(snapshot),
+        fusion=_fusion(snapshot.groups),
         actors=_actors(snapshot),
         error=plain((snapshot.error or "").partition("\n")[0]),
     )
@@ -151,6 +169,30 @@ def _pace(snapshot: Snapshot) -> tuple[Field, ...]:
         _field(snapshot, "discarded_fraction"),
         Field("discipline", plain(snapshot.discipline or NONE)),
     )
+
+
+def _fusion(groups: tuple[GroupStatistics, ...]) -> tuple[Field, ...]:
+    """Values of a run of several groups, the most important first.
+
+    Only fused gradients make a group wait, and only `async` fuses deltas that are stale. A group that is neither
+    training nor about to is named with its state.
+    """
+    if not groups:
+        return ()
+    first = groups[0]
+    fusions = f"{first.fusions:,}"
+    if first.fusion == "async":
+        fusions += f", staleness {first.staleness_mean:.1f} (max {first.staleness_max})"
+    fields = [Field("groups", plain(f"{len(groups)} by {first.fusion}")), Field("fusions", fusions)]
+    away = [f"{group.rank} {group.state}" for group in groups if group.state not in ("training", "starting")]
+    if away and len(away) < len(groups):
+        fields.insert(1, Field("group", plain(", ".join(away))))
+    if first.fusion == "gradients":
+        most = max(groups, key=lambda group: group.wait_seconds)
+        fields.append(Field("waits most", f"group {most.rank}, {duration(most.wait_seconds)}"))
+    if first.fusion == "async":
+        fields.append(Field("dropped", f"{first.discarded:,}"))
+    return tuple(fields)
 
 
 def _actors(snapshot: Snapshot) -> str:

@@ -66,8 +66,9 @@ def _full(snapshot: Snapshot, width: int, height: int, url: str | None, notice: 
     head: list[RenderableType] = [*_address(url), _title(words, snapshot.state, width), _bar(words)]
     head.append(Text(words.progress, no_wrap=len(words.progress) <= width))
     foot = _messages(words.error, notice, width)
-    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + _height(foot, width)
-    parts = [*head, Text(), groups]
+    fusion = _packed(words.fusion, width)[:1]
+    used = len(head) + (len(words.progress) - 1) // width + 1 + lines + len(fusion) + _height(foot, width)
+    parts = [*head, Text(), groups, *fusion]
     if snapshot.actors:
         parts += [Text(), _actors(snapshot.actors, height - used - 2)]
     return [*parts, *foot]
@@ -204,10 +205,15 @@ def _title_small(words: Readout, state: str) -> Text:
 
 def _short_lines(words: Readout, width: int) -> list[Text]:
     """All values in order of importance, packed into lines of `width` columns."""
-    first = [*words.learning[:2], words.speed[0], Field("", words.actors)]
+    first = [*words.learning[:2], words.speed[0], Field("", words.actors), *words.fusion]
     rest = [*words.learning[2:], *words.speed[1:], Field("", words.counts), *words.pace]
+    return _packed((*first, *rest), width)
+
+
+def _packed(fields: Iterable[Field], width: int) -> list[Text]:
+    """Labelled values in lines of at most `width` columns, as many on each as fit."""
     lines: list[Text] = []
-    for field in (*first, *rest):
+    for field in fields:
         text = Text.assemble((field.label, "dim"), " " if field.label else "", field.value)
         if lines and len(lines[-1]) + 3 + len(text) <= width:
             lines[-1] = Text.assemble(lines[-1], "   ", text)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
+LOST_SECONDS = 20.0
+"""Time limit for all ranks to end after one has reported a lost rank, before they are killed; it may be suspended."""
 
 
 class Ranks:
@@ -206,6 +208,8 @@ class Ranks:
                 self.outcome = outcome
                 self.stop("stopped")
                 self._loop.call_later(END_SECONDS, self.kill)
+            elif isinstance(error, GroupLost):  # rank 0 may be the lost one, and never report
+                self._loop.call_later(LOST_SECONDS, self.kill)
 
     def _show(self, snapshot: Snapshot) -> None:
         if snapshot.state == "training" and not self._callbacks.started:

@@ -9,6 +9,7 @@ import pytest
 from serving import TOKEN, ServerThread
 from snapshots import make_snapshot
 
+from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.readout import LINE_LENGTH, readout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
@@ -36,6 +37,10 @@ def test_every_series_is_exported(server: ServerThread) -> None:
 def test_the_terminal_has_every_field_and_the_lines_are_as_shown() -> None:
     words = readout(make_snapshot())
     labels = {field.label for _, fields in words.groups for field in fields} | {"final evaluation 37/100"}
+    for fusion in ("gradients", "async"):
+        away = GroupStatistics(1, fusion=fusion, state="ended")
+        groups = GroupStatistics(0, fusion=fusion, state="training"), away
+        labels |= {field.label for field in readout(make_snapshot(groups=groups)).fusion}
     table = TEXT[TEXT.index("| field |") : TEXT.index("The first Ctrl-C")]
     cells = [row.split("|")[1].strip() for row in table.splitlines()[2:] if row]
     named = {name.strip() for cell in cells for name in cell.split(",")}

@@ -25,6 +25,7 @@ import asyncrl
 import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.console import RunConsole
+from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import duration, number, plain
 from asyncrl.show.progress import progress, progress_text
@@ -256,13 +257,31 @@ LARGE = {
     "best_evaluation": replace(make_snapshot().evaluation, return_mean=4_720.9),  # type: ignore[type-var]
 }
 NOTICE = "SIGINT: stopping, once more to kill"
+GROUPS = {
+    "gradients": (
+        GroupStatistics(0, "m", "gradients", "training", fusions=4_200_000, wait_seconds=7261.0),
+        GroupStatistics(1, "m", "gradients", "training", fusions=4_200_000, wait_seconds=3.0),
+    ),
+    "average": tuple(GroupStatistics(rank, "m", "average", "training", fusions=42_000) for rank in range(8)),
+    "async": (
+        GroupStatistics(0, "m", "async", "training", fusions=42_000, staleness_mean=1.26, staleness_max=17),
+        GroupStatistics(1, "m", "async", "ended"),
+    ),
+}
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("height", [24, 30])
 @pytest.mark.parametrize("actors", [(), MANY[:2], MANY])
 @pytest.mark.parametrize("notice", ["", NOTICE])
-@pytest.mark.parametrize("more", [{}, {"error": "[ASYNC011] reward is nan", "target_training_return": 300.0}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"error": "[ASYNC011] reward is nan", "target_training_return": 300.0},
+        {"error": "[ASYNC011] reward is nan", "groups": GROUPS["async"]},
+    ],
+)
 def test_the_screen_is_whole_at_80_by_24(
     width: int, height: int, actors: tuple[ActorStatistics, ...], notice: str, more: dict[str, Any]
 ) -> None:
@@ -289,6 +308,39 @@ def test_the_screen_is_whole_at_80_by_24(
         assert "actor 60: boom" in text or height == 24, "messages come before an actor's error"
     elif actors:
         assert "4000" in text and "4001" in text
+
+
+GROUP_TEXTS = {
+    "gradients": ("groups 2 by gradients", "fusions 4,200,000", "waits most group 0, 2h01m"),
+    "average": ("groups 8 by average", "fusions 42,000"),
+    "async": ("groups 2 by async", "group 1 ended", "fusions 42,000, staleness 1.3 (max 17)"),
+}
+
+
+@pytest.mark.parametrize("fusion", GROUPS)
+@pytest.mark.parametrize("size", [(80, 24), (120, 30), (60, 20)])
+def test_several_groups_have_a_line_on_the_screen(fusion: str, size: tuple[int, int]) -> None:
+    snapshot = make_snapshot(**LARGE, actors=MANY, groups=GROUPS[fusion])
+    lines = drawn(snapshot, width=size[0], height=size[1], url=URL)
+    assert len(lines) <= size[1] and max(map(len, lines)) <= size[0]
+    for text in GROUP_TEXTS[fusion]:
+        assert any(text in line for line in lines), text
+    assert not any("groups" in line for line in drawn(make_snapshot()))
+
+
+@pytest.mark.parametrize("fusion", GROUPS)
+def test_the_line_for_pipes_has_the_groups(fusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = readout(make_snapshot(groups=GROUPS[fusion]))
+    count, fusions = len(GROUPS[fusion]), GROUPS[fusion][0].fusions
+    assert f" | {count} groups, {fusions:,} fusions | 3,400 steps/s" in shown.line()
+    assert len(shown.line()) <= LINE_LENGTH
+    monkeypatch.setattr(readout_module, "LINE_LENGTH", 300)
+    last = {
+        "gradients": " | waits most group 0, 2h01m | fusion gradients",
+        "average": " | 810 updates/s | fusion average",
+        "async": " | group 1 ended | dropped 0 | fusion staleness 1.3 (max 17)",
+    }
+    assert last[fusion] in shown.line()
 
 
 @pytest.mark.parametrize("notice", ["", NOTICE])

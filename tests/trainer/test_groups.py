@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from asyncrl import DQN, Snapshot, Trainer
 from asyncrl.errors import GroupLost
 from asyncrl.groups.launch import free_port
+from asyncrl.trainer.ranks import Ranks
 
 SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
 SMALL |= {"target_eval_episodes": 2, "http": "off"}
@@ -174,3 +176,21 @@ def test_a_killed_rank_ends_average_within_five_seconds_and_is_named(tmp_path: P
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
     written = os.path.getmtime(tmp_path / "run" / "summary.json")
     assert written - (time.time() - (time.monotonic() - killed)) < 5.0
+
+
+def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may be the suspended one, which never reports."""
+    monkeypatch.setattr("asyncrl.trainer.ranks.LOST_SECONDS", 0.01)
+    ranks = object.__new__(Ranks)
+
+    async def outcomes() -> None:
+        killed = asyncio.Event()
+        ranks._errors, ranks._loop = {}, asyncio.get_running_loop()
+        monkeypatch.setattr(ranks, "kill", killed.set)
+        ranks._receive(None, ("outcome", 1, None, ValueError("its environment failed")))  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(killed.wait(), 0.2)
+        ranks._receive(None, ("outcome", 1, None, GroupLost("Rank 0 is lost.", fix="")))  # type: ignore[arg-type]
+        await asyncio.wait_for(killed.wait(), 10)
+
+    asyncio.run(outcomes())
