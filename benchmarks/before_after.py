@@ -1,8 +1,8 @@
 """Speed of two checkouts of asyncrl in comparison: updates of every algorithm, and acting.
 
-Each tree has a process on the same core, and they take short turns, so that a busy neighbour slows both. Figures are
-medians of thread CPU time; ratios are formed within a turn. The trees may differ in layout. `OLD` is another checkout
-whose kernels an earlier run has compiled.
+In each round both trees have a new process on the same core, and these take short turns, so that a busy neighbour slows
+both. Figures are medians of thread CPU time; ratios are formed within a turn. The trees may differ in layout. `OLD` is
+another checkout whose kernels an earlier run has compiled.
 
     git worktree add ../old COMMIT
     python benchmarks/before_after.py ../old
@@ -44,6 +44,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, int]] = {
 }
 """Class, options, shape of the environment, and batch size (for segments the number of environments)."""
 SEGMENT_ROWS = 64
+TURNS = 5
+"""Turns of a pair of processes. Where a process puts its arrays moves acting by a fifth, so there are several pairs."""
 
 
 def specs(nouns: Any) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("old", type=Path)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--trial", action="store_true", help="write no result file")
     parsed = parser.parse_args()
@@ -198,13 +200,14 @@ def main() -> None:
         subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True).stdout.strip(),
     )
     taken: dict[str, dict[str, list[float]]] = {tree: {} for tree in trees}
-    processes = {tree: start(folder, parsed.only) for tree, folder in trees.items()}
-    for number in range(parsed.rounds):
-        for tree in sorted(trees, reverse=number % 2 == 1):
-            for name, value in turn(processes[tree]).items():
-                taken[tree].setdefault(name, []).append(value)
-    for process in processes.values():
-        process.communicate()
+    for _ in range(parsed.rounds):
+        processes = {tree: start(folder, parsed.only) for tree, folder in trees.items()}
+        for number in range(TURNS):
+            for tree in sorted(trees, reverse=number % 2 == 1):
+                for name, value in turn(processes[tree]).items():
+                    taken[tree].setdefault(name, []).append(value)
+        for process in processes.values():
+            process.communicate()
     for name, values in taken["new"].items():
         report.add(f"{name}_microseconds", values, "us")
         report.add_ratio(f"{name}_new_to_old", values, taken["old"][name], "<= 1.05")
