@@ -1,8 +1,8 @@
 """Speed of two checkouts of asyncrl in comparison: updates of every algorithm, and acting.
 
-Each round runs both trees one after the other, each in its own process on one core. Figures are medians; ratios are
-formed within a round. The trees may differ in layout. `OLD` is another checkout whose kernels an earlier run has
-compiled.
+In each round both trees have a new process on the same core, and these take short turns, so that a busy neighbour slows
+both. Figures are medians of thread CPU time; ratios are formed within a turn. The trees may differ in layout. `OLD` is
+another checkout whose kernels an earlier run has compiled.
 
     git worktree add ../old COMMIT
     python benchmarks/before_after.py ../old
@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, int]] = {
 }
 """Class, options, shape of the environment, and batch size (for segments the number of environments)."""
 SEGMENT_ROWS = 64
+TURNS = 5
+"""Turns of a pair of processes. Where a process puts its arrays moves acting by a fifth, so there are several pairs."""
 
 
 def specs(nouns: Any) -> dict[str, Any]:
@@ -57,16 +58,12 @@ def specs(nouns: Any) -> dict[str, Any]:
     }
 
 
-def timed(function: Callable[[], int], seconds: float = 0.4) -> float:
-    """Thread CPU time in microseconds per unit returned by `function`, median of five measurements."""
-    found = []
-    function()
-    for _ in range(5):
-        units, start = 0, time.thread_time()
-        while time.thread_time() - start < seconds / 5:
-            units += function()
-        found.append((time.thread_time() - start) / units * 1e6)
-    return median(found)
+def timed(function: Callable[[], int], seconds: float = 0.05) -> float:
+    """Thread CPU time in microseconds per unit returned by `function`."""
+    units, start = 0, time.thread_time()
+    while time.thread_time() - start < seconds:
+        units += function()
+    return (time.thread_time() - start) / units * 1e6
 
 
 def replay_update(core: Any, nouns: Any, spec: Any, size: int, rng: np.random.Generator) -> Callable[[], int]:
@@ -130,14 +127,14 @@ def acting(policy: Any, obs: np.ndarray, rng: np.random.Generator) -> Callable[[
 
 
 def child(rows: Sequence[str]) -> None:
-    """Print microseconds of these rows as JSON, for the asyncrl that is imported here."""
+    """Print microseconds of these rows as JSON for each line read, for the asyncrl that is imported here."""
     import asyncrl
 
     try:
         from asyncrl import interfaces as nouns
     except ImportError:  # an older checkout, before the module was renamed
         import asyncrl.core as nouns  # type: ignore[no-redef,import-not-found]
-    found = {}
+    functions: dict[str, Callable[[], int]] = {}
     for name in rows:
         algorithm, options, shape, size = ROWS[name]
         spec, rng = specs(nouns)[shape], np.random.default_rng(0)
@@ -150,11 +147,37 @@ def child(rows: Sequence[str]) -> None:
             once = replay_update(core, nouns, spec, size, rng)
         else:
             once = iteration(core, policy, nouns, spec, size, rng)
-        found[f"{name}_update"] = timed(once)
+        functions[f"{name}_update"] = once
         obs = rng.normal(size=(16, *spec.observation_shape)).astype(np.float32)
         policy.assign_streams(0, 16, 16)
-        found[f"{name}_act"] = timed(acting(policy, obs, rng))
-    print(json.dumps(found))
+        functions[f"{name}_act"] = acting(policy, obs, rng)
+    for function in functions.values():
+        timed(function)
+    for _ in sys.stdin:
+        print(json.dumps({name: timed(function) for name, function in functions.items()}), flush=True)
+
+
+def start(folder: Path, rows: Sequence[str]) -> subprocess.Popen[str]:
+    """Start the process of one tree on the last core."""
+    core = max(os.sched_getaffinity(0))
+    return subprocess.Popen(
+        [sys.executable, __file__, "--child", *rows],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+
+
+def turn(process: subprocess.Popen[str]) -> dict[str, float]:
+    """One turn of a tree: microseconds by row."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    found: dict[str, float] = json.loads(process.stdout.readline())
+    return found
 
 
 def main() -> None:
@@ -165,7 +188,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("old", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--trial", action="store_true", help="write no result file")
     parsed = parser.parse_args()
@@ -177,20 +200,14 @@ def main() -> None:
         subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True).stdout.strip(),
     )
     taken: dict[str, dict[str, list[float]]] = {tree: {} for tree in trees}
-    core = max(os.sched_getaffinity(0))
     for _ in range(parsed.rounds):
-        for tree, folder in trees.items():
-            done = subprocess.run(
-                [sys.executable, __file__, "--child", *parsed.only],
-                env={**os.environ, "PYTHONPATH": str(folder)},
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                check=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-            )
-            for name, value in json.loads(done.stdout.splitlines()[-1]).items():
-                taken[tree].setdefault(name, []).append(value)
+        processes = {tree: start(folder, parsed.only) for tree, folder in trees.items()}
+        for number in range(TURNS):
+            for tree in sorted(trees, reverse=number % 2 == 1):
+                for name, value in turn(processes[tree]).items():
+                    taken[tree].setdefault(name, []).append(value)
+        for process in processes.values():
+            process.communicate()
     for name, values in taken["new"].items():
         report.add(f"{name}_microseconds", values, "us")
         report.add_ratio(f"{name}_new_to_old", values, taken["old"][name], "<= 1.05")

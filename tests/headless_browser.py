@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,

@@ -60,7 +60,7 @@ class Kernel:
                 return output["content"]["data"]["text/html"]
 
     def wait_until(self, condition: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not self.execute("", condition):
             assert time.monotonic() < deadline, condition
             time.sleep(0.05)
@@ -96,13 +96,10 @@ def life() -> None:
 def _interrupted(kernel: Kernel) -> dict[str, Any]:
     running = kernel.client.execute(RUN)
     kernel.wait_for_output(running, "update_display_data")
-    before = time.monotonic()
     kernel.manager.interrupt_kernel()
     status = kernel.reply_to(running)["status"]
-    seconds = time.monotonic() - before
     return {
         "interrupt": [status, kernel.execute("", "result.stop_reason"), kernel.execute("", "trainer.done")],
-        "interrupt_seconds": seconds,
     }
 
 
@@ -112,7 +109,7 @@ def _restarted(kernel: Kernel) -> dict[str, Any]:
     children = psutil.Process(kernel.execute("import os", "os.getpid()")).children(recursive=True)
     kernel.manager.restart_kernel(now=True)
     kernel.client.wait_for_ready(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     kernel.execute("import asyncrl; from asyncrl import Trainer")
     return {
         "children_before_restart": len(children),

@@ -81,7 +81,6 @@ def test_the_life_of_a_kernel():
         "a cell that runs again ends the run it started before"
     )
     assert seen["two_at_once"] == [1, 2] and seen["after_stop_all"] == [0, "stopped"]
-    # 0.14 s on an idle machine; two leave room for a busy one
-    assert seen["interrupt"] == ["ok", "interrupted", True] and seen["interrupt_seconds"] < 2
+    assert seen["interrupt"] == ["ok", "interrupted", True]
     assert seen["children_before_restart"] > 1 and seen["children_after_restart"] == 0
     assert seen["after_restart"] == "total_steps"

@@ -22,7 +22,7 @@ from asyncrl.interfaces import FieldSpec
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
 from asyncrl.shm.segment import POISON
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

@@ -80,7 +80,7 @@ def test_a_process_of_a_lost_server_is_not_heard() -> None:
         last = Life("second", lost=False)
         child = Child(LostOnce(Life("first", lost=True), last), "evaluator")
         await child.start(b"", {})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await child.receive())["kind"] == "second"
         last.on_exit(ChildExit(child.pid, 0, 0))
         assert not child._frames

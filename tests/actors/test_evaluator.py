@@ -6,6 +6,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import fakes
@@ -15,6 +16,7 @@ import pytest
 from actors_rig import until
 from gymnasium.vector import SyncVectorEnv
 
+from asyncrl.actors import evaluator as evaluator_module
 from asyncrl.actors.child import Child
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
@@ -204,7 +206,7 @@ def test_the_limit_of_time_is_of_all_tries_together(server: ForkServer) -> None:
     async def story(evaluator: RemoteEvaluator) -> None:
         await evaluator.start(3)
         limits: list[float] = []
-        send = Child.send
+        send, now = Child.send, 100.0
 
         def note(self: Child, message: dict[str, Any]) -> None:
             limits.append(message["max_seconds"])
@@ -214,16 +216,15 @@ def test_the_limit_of_time_is_of_all_tries_together(server: ForkServer) -> None:
 
         with pytest.MonkeyPatch.context() as patch, pytest.warns(EvaluationIncomplete):
             patch.setattr(Child, "send", note)
+            patch.setattr(evaluator_module, "time", SimpleNamespace(monotonic=lambda: now))
             evaluator.max_seconds = 2.0
             task = asyncio.create_task(evaluator.evaluate(weights(0), 1))
             await until(lambda: limits, "the first try")
             first = evaluator.pid
-            started = time.monotonic()
-            await until(lambda: time.monotonic() - started > 0.5, "half a second of the first try")
+            now += 0.5
             os.kill(first, signal.SIGKILL)
             await task
-        assert limits[0] == pytest.approx(2.0, abs=0.2)
-        assert limits[1] < 1.5
+        assert limits == [2.0, 1.5]
 
     remotely(server, TellsTime, story)
 
@@ -240,18 +241,18 @@ def test_environment_that_hangs_in_an_evaluation_is_shown_and_killed(server: For
 
 class SlowSteps(fakes.FixedLength):
     def step(self, action: Any) -> Any:
-        time.sleep(0.4)
+        time.sleep(0.8)
         return super().step(action)
 
 
 def test_an_evaluation_that_is_only_long_is_waited_for(server: ForkServer) -> None:
-    """Three steps of 0.4 s each with heartbeats in between, with a limit of 1.5 s for silence."""
+    """Six steps of 0.8 s each with heartbeats in between, with a limit of 4 s for silence."""
 
     async def story(evaluator: RemoteEvaluator) -> None:
         returns, _ = await evaluator.evaluate(weights(0), 2)
         assert returns.tolist() == [3.0, 3.0]
 
-    remotely(server, SlowSteps, story, step_timeout_seconds=1.5)
+    remotely(server, SlowSteps, story, step_timeout_seconds=4.0)
 
 
 def test_evaluator_that_is_killed_too_often_is_reported_and_the_next_request_forks_another(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from asyncrl.cli.main import main
+from asyncrl.envs import trial as trial_module
 from asyncrl.envs.source import EnvSource
 from asyncrl.envs.trial import try_out
 
@@ -42,6 +45,13 @@ class Odd(gymnasium.Env[Any, Any]):
         if self.fault == "flat":
             reward = 1.0
         return obs, reward, self.fault != "endless", False, {}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clock that every look advances by 0.1 ms, so that the number of steps does not depend on the machine."""
+    looks = itertools.count()
+    monkeypatch.setattr(trial_module, "time", SimpleNamespace(perf_counter=lambda: next(looks) * 1e-4))
 
 
 def problems(fault: str) -> tuple[str, ...]:

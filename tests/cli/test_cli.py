@@ -363,7 +363,7 @@ def test_the_first_signal_stops_in_good_order(
 ) -> None:
     def interrupted(self: FakeTrainer) -> str:
         os.kill(os.getpid(), number)
-        assert self.stopped.wait(10)
+        assert self.stopped.wait(60)
         return self.reason
 
     trainer.learns = interrupted
@@ -418,7 +418,7 @@ def test_the_second_signal_kills() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "SIGINT: stopping, once more to kill\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()

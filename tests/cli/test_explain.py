@@ -118,5 +118,5 @@ def test_completion_knows_commands_and_options(
         file.write_text(script)
         typed = "COMP_WORDS=(asyncrl train --algo d); COMP_CWORD=3"
         asked = f"source {file}; {typed}; _shtab_asyncrl; echo ${{COMPREPLY[*]}}"
-        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
         assert done.stdout.split() == ["ddpg", "dqn"], done.stderr

@@ -289,7 +289,7 @@ def most_bytes(number):
     resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
 
 def until(condition, what):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while not condition():
         assert not trainer.done, f"the run ended before: {what}"
         assert time.monotonic() < deadline, what
@@ -476,7 +476,7 @@ class Stopped:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
 

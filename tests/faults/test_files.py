@@ -601,7 +601,7 @@ def test_a_save_that_is_cancelled_ends_before_the_next_begins(
     def slow(self: CheckpointFolder, state: Any, meta: CheckpointMeta, **options: Any) -> Path:
         log.append(f"begin {meta.env_steps}")
         entered.set()
-        assert released.wait(10)
+        assert released.wait(60)
         path = write(self, state, meta, **options)
         log.append(f"end {meta.env_steps}")
         return path

@@ -104,10 +104,10 @@ def test_stops_failures_and_statuses_reach_the_others() -> None:
     first, second = (heartbeat(store, rank, events, told) for rank in range(2))
     first.start(), second.start()
     first.tell_stop("max_seconds")
-    assert told.wait(10)
+    assert told.wait(60)
     told.clear()
     second.tell_failure("Rank 1 on x has failed.\nout of memory")
-    assert told.wait(10)
+    assert told.wait(60)
     while 1 not in first.statuses:
         assert told.wait(0.1) or True
     first.close(), second.close()
@@ -155,6 +155,6 @@ def test_a_rank_that_says_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     first, second = (heartbeat(store, rank, events, told) for rank in range(2))
     first.start()
     second._beat(ended=False)  # once, and then no more, as a suspended process does
-    assert told.wait(10)
+    assert told.wait(60)
     first.close()
     assert events == [(0, "silence", 1)]

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from group_rig import Meeting, on_ranks, vector_of
 
+from asyncrl.groups import async_server
 from asyncrl.groups.async_client import AsyncClient
-from asyncrl.groups.async_server import FINISH_SECONDS, AsyncServer
+from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.fused_weights import FusedWeights
@@ -33,7 +34,7 @@ def scripted(updates: int, seed: int) -> torch.Tensor:
 
 def wait_for(fusion: BackgroundFusion) -> None:
     """Wait for the end of the running fusion."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not fusion._fuser.done() and time.monotonic() < deadline:
         time.sleep(1e-5)
 
@@ -339,7 +340,8 @@ def test_ten_thousand_scripted_deltas_equal_the_twin() -> None:
     check_against_definition(weights, torch.zeros(SIZE), 4)
 
 
-def test_a_store_that_does_not_answer_holds_up_the_end_of_nobody() -> None:
+def test_a_store_that_does_not_answer_holds_up_the_end_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_server, "FINISH_SECONDS", 600.0)  # longer than the test may take
     tried = threading.Event()
 
     def connect(rank: int, life: int) -> Peers | None:
@@ -348,11 +350,9 @@ def test_a_store_that_does_not_answer_holds_up_the_end_of_nobody() -> None:
 
     weights = Dyadic(torch.zeros(SIZE), 8)
     server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1], connect, NOTHING)
-    assert tried.wait(10)
-    begun = time.monotonic()
+    assert tried.wait(60)
     server.begin(torch.ones(SIZE), finished=True)
     assert server.end()[1]
-    assert time.monotonic() - begun < FINISH_SECONDS / 2
     assert server.lost == {1: "no answer"}
     server.close()
 

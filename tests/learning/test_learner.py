@@ -25,7 +25,7 @@ from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Countdown:

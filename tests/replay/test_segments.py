@@ -469,7 +469,7 @@ def writer(memory: Segment, life: int) -> Iterator[None]:
         assert child.poll() is None, "the writer ended by itself"
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
 
 
 def bad_parts(segment: core.Segment) -> list[str]:

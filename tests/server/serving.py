@@ -20,7 +20,7 @@ from asyncrl.show.metrics import Snapshot
 uvloop.new_event_loop().close()
 
 TOKEN = "the-run's-token"
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass

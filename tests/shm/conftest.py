@@ -66,7 +66,7 @@ class Nursery:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 @pytest.fixture(scope="session")

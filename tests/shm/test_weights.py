@@ -99,31 +99,32 @@ def test_the_largest_finite_weights_are_committed(mailbox):
 
 
 def test_readers_never_see_torn_weights_while_they_are_published(nursery, mailbox):
-    until = 10_000
-    pid = nursery.fork("publish_weights", until, fds=(mailbox.fd,))
-    out, have, refreshed = np.empty(WEIGHTS, np.float32), 0, 0
-    deadline = time.monotonic() + 30
-    while have < until and time.monotonic() < deadline:
-        version = mailbox.refresh(out, have)
-        if version > have:
-            refreshed += 1
-            assert_holds(out, version)
-            assert mailbox.updates == 7 * version, "weights of one version with the updates of another"
-        assert version >= have
-        have = version
-    assert nursery.join(pid) == until and have == until
-    assert refreshed > 20
+    out, have, refreshed, until = np.empty(WEIGHTS, np.float32), 0, 0, 0
+    deadline = time.monotonic() + 60
+    while refreshed <= 20 and time.monotonic() < deadline:
+        until += 10_000
+        pid = nursery.fork("publish_weights", until, fds=(mailbox.fd,))
+        while have < until and time.monotonic() < deadline:
+            version = mailbox.refresh(out, have)
+            if version > have:
+                refreshed += 1
+                assert_holds(out, version)
+                assert mailbox.updates == 7 * version, "weights of one version with the updates of another"
+            assert version >= have
+            have = version
+        assert nursery.join(pid) == until and have == until
+    assert refreshed > 20, "a publisher on the same core may end between two looks"
 
 
 def test_the_test_sees_a_reader_that_does_not_check(nursery, mailbox):
     """Negative control: copying one buffer without the check for completeness gets torn weights."""
     pid = nursery.fork("publish_weights", 1 << 23, fds=(mailbox.fd,))
-    values, torn, deadline = mailbox.segment["values"], 0, time.monotonic() + 20
+    values, torn, deadline = mailbox.segment["values"], 0, time.monotonic() + 60
     while torn == 0 and time.monotonic() < deadline:
         out = values[1].copy()
         torn += out.min() != out.max()
     nursery.kill(pid)
-    assert torn, "no torn copy in 20 s: the test is blind"
+    assert torn, "no torn copy in 60 s: the test is blind"
 
 
 def test_a_publisher_killed_half_way_is_never_noticed(nursery, mailbox):

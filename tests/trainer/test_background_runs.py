@@ -28,7 +28,7 @@ def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
 
 
 def wait_for_steps(run: Trainer) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (snapshot := run.snapshot()) is None or snapshot.updates == 0:
         assert time.monotonic() < deadline
         time.sleep(0.005)

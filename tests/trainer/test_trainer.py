@@ -15,7 +15,7 @@ import urllib.request
 import gymnasium
 import numpy as np
 import pytest
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 from asyncrl import DQN, Trainer, errors
@@ -37,7 +37,7 @@ def small(**changes):
 
 
 def stats_of(trainer):
-    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=5) as answer:
+    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=60) as answer:
         return json.load(answer)
 
 
@@ -94,7 +94,7 @@ def test_checkpoint_acts_as_the_returned_policy(tmp_path):
 
 def test_await_run_leaves_the_callers_loop_free():
     async def main():
-        gaps, done = [], asyncio.Event()
+        gaps, idle, done = [], [], asyncio.Event()
 
         async def tick():
             while not done.is_set():
@@ -102,29 +102,39 @@ def test_await_run_leaves_the_callers_loop_free():
                 await asyncio.sleep(0.01)
                 gaps.append(time.perf_counter() - before)
 
-        ticking = asyncio.create_task(tick())
+        def tick_elsewhere():
+            while not done.is_set():
+                before = time.perf_counter()
+                time.sleep(0.01)
+                idle.append(time.perf_counter() - before)
+
+        ticking = asyncio.gather(tick(), asyncio.to_thread(tick_elsewhere))
         async with Trainer("CartPole-v1", small(), **SMALL) as trainer:
             result = await trainer.run(total_steps=3_000)
         done.set()
         await ticking
-        return result, gaps
+        return result, gaps, idle
 
-    result, gaps = asyncio.run(main())
+    result, gaps, idle = asyncio.run(main())
     assert result.stop_reason == "total_steps"
     assert len(gaps) > 10
-    assert np.median(gaps) < 0.03
+    assert np.median(gaps) < np.median(idle) + 0.02, "than a thread that does nothing else"
 
 
 def test_stream_yields_snapshots_up_to_the_last():
     async def main():
         trainer = Trainer("CartPole-v1", small(), report_interval_seconds=0.05, **SMALL)
-        trainer.start(total_steps=4_000)
-        seen = [snapshot async for snapshot in trainer.stream(interval_seconds=0.05)]
+        trainer.start()
+        seen = []
+        async for snapshot in trainer.stream(interval_seconds=0.05):
+            seen.append(snapshot)
+            if len(seen) == 3:
+                trainer.stop()
         await trainer.wait()
         return seen
 
     seen = asyncio.run(main())
-    assert seen[-1].stop_reason == "total_steps"
+    assert seen[-1].stop_reason == "stopped"
     assert seen[-1].state == "stopped"
     steps = [s.env_steps for s in seen]
     assert steps == sorted(steps)
@@ -137,15 +147,12 @@ def test_cancelled_run_stops_and_leaves_nothing():
         task = asyncio.create_task(trainer.run())
         while trainer.snapshot() is None or trainer.snapshot().env_steps == 0:
             await asyncio.sleep(0.01)
-        before = time.monotonic()
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return time.monotonic() - before, trainer.done
+        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+        assert task.cancelled()
+        return trainer.done
 
-    seconds, done = asyncio.run(main())
-    assert done
-    assert seconds < 5
+    assert asyncio.run(main())
 
 
 def test_learn_inside_a_running_loop_names_the_await():
@@ -176,9 +183,11 @@ def test_stop_before_the_first_step_and_close_without_start():
 
 
 def test_max_seconds_stops():
+    from asyncrl.run import coordinator  # imports torch, which actors that import this module must not
+
     result = Trainer("CartPole-v1", small(), **SMALL).learn(max_seconds=0.5)
     assert result.stop_reason == "max_seconds"
-    assert 0.5 <= result.summary["train_seconds"] < 1.0
+    assert 0.5 <= result.summary["train_seconds"] < PATIENCE_SECONDS and coordinator.WATCH_SECONDS <= 0.1
 
 
 def test_target_return_stops_with_the_weights_that_reached_it():
@@ -231,7 +240,7 @@ def test_live_endpoints_of_a_run(tmp_path):
     request = urllib.request.Request(
         f"{trainer.url}/stop", method="POST", headers={"Authorization": f"Bearer {http['token']}"}
     )
-    with urllib.request.urlopen(request, timeout=5) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 202
     assert asyncio.run(trainer.wait()).stop_reason == "stopped"
     assert not (run / "http.json").exists()
