@@ -172,9 +172,6 @@ def test_a_killed_rank_ends_average_at_once_and_is_named(tmp_path: Path) -> None
     assert summary["state"] == "failed" and "ASYNC032" in summary["error"]
     assert "cause: Connection closed by peer" in str(caught.value)
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
-<<<<<<< HEAD
-    written = os.path.getmtime(tmp_path / "run" / "summary.json")
-    assert written - (time.time() - (time.monotonic() - killed)) < 5.0
 
 
 def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,5 +190,3 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
         await asyncio.wait_for(killed.wait(), 10)
 
     asyncio.run(outcomes())
-=======
->>>>>>> helper-d
