@@ -23,7 +23,7 @@ from asyncrl.groups.place import Place
 from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
-from asyncrl.run import build
+from asyncrl.run import parts
 from asyncrl.run.alone import Alone
 from asyncrl.run.group_counters import made_before
 from asyncrl.run.group_shares import actor_indices, seed_of, share_of, share_of_algorithm, shared_options
@@ -104,7 +104,7 @@ def test_a_run_places_its_actors_by_its_rank(monkeypatch: pytest.MonkeyPatch) ->
         plans.append(PoolPlan(*arguments))
         return plans[-1]
 
-    monkeypatch.setattr(build, "PoolPlan", kept)
+    monkeypatch.setattr(parts, "PoolPlan", kept)
     options: dict[str, Any] = {"num_actors": 2, "http": "off", "target_eval_episodes": 1}
     for share in ((None, 0, 1), (None, 2, 3)):
         monkeypatch.setattr(Alone, "share", share)
