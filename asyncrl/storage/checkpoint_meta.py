@@ -70,6 +70,8 @@ def meta_from_json(record: Any) -> CheckpointMeta:
     made_spec: EnvSpec = _record(EnvSpec, spec, action=made)
     if np.dtype(made_spec.observation_dtype).kind not in "biuf":
         raise ValueError(f"observation_dtype must be of numbers, got {made_spec.observation_dtype}")
+    if made_spec.frame_stack != 1:
+        raise ValueError(f"frame_stack of an environment's own spec must be 1, got {made_spec.frame_stack}")
     meta: CheckpointMeta = _record(CheckpointMeta, record, spec=made_spec)
     return meta
 

@@ -140,10 +140,12 @@ def refusal(path: Path) -> CheckpointError:
 
 def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
     good = small(lambda: None).save(tmp_path / "good").read_bytes()
+    header = 8 + struct.unpack("<Q", good[:8])[0]
     rng, bad = np.random.default_rng(0), tmp_path / "bad"
-    for place in [*range(8), *rng.integers(8, len(good), 300).tolist()]:
+    # Every bit of the length and the header, and 300 of the tensors.
+    for bit in [*range(8 * header), *rng.integers(8 * header, 8 * len(good), 300).tolist()]:
         data = bytearray(good)
-        data[place] ^= 1 << int(rng.integers(8))
+        data[bit // 8] ^= 1 << (bit % 8)
         bad.write_bytes(data)
         refusal(bad)
     for end in [0, 7, 8, 9, len(good) - 1, *rng.integers(8, len(good), 20).tolist()]:
@@ -193,6 +195,14 @@ def metadata(**values: Any) -> Any:
 def test_a_header_that_lies_is_refused(change: Any, check: str, tmp_path: Path) -> None:
     file = rewritten(small().save(tmp_path / "x"), change)
     assert refusal(file).facts["failed check"] == check
+
+
+@pytest.mark.parametrize("frames", [0, 2, -1])
+def test_the_specification_of_a_stack_is_refused(frames: int, tmp_path: Path) -> None:
+    policy = small()
+    meta = replace(policy.meta, spec=replace(policy.meta.spec, frame_stack=frames))
+    write_policy(tmp_path / "x", PolicyFile(meta, policy.weights))
+    assert f"must be 1, got {frames}" in refusal(tmp_path / "x").what
 
 
 def test_a_length_beyond_the_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
