@@ -130,3 +130,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         )
         record().make_updater(EnvSpec("any", (2,), "float32", action), "cpu", 0)
     prepare_quietly()
+    gc.collect()
+    gc.freeze()

@@ -14,12 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from aiohttp import web
+
 from asyncrl.server.security import MAX_BODY_BYTES
 
 MAX_CONNECTIONS = 64
 HEAD_SECONDS = 2.0
 
 MAX_HEAD_BYTES = 32 * 1024
+MAX_REQUEST_BYTES = MAX_HEAD_BYTES + MAX_BODY_BYTES
+"""Bytes of a request that are read. aiohttp's own limits lie above it: one of the two answers what is too long."""
 
 
 def _refusal(status: int, reason: str, message: str) -> bytes:
@@ -31,7 +35,7 @@ def _refusal(status: int, reason: str, message: str) -> bytes:
 
 
 TOO_SLOW = _refusal(408, "Request Timeout", "a request head must come within 2 s")
-TOO_LONG = _refusal(413, "Content Too Large", f"a request may have {MAX_HEAD_BYTES + MAX_BODY_BYTES} bytes")
+TOO_LONG = _refusal(413, "Content Too Large", f"a request may have {MAX_REQUEST_BYTES} bytes")
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,12 @@ class ConnectionGuard:
     At most `max_connections` are open. A new one beyond that evicts the oldest connection that never sent a complete
     request, else the oldest that is idle between two requests; it is refused if all are busy. A head must be complete
     within `head_seconds` of its first byte; the first head within `head_seconds` of the connection's start. A
-    connection that sends more than `MAX_HEAD_BYTES + MAX_BODY_BYTES` for a request is read no further.
+    connection that sends more than `MAX_REQUEST_BYTES` for a request is read no further.
     """
 
     def __init__(
         self,
-        factory: Callable[[], asyncio.Protocol],
+        factory: Callable[[], web.RequestHandler],
         *,
         max_connections: int = MAX_CONNECTIONS,
         head_seconds: float = HEAD_SECONDS,
@@ -146,7 +150,8 @@ class ConnectionGuard:
         """
         self._cut += 1
         connection.stop_timer()
-        if not connection.served:
+        if not connection.served and not transport.is_closing():
+            connection.silence()
             transport.write(TOO_LONG)
         asyncio.get_running_loop().call_later(self._head_seconds, transport.abort)
 
@@ -154,7 +159,7 @@ class ConnectionGuard:
 class _Connection(asyncio.Protocol):
     """Protocol of one connection: forwards every event and limits the time of heads."""
 
-    def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
+    def __init__(self, guard: ConnectionGuard, inner: web.RequestHandler) -> None:
         self._guard = guard
         self._inner = inner
         self._transport: asyncio.Transport | None = None
@@ -186,7 +191,7 @@ class _Connection(asyncio.Protocol):
             return
         self.began = True
         self.received_bytes += len(data)
-        if self._cut or self.received_bytes > MAX_HEAD_BYTES + MAX_BODY_BYTES:
+        if self._cut or self.received_bytes > MAX_REQUEST_BYTES:
             self._transport.pause_reading()  # again, if aiohttp has resumed it
             if not self._cut:
                 self._cut = True
@@ -196,8 +201,14 @@ class _Connection(asyncio.Protocol):
             self._timer = self._guard.start_timer(self._transport)
         self._inner.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return None if self._transport is None else self._inner.eof_received()
+    def silence(self) -> None:
+        """Make aiohttp answer nothing more: for it the connection is lost, while the transport stays open."""
+        self._inner.transport = None  # aiohttp would close it
+        self._inner.connection_lost(None)
+
+    def eof_received(self) -> None:
+        if self._transport is not None:
+            self._inner.eof_received()
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.errors import ConfigurationError
-from asyncrl.server.connections import ConnectionGuard, ConnectionStatistics
+from asyncrl.server.connections import MAX_REQUEST_BYTES, ConnectionGuard, ConnectionStatistics
 from asyncrl.server.discovery import port_in_use, reachable
 from asyncrl.server.security import MAX_BODY_BYTES, STATIC_HEADERS, Gate, answer_in_json
 
@@ -68,6 +68,8 @@ class HttpServer:
             logger=LOGGER,
             keepalive_timeout=KEEPALIVE_SECONDS,
             lingering_time=0.1,
+            max_line_size=MAX_REQUEST_BYTES,
+            max_field_size=MAX_REQUEST_BYTES,
             shutdown_timeout=GOODBYE_SECONDS,
         )
         await self._runner.setup()

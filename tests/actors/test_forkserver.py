@@ -375,11 +375,11 @@ def test_server_that_is_suspended_before_it_is_ready_is_given_up() -> None:
 @pytest.mark.parametrize("death", ["killed", "hung"])
 def test_run_goes_on_though_its_server_is_suspended_and_an_actor_dies(death: str) -> None:
     """The suspended server neither reports the death nor forwards a signal; it is killed, and all begin again."""
-    server = ForkServer(request_seconds=0.3)
+    server = ForkServer(request_seconds=1.0)
 
     async def story() -> None:
         async with Rig(
-            server, fakes.SimpleEnv, num_actors=2, num_slots=4096, step_timeout_seconds=0.5
+            server, fakes.SimpleEnv, num_actors=2, num_slots=4096, step_timeout_seconds=2.0
         ) as rig:
             rig.publish_weights()
             rig.grant(10)

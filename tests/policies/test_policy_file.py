@@ -142,8 +142,14 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
     good = small(lambda: None).save(tmp_path / "good").read_bytes()
     header = 8 + struct.unpack("<Q", good[:8])[0]
     rng, bad = np.random.default_rng(0), tmp_path / "bad"
-    # Every bit of the length and the header, and 300 of the tensors.
-    for bit in [*range(8 * header), *rng.integers(8 * header, 8 * len(good), 300).tolist()]:
+    # Every bit of the length and of the header's digits, one of each of its other bytes, and 300 of the tensors.
+    digits = {at for at in range(header) if at < 8 or good[at : at + 1].isdigit()}
+    bits = [
+        8 * at + bit
+        for at in range(header)
+        for bit in (range(8) if at in digits else rng.integers(8, size=1))
+    ]
+    for bit in [*bits, *rng.integers(8 * header, 8 * len(good), 300).tolist()]:
         data = bytearray(good)
         data[bit // 8] ^= 1 << (bit % 8)
         bad.write_bytes(data)
