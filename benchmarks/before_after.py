@@ -128,7 +128,11 @@ def acting(policy: Any, obs: np.ndarray, rng: np.random.Generator) -> Callable[[
 
 def child(rows: Sequence[str]) -> None:
     """Print microseconds of these rows as JSON for each line read, for the asyncrl that is imported here."""
+    import torch
+
     import asyncrl
+
+    torch.set_flush_denormal(True)  # as the learner's thread does
 
     try:
         from asyncrl import interfaces as nouns

@@ -23,7 +23,7 @@ from asyncrl.algorithms.saved_state import require_like
 from asyncrl.envs.observations import mask_reader, unpacker
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
-from asyncrl.networks.distributions import categorical, diagonal_gaussian
+from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
 from asyncrl.networks.flat_vector import FlatVector
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
@@ -128,6 +128,12 @@ class ActorCritic:
         if self.layout.gaussian:
             return diagonal_gaussian(out, action, log_std)
         return categorical(out, action, self.layout.choices)
+
+    def log_prob(self, out: Tensor, action: Tensor, log_std: Tensor) -> Tensor:
+        """The log-probability of `distribution` alone."""
+        if self.layout.gaussian:
+            return diagonal_gaussian(out, action, log_std)[0]
+        return categorical_log_prob(out, action, self.layout.choices)
 
     def apply(self, learning_rate: float) -> None:
         """Make one step of Adam with the clipped gradient of `backward`."""
@@ -263,7 +269,8 @@ class ActorCriticPass:
         seen = 0 if gradient is None else rows
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen)
         self._value = value.make_pass(self.x, into_value, weight_rows=seen)
-        self._grad_value = self._grad_value_column = self.x.new_zeros(0)
+        # Views of tensors that are the same at every call, made once.
+        self._value_column = self._values = self._grad_value = self._grad_value_column = self.x.new_zeros(0)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""
@@ -271,12 +278,15 @@ class ActorCriticPass:
 
     def values(self) -> Tensor:
         """The values `[R]` alone, equal to those of `forward`."""
-        return self._value.forward().squeeze(1)
+        column = self._value.forward()
+        if column is not self._value_column:
+            self._value_column, self._values = column, column.squeeze(1)
+        return self._values
 
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        if grad_value is not self._grad_value:  # a kernel returns the same tensor every time
+        if grad_value is not self._grad_value:
             self._grad_value, self._grad_value_column = grad_value, grad_value.unsqueeze(1)
         self._value.backward(self._grad_value_column)
         if self._log_std_gradient is not None and grad_log_std.numel():

@@ -173,8 +173,7 @@ class IMPALA(OnPolicy):
         PPO's: if the old policy is the present one and nothing is clipped, its gradient is the policy gradient.
         """
         if batch.has_kernel:
-            log_prob, _ = batch.distribution(batch.out, batch.log_std)
-            self._trace(rollout, batch, log_prob, batch.value)
+            self._trace(rollout, batch, batch.log_prob(), batch.value)
             return batch.kernel_gradients((math.inf, math.inf, self.vf_coef, self.ent_coef))[1]
         from asyncrl.networks.gradients import output_gradients
 

@@ -82,8 +82,7 @@ class Minibatch:
             torch.index_select(rollout.x, 0, rows, out=self._pass.x)
         torch.index_select(rollout.action, 0, rows, out=self.action)
         if rollout.names:
-            own = rows.clamp(max=rollout.flags.size)  # all columns are zero after the streams, as in row N
-            torch.index_select(rollout.columns, 1, own, out=self.columns)
+            torch.index_select(rollout.columns, 1, rows, out=self.columns)
         self.out, self.value = self._pass.forward()
         forbid(self.out, rollout.mask, rows)
         if not self.choices:
@@ -107,6 +106,10 @@ class Minibatch:
     def distribution(self, out: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the actions, `[R]` each, for these policy outputs."""
         return self._nets.distribution(out, self.action, log_std)
+
+    def log_prob(self) -> Tensor:
+        """Log-probabilities `[R]` of the actions at the last `forward`."""
+        return self._nets.log_prob(self.out, self.action, self.log_std)
 
     def backward(self, gradients: Outputs) -> None:
         """Fill the networks' gradient from the gradients of the loss at `outputs`."""

@@ -58,7 +58,8 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
 ):
     """Fill the gradients at logits `[B, sum(choices)]` and values `[B]`; return the k3 of the first `count` items.
 
-    `action` is `[B, k]`; `work` `[k, 2]` holds the log-normaliser and the entropy of each choice.
+    `action` is `[B, k]`; `work` `[k, 3]` holds the log-normaliser, the entropy and the normaliser of each choice, which
+    belongs to the exponentials that `grad_out` holds first.
     """
     divergence = 0.0
     for b in range(out.shape[0]):
@@ -73,10 +74,12 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
             mean = 0.0
             for j in range(start, stop):
                 e = math.exp(out[b, j] - top)
+                grad_out[b, j] = e
                 mass += e
                 mean += e * out[b, j]
             work[c, 0] = top + math.log(mass)
             work[c, 1] = work[c, 0] - mean / mass
+            work[c, 2] = mass
             log_ratio += out[b, start + action[b, c]] - work[c, 0]
             start = stop
         if b < count:
@@ -87,7 +90,8 @@ def categorical_kernel(  # type: ignore[no-untyped-def]
         for c in range(choices.shape[0]):
             for j in range(start, start + choices[c]):
                 log_p = out[b, j] - work[c, 0]
-                grad_out[b, j] = -math.exp(log_p) * (by_log_prob + by_entropy * (log_p + work[c, 1]))
+                p = grad_out[b, j] / work[c, 2]
+                grad_out[b, j] = -p * (by_log_prob + by_entropy * (log_p + work[c, 1]))
             grad_out[b, start + action[b, c]] += by_log_prob
             start += choices[c]
         grad_value[b] = _by_value(value[b], columns, b, loss)
@@ -145,7 +149,7 @@ class LossKernel:
     def __init__(self, action: Tensor, choices: tuple[int, ...], outputs: int) -> None:
         size, d = action.shape[0], 0 if choices else outputs
         self._action, self._choices = action.view(size, -1).numpy(), np.array(choices, np.int64)
-        self._work = np.empty((len(choices), 2) if choices else (2, d))
+        self._work = np.empty((len(choices), 3) if choices else (2, d))
         self._gradients = torch.zeros(size, outputs), torch.zeros(size), torch.zeros(d)
         self._filled = tuple(gradient.numpy() for gradient in self._gradients)
 

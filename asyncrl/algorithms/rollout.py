@@ -54,7 +54,7 @@ class Rollout:
         action: `[N + S, ...]` on the device, arguments of the distribution: int64 choices, float32 actions, or latents
             of squashed actions. Zeros from row N on.
         mask: `[N + S, outputs]` bool on the host, allowed choices; None without action masks.
-        columns: `[C, N + 1]` float32 on the device; zeros at N.
+        columns: `[C, N + S]` float32 on the device; zeros from N on.
         reward, flags: `[S, T]`; rewards are scaled if the algorithm scales them.
         behaviour: `[S, T]` float32, log-probability of the action (or latent) under the behaviour policy.
         weight: `[S, T]` float32, staleness correction; 0 in RESET rows.
@@ -75,7 +75,7 @@ class Rollout:
         self.mask: Tensor | None = None
         if nets.mask is not None:
             self.mask = torch.ones(rows, layout.outputs, dtype=torch.bool)
-        self._columns = torch.zeros(len(self.names), count + 1, pin_memory=pinned)
+        self._columns = torch.zeros(len(self.names), rows, pin_memory=pinned)
         self.x, self.action, self.columns = (
             t.to(nets.device) for t in (self._x, self._action, self._columns)
         )
@@ -140,8 +140,7 @@ class Rollout:
             if log_prob:
                 out, value = work.forward()
                 forbid(out[:size], self.mask, own)
-                found = self._nets.distribution(out[:size], action, self._nets.log_std)[0]
-                self._log_prob[own] = found.cpu()
+                self._log_prob[own] = self._nets.log_prob(out[:size], action, self._nets.log_std).cpu()
             else:
                 value = work.values()
             self._value[own] = value[:size].cpu()
@@ -165,13 +164,13 @@ class Rollout:
         """Write the columns, `[S, T]` each, and upload them."""
         host = self._columns.numpy()
         for name, values in columns.items():
-            host[self.names.index(name), :-1] = values.reshape(-1)
+            host[self.names.index(name), : values.size] = values.reshape(-1)
         if self.columns is not self._columns:
             self.columns.copy_(self._columns, non_blocking=True)
 
     def column(self, name: str) -> NDArray[np.float32]:
         """One column as a view `[S, T]` on the host; must not be written."""
-        values: NDArray[np.float32] = self._columns.numpy()[self.names.index(name), :-1]
+        values: NDArray[np.float32] = self._columns.numpy()[self.names.index(name), : self.flags.size]
         return values.reshape(self.shape)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -193,7 +192,7 @@ class Rollout:
             "length": self.shape[1],
             "x": self.x.cpu().clone(),
             "action": self.action.cpu().clone(),
-            "columns": self._columns.clone(),
+            "columns": self._columns[:, : self.flags.size].clone(),
             **({} if self.mask is None else {"mask": self.mask.cpu().clone()}),
             **{name: getattr(self, name).copy() for name in _ROWS},
             "mean": self._statistics[0].copy(),
@@ -203,9 +202,11 @@ class Rollout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of what `state_dict` of a rollout of the same shape returned."""
-        for name in ("x", "action", "columns"):
+        for name in ("x", "action"):
             getattr(self, name).copy_(state[name])
-        self._columns.copy_(state["columns"])
+        count = self.flags.size  # an older checkpoint has a column of zeros more
+        for columns in (self.columns, self._columns):
+            columns[:, :count].copy_(state["columns"][:, :count])
         if self.mask is not None:
             self.mask.copy_(state["mask"])
         for name in _ROWS:

@@ -22,14 +22,25 @@ def categorical(logits: Tensor, action: Tensor, choices: Sequence[int]) -> tuple
         action: int64 `[B]`, or `[B, k]` for k choices.
         choices: number of logits of each choice.
     """
+    log_ps = _log_softmax(logits, choices)
+    entropies = (-(log_p.exp() * log_p).sum(dim=1) for log_p in log_ps)
+    return _chosen(log_ps, action), sum(entropies, logits.new_zeros(()))
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor, choices: Sequence[int]) -> Tensor:
+    """Log probability `[B]` alone, equal to that of `categorical`."""
+    return _chosen(_log_softmax(logits, choices), action)
+
+
+def _log_softmax(logits: Tensor, choices: Sequence[int]) -> list[Tensor]:
     assert logits.dim() == 2 and logits.shape[1] == sum(choices)
-    columns = action.reshape(logits.shape[0], len(choices))
-    log_prob = entropy = logits.new_zeros(())
-    for i, own in enumerate(logits.split_with_sizes(list(choices), dim=1)):
-        log_p = torch.log_softmax(own, dim=1)
-        log_prob = log_prob + log_p.gather(1, columns[:, i : i + 1]).squeeze(1)
-        entropy = entropy - (log_p.exp() * log_p).sum(dim=1)
-    return log_prob, entropy
+    return [torch.log_softmax(own, dim=1) for own in logits.split_with_sizes(list(choices), dim=1)]
+
+
+def _chosen(log_ps: list[Tensor], action: Tensor) -> Tensor:
+    columns = action.reshape(log_ps[0].shape[0], len(log_ps))
+    found = [log_p.gather(1, columns[:, i : i + 1]).squeeze(1) for i, log_p in enumerate(log_ps)]
+    return sum(found[1:], found[0])
 
 
 def diagonal_gaussian(mean: Tensor, action: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:

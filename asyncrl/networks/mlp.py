@@ -14,7 +14,6 @@ row slices takes 336 instead of 131 microseconds in bfloat16.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Unpack
 
 import torch
@@ -64,7 +63,7 @@ class MLPPass:
         k, rows, kernels = options.get("copies") or net.copies, x.shape[0], options.get("kernels")
         assert x.dim() == 2 and weight_rows + input_rows <= rows
         assert (weight_rows > 0) == (gradient is not None) and (gradient is None or k == net.copies)
-        self._precision = options.get("precision") or nullcontext()
+        self._precision = options.get("precision")
         self._weight_rows, self._rows = weight_rows, weight_rows + input_rows
         weights, biases = [w[:k] for w in net.weights], [b[:k] for b in net.biases]
         outputs = [torch.empty(k, rows, w.shape[2], device=x.device) for w in weights]
@@ -73,7 +72,7 @@ class MLPPass:
             HiddenLayer(y, b, net.activation, kernels) for y, b in zip(outputs, biases, strict=True)
         ]
         self._layers = [
-            (*_product(x_in, w, y), layer, self._context(rows, *w.shape[1:]))
+            (*self._product(x_in, w, y), layer)
             for x_in, w, y, layer in zip(inputs, weights, outputs, self._between, strict=True)
         ]
         head, out = net.head[:k], torch.empty(k, rows, net.sizes[-1], device=x.device)
@@ -109,23 +108,34 @@ class MLPPass:
             products = []
             if gradient is not None:
                 triples = zip(inputs[i], grads[i], gradient.weights[i], strict=True)
-                products = [(x_in[:g].t(), grad[:g], out) for x_in, grad, out in triples]
-            below = (*_product(grads[i], weights[i].transpose(1, 2), grads[i - 1]), self._between[i - 1])
-            width = weights[i].shape
-            contexts = self._context(g, *width[1:]), self._context(rows, *width[1:])
-            self._back.append((products, below if i else None, contexts))
+                products = [self._of(torch.mm, x_in[:g].t(), grad[:g], out) for x_in, grad, out in triples]
+            inward = grads[i], weights[i].transpose(1, 2), grads[i - 1]
+            self._back.append((products, (*self._product(*inward), self._between[i - 1]) if i else None))
         inner = weights[0][:, weights[0].shape[1] - columns :].transpose(1, 2)
         self._into_input = [*zip(grads[0][:, g:], inner, strict=True)] if columns else []
         self._grad_input = torch.empty(rows - g, columns, device=head.device)
 
-    def _context(self, *sides: int) -> AbstractContextManager[None]:
-        return self._precision if min(sides) >= NARROW else nullcontext()
+    def _product(self, x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
+        """Return the product and its arguments, `[K, ...]` each: `mm` for K = 1, which is faster than `bmm`."""
+        return self._of(torch.mm, x[0], w[0], y[0]) if w.shape[0] == 1 else self._of(torch.bmm, x, w, y)
+
+    def _of(self, product, x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
+        """Return the product, under the reduced precision if it is wide enough, and its arguments."""
+        wide = min(*x.shape[-2:], w.shape[-1]) >= NARROW
+        if self._precision is None or not wide:
+            return product, x, w, y
+        precision = self._precision
+
+        def reduced(x: Tensor, w: Tensor, out: Tensor) -> None:
+            with precision:
+                product(x, w, out=out)
+
+        return reduced, x, w, y
 
     def forward(self) -> Tensor:
         """Return the network's outputs: the same buffer at every call."""
-        for product, x, w, y, layer, context in self._layers:
-            with context:
-                product(x, w, out=y)
+        for product, x, w, y, layer in self._layers:
+            product(x, w, out=y)
             layer.activate()
         for last, w, y in self._head:
             self._head_product(last, w, out=y)
@@ -152,14 +162,12 @@ class MLPPass:
             self._between[-1].backward()
         else:
             self._between[-1].backward_from_head()
-        for products, below, (outer, inner) in self._back:
-            with outer:
-                for x_t, seen, grad_w in products:
-                    torch.mm(x_t, seen, out=grad_w)
+        for products, below in self._back:
+            for product, x_t, seen, grad_w in products:
+                product(x_t, seen, out=grad_w)
             if below is not None:
                 product, above, w_t, into, layer = below
-                with inner:
-                    product(above, w_t, out=into)
+                product(above, w_t, out=into)
                 layer.backward()
         for i, (above, w_t) in enumerate(self._into_input):
             torch.addmm(self._grad_input, above, w_t, beta=float(i > 0), out=self._grad_input)
@@ -184,8 +192,3 @@ class MLPPass:
 def _each(*stacked: Tensor) -> list[tuple[Tensor, ...]]:
     """Return one tuple of tensors for each copy of the stacked tensors."""
     return [*zip(*(tensor.unbind() for tensor in stacked), strict=True)]
-
-
-def _product(x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
-    """Return the product and its arguments, `[K, ...]` each: `mm` for K = 1, which is faster than `bmm`."""
-    return (torch.mm, x[0], w[0], y[0]) if w.shape[0] == 1 else (torch.bmm, x, w, y)
