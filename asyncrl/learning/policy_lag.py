@@ -39,7 +39,7 @@ class PolicyLagMeter(Histogram):
             published: int64 `[N]`, number of rows of each ring received so far.
             updates: u.
         """
-        if (published == self._seen).all():
+        if not np.count_nonzero(published != self._seen):
             return
         for ring, start, stop in zip(self._rings, self._seen.tolist(), published.tolist(), strict=True):
             slots = ring.num_slots

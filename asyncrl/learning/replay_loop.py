@@ -180,7 +180,7 @@ class ReplayLoop:
 
     def _grant_held(self) -> None:
         """Grant rows whose grants waited for copies that are finished now."""
-        if self._held.any():
+        if np.count_nonzero(self._held):
             self._grant(self._granted)
 
     def _trainable(self) -> bool:

@@ -103,6 +103,7 @@ class RingReplay(ABC, Generic[B]):
         self.capacity = len(rings) * layout.num_slots * layout.num_envs
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
+        self._distrusted = self._table[:, table.DISTRUSTED]
         self._state = state_table(
             self.rings[0], self.tree.bits, env_bits, shape, frame_stack, rules.priority_window_updates
         )
@@ -126,8 +127,8 @@ class RingReplay(ABC, Generic[B]):
         whose `published` is outside of the granted range or moved back gets a `fault` and is ignored; see `give_up`.
         """
         inserted: int = rows.ingest(*self._tree, self._numbers)
-        if self._table[:, table.DISTRUSTED].any():
-            for i in np.flatnonzero(self._table[:, table.DISTRUSTED]):
+        if np.count_nonzero(self._distrusted):  # a quarter of the time of `any`
+            for i in np.flatnonzero(self._distrusted):
                 ring, seen = self.rings[i], int(self._table[i, table.SEEN])
                 if not ring.fault:
                     ring.distrust(
