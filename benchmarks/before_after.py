@@ -186,7 +186,7 @@ def turn(process: subprocess.Popen[str]) -> dict[str, float]:
 
 def main() -> None:
     """Run both trees in turn and write results/before_after.json."""
-    from harness import FOLDER, Report
+    from harness import FOLDER, Report, commit
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -198,11 +198,7 @@ def main() -> None:
     parsed = parser.parse_args()
     trees = {"old": parsed.old.resolve(), "new": FOLDER.parent}
     report = Report("before_after")
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    report.note(
-        "old commit",
-        subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True).stdout.strip(),
-    )
+    report.note("old commit", commit(trees["old"]))
     taken: dict[str, dict[str, list[float]]] = {tree: {} for tree in trees}
     for _ in range(parsed.rounds):
         processes = {tree: start(folder, parsed.only) for tree, folder in trees.items()}

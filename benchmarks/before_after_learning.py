@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import FOLDER, Report
+from harness import FOLDER, Report, commit
 
 FIRST_SEED = 1_000
 LIMIT_SECONDS = 120.0
@@ -51,10 +51,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parsed = parser.parse_args()
     trees = {"old": parsed.old.resolve(), "new": FOLDER.parent}
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     report = Report("before_after_learning")
-    done = subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True)
-    report.note("old commit", done.stdout.strip())
+    report.note("old commit", commit(trees["old"]))
     for algo in ("ppo", "impala"):
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in trees}
         for seed in range(FIRST_SEED, FIRST_SEED + parsed.seeds):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import FOLDER, Report
+from harness import FOLDER, Report, commit
 
 SCRIPTS = {
     "replay": (
@@ -63,9 +63,7 @@ def main() -> None:
     parsed = parser.parse_args()
     trees = {"old": parsed.old.resolve(), "new": FOLDER.parent}
     report = Report("before_after_systems")
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(git, cwd=trees["old"], capture_output=True, text=True, check=True)
-    report.note("old commit", done.stdout.strip())
+    report.note("old commit", commit(trees["old"]))
     for script, (options, names) in SCRIPTS.items():
         kept = FOLDER / "results" / f"{script}.json"
         saved = kept.read_text()  # the result that is published has more repeats, and peers

@@ -185,11 +185,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    """The git commit of this checkout, with `-dirty` if tracked files differ; None without git."""
+def commit(checkout: Path = FOLDER) -> str | None:
+    """The git commit of a checkout, this one by default, with `-dirty` if tracked files differ; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=checkout, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
