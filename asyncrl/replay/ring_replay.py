@@ -94,8 +94,7 @@ class RingReplay(ABC, Generic[B]):
         """
         _check(rings, shape, frame_stack)
         rules = priorities or PriorityRules()
-        self.rings = tuple(rings)
-        self.shape = shape
+        self.rings, self.shape = tuple(rings), shape
         self._uniform = rules.uniform
         self._rng = rng
         layout = self.rings[0].layout

@@ -208,7 +208,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
 
 
 KILLER = """
-import os, random, signal, sys, time
+import itertools, os, random, signal, sys, time
 from pathlib import Path
 import numpy as np
 from asyncrl.storage import checkpoint
@@ -240,7 +240,7 @@ for _ in range(rounds):
     child = os.fork()
     if child == 0:
         try:
-            for step in range(last + 1, last + 100):
+            for step in itertools.count(last + 1):  # until it is killed
                 write(step)
         finally:
             os._exit(1)
