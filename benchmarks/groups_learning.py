@@ -35,7 +35,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "dqn-CartPole-v1": {"target_return": 475.0, "total_steps": 150_000, "max_seconds": 200.0},
     "ppo-CartPole-v1": {"target_return": 475.0, "total_steps": 300_000, "max_seconds": 200.0},
     "ppo-LunarLander-v3": {"target_return": 200.0, "total_steps": 1_000_000, "max_seconds": 400.0},
-    "dqn-LunarLander-v3": {"target_return": 200.0, "total_steps": 300_000, "max_seconds": 600.0},
+    "dqn-LunarLander-v3": {"target_return": 200.0, "total_steps": 600_000, "max_seconds": 600.0},
+    "sac-HalfCheetah-v5": {"target_return": 3000.0, "total_steps": 300_000, "max_seconds": 400.0},
     "sac-BipedalWalker-v3": {"target_return": 300.0, "total_steps": 300_000, "max_seconds": 900.0},
     "sac-Pendulum-v1": {"target_return": -200.0, "total_steps": 40_000, "max_seconds": 400.0},
 }
@@ -68,7 +69,10 @@ def run(item: str, side: str, seed: int, seconds: float | None = None) -> dict[s
         [sys.executable, "-c", _RUN, json.dumps([env, algo, options])],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]),
+        },
     )
     if side in SLOWED:
         threading.Thread(target=slow_down, args=(process,), daemon=True).start()
