@@ -30,7 +30,7 @@ from asyncrl.groups.connecting import Connection, Reception, client_fusion, coll
 from asyncrl.groups.fusing import Fusion, FusionOptions
 from asyncrl.groups.launch import free_port
 from asyncrl.groups.messages import ENCODINGS
-from asyncrl.groups.peers import Peers
+from asyncrl.groups.peers import Peers, Pending
 from asyncrl.groups.place import Place
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.state import packed
@@ -61,12 +61,12 @@ class DelayedWork:
 
 def delay_messages(seconds: float) -> None:
     """Patch this process so that every later message takes at least `seconds`."""
-    begin = Peers._begin
+    begin = Pending.begin
 
-    def begin_slowly(self: Peers, operation: Any, *arguments: Any) -> Any:
+    def begin_slowly(self: Pending, operation: Any, *arguments: Any) -> Any:
         return DelayedWork(begin(self, operation, *arguments), seconds)
 
-    Peers._begin = begin_slowly  # type: ignore[method-assign]
+    Pending.begin = begin_slowly  # type: ignore[method-assign]
 
 
 def connection(rank: int, port: int, name: str) -> Connection:

@@ -14,6 +14,7 @@ from asyncrl.groups.async_client import AsyncClient
 from asyncrl.groups.async_server import AsyncServer
 from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion, fused_parts
+from asyncrl.groups.device_sums import device_sums
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.fusing import Fusion, FusionOptions
 from asyncrl.groups.gradient_fusion import GradientFusion
@@ -66,9 +67,11 @@ def collective_fusion(connection: Connection, options: FusionOptions, core: Core
     place = connection.place
     peers = Peers(connection.store, "all", place.rank, place.size, connection.address)
     share(core, peers, source=0)
-    rounds = Rounds(peers, _encoding(options, core), tail=1, shared=_shared(core))
+    encoding, shared = _encoding(options, core), _shared(core)
     if options.mode == "gradients":
-        return GradientFusion(rounds, core)
+        sums = device_sums(peers, connection.store, core.vector.gradient.device)
+        return GradientFusion(Rounds(peers, encoding, tail=1, shared=shared, sums=sums), core)
+    rounds = Rounds(peers, encoding, tail=1, shared=shared)
     vector, moments = core.vector, options.moments
     start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
     outer = {"learning_rate": options.learning_rate, "momentum": options.momentum}

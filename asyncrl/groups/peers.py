@@ -25,12 +25,37 @@ dist: Any = torch.distributed  # its stores and process groups are written in C+
 
 SLICE = timedelta(seconds=0.5)
 """Longest wait in gloo before a check whether the connection was closed."""
-_FOREVER = timedelta(days=7)
+FOREVER = timedelta(days=7)
 """Timeout of gloo itself; the heartbeat detects ranks that do not answer."""
 
 
 class PeerLost(Exception):
     """A connection to another rank has broken, or was closed by this process."""
+
+
+class Pending:
+    """Operations of a process group, which is kept for ever if its last one never ends.
+
+    Args:
+        group: process group of torch.distributed.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._newest: Any = None
+
+    def begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """Begin `operation` and return its work. Raises `PeerLost`."""
+        try:
+            self._newest = operation(*arguments)
+        except RuntimeError as error:  # an earlier operation has broken the connection
+            raise PeerLost(first_line(error)) from error
+        return self._newest
+
+    def __del__(self) -> None:
+        """Keep the process group for ever if an operation is pending; operations end in their order."""
+        if self._newest is not None and not self._newest.is_completed():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
 
 class Peers:
@@ -45,6 +70,8 @@ class Peers:
 
     Attributes:
         sent_bytes, received_bytes: payload so far through this rank's network interface.
+        device: device of the tensors, the CPU.
+        closed: whether this process has closed the connection.
 
     Raises:
         PeerLost: a rank does not connect. Every other method raises it if the connection has broken or was closed.
@@ -62,8 +89,7 @@ class Peers:
     ) -> None:
         self.rank, self.size = rank, size
         self.sent_bytes = self.received_bytes = 0
-        self._closed = False
-        self._newest: Any = None
+        self.device, self.closed = torch.device("cpu"), False
         options = dist.ProcessGroupGloo._Options()
         gloo = dist.ProcessGroupGloo
         options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
@@ -72,8 +98,9 @@ class Peers:
         try:
             self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
-            raise PeerLost(f"{name}: {_first_line(error)}") from error
-        self._group.set_timeout(_FOREVER)
+            raise PeerLost(f"{name}: {first_line(error)}") from error
+        self._group.set_timeout(FOREVER)
+        self._pending = Pending(self._group)
 
     def sum(self, vector: Tensor) -> None:
         """Replace `vector` by its sum over all ranks, bitwise equal on all of them."""
@@ -81,10 +108,14 @@ class Peers:
 
     def begin_sum(self, vector: Tensor) -> Any:
         """Begin `sum`; gloo owns `vector` until the returned work is done."""
+        self.count_sum(vector)
+        return self._pending.begin(self._group.allreduce, [vector])
+
+    def count_sum(self, vector: Tensor) -> None:
+        """Count the bytes of a sum of `vector`."""
         moved = 2 * vector.nbytes * (self.size - 1) // self.size
         self.sent_bytes += moved
         self.received_bytes += moved
-        return self._begin(self._group.allreduce, [vector])
 
     def gather(self, message: Tensor, out: list[Tensor]) -> None:
         """Fill `out`, one tensor per rank, with the messages of all ranks."""
@@ -94,7 +125,7 @@ class Peers:
         """Begin `gather`; see `begin_sum`."""
         self.sent_bytes += message.nbytes * (self.size - 1)
         self.received_bytes += message.nbytes * (self.size - 1)
-        return self._begin(self._group.allgather, [out], [message])
+        return self._pending.begin(self._group.allgather, [out], [message])
 
     def broadcast(self, message: Tensor, source: int) -> None:
         """Fill `message` with the message of the rank `source`.
@@ -111,39 +142,26 @@ class Peers:
             self.sent_bytes += message.nbytes
         else:
             self.received_bytes += message.nbytes
-        return self._begin(self._group.broadcast, [message], options)
+        return self._pending.begin(self._group.broadcast, [message], options)
 
     def close(self) -> None:
         """Close: a waiting call raises `PeerLost` within half a second, every later wait at once; any thread."""
-        self._closed = True
-
-    def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            self._newest = operation(*arguments)
-        except RuntimeError as error:  # an earlier operation has broken the connection
-            raise PeerLost(_first_line(error)) from error
-        return self._newest
-
-    def __del__(self) -> None:
-        """Keep the process group for ever if an operation is pending; operations end in their order."""
-        newest = getattr(self, "_newest", None)
-        if newest is not None and not newest.is_completed():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self.closed = True
 
     def wait(self, work: Any) -> None:
         """Wait for an operation that was begun."""
         while True:
-            if self._closed:
+            if self.closed:
                 raise PeerLost("the connection was closed here")
             try:
                 work.wait(SLICE)
                 return
             except RuntimeError as error:
                 if "timed out" not in str(error).lower():
-                    raise PeerLost(_first_line(error)) from error
+                    raise PeerLost(first_line(error)) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """First line of gloo's text, without its source location and its advice."""
     return str(error).partition("\n")[0].partition("] ")[2].partition(". This is typically")[0]
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.groups.device_sums import Sums
 from asyncrl.groups.messages import Encoding, Feedback
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
@@ -40,7 +41,7 @@ class Round:
 
     def mean(self, out: Tensor) -> Tensor:
         """Write the weighted mean into `out` `[P]`, on any device, and return it; needs a weight above 0."""
-        if out.device.type == "cpu":
+        if out.device == self.total.device:
             return torch.div(self.total, self.weight, out=out)
         return out.copy_(self.total).div_(self.weight)
 
@@ -73,14 +74,20 @@ class Rounds:
         encoding: encoding of the vectors. An exact one takes one all-reduce; others are gathered, summed in rank order.
         tail: K, number of further values per rank.
         shared: statistics that are part of every round.
+        sums: sums by which vectors with an exact encoding are exchanged; None for those of `peers`.
 
     Attributes:
         count: number of rounds so far.
-        room: `[P]`, buffer into which a vector may be written before `begin`, which then does not copy it.
+        room: `[P]` on the sums' device; a vector that is written into it before `begin` is not copied.
     """
 
     def __init__(
-        self, peers: Peers, encoding: Encoding, tail: int = 0, shared: SharedStatistics | None = None
+        self,
+        peers: Peers,
+        encoding: Encoding,
+        tail: int = 0,
+        shared: SharedStatistics | None = None,
+        sums: Sums | None = None,
     ) -> None:
         self.peers, self.count = peers, 0
         self._encoding, self._tail = encoding, tail
@@ -88,8 +95,10 @@ class Rounds:
         told = self._shared.size if self._shared is not None else 0
         ranks, columns, size = peers.size, _TAIL + tail + told, encoding.size
         self._feedback = Feedback(encoding)
-        self._sum = torch.zeros(size + ranks * columns)
-        self.room, self._rows = self._sum[:size], self._sum[size:].view(ranks, columns)
+        self._sums = sums if sums is not None and encoding.exact else peers
+        self._sum = torch.zeros(size + ranks * columns, device=self._sums.device)
+        self.room, self._sent_rows = self._sum[:size], self._sum[size:].view(ranks, columns)
+        self._rows = self._sent_rows if self._sums is peers else self._sent_rows.to("cpu", copy=True)
         self._table = self._rows.numpy()
         self._work: Any = None
         if not encoding.exact:
@@ -138,7 +147,9 @@ class Rounds:
                 self.room.copy_(vector)
             if weight != 1.0:
                 self.room.mul_(weight)
-        self._work = self.peers.begin_sum(self._sum)
+        if self._rows is not self._sent_rows:
+            self._sent_rows.copy_(self._rows)
+        self._work = self._sums.begin_sum(self._sum)
 
     def done(self) -> bool:
         """Whether `end` would not wait."""
@@ -146,10 +157,12 @@ class Rounds:
 
     def end(self) -> Round:
         """Wait until every rank takes part in the round; returns the result. Raises `PeerLost`."""
-        self.peers.wait(self._work)
+        self._sums.wait(self._work)
         self._work = None
         if not self._encoding.exact:
             self._decode()
+        elif self._rows is not self._sent_rows:
+            self._rows.copy_(self._sent_rows)
         self.count += 1
         if self._shared is not None:
             for rank in range(self.peers.size):

@@ -1,0 +1,150 @@
+"""Sums between ranks that have a GPU each, by NCCL: gradients do not pass through the hosts' memory.
+
+`gradients` waits for a sum at every update, so it uses NCCL where it can. `average` and `async` send snapshots in the
+background, at most once in `fusion_interval` updates; they lie in the host's memory and gloo sends them.
+
+NCCL needs a different GPU for every rank. A first sum of one value, with a time limit, shows whether it works. If it
+fails on any rank, all ranks use gloo, and a line in the log says why. The tests run this file over gloo on the CPU;
+`nccl_group` and `gpu_name` need two GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from asyncrl.groups.peers import FOREVER, PeerLost, Peers, Pending, dist, first_line
+
+LOGGER = logging.getLogger("asyncrl.groups")
+FIRST_SUM_SECONDS = 30.0
+"""Time limit of the first sum, in which NCCL connects the GPUs."""
+_POLL_SECONDS = 20e-6
+_NAME_BYTES = 64
+
+
+class Sums(Protocol):
+    """Sums over all ranks; `Peers` on the CPU, `DeviceSums` on a GPU.
+
+    Attributes:
+        device: device of the vectors.
+    """
+
+    device: torch.device
+
+    def begin_sum(self, vector: Tensor) -> Any:
+        """Begin to replace `vector` by its sum over all ranks; does not wait. Raises `PeerLost`."""
+        ...
+
+    def wait(self, work: Any) -> None:
+        """Wait for a sum that was begun. Raises `PeerLost`."""
+        ...
+
+
+class DeviceSums:
+    """Sums of vectors on one device per rank; used by one thread at a time. Implements `Sums`.
+
+    Args:
+        peers: connection of the same ranks: counts the bytes, and when it is closed every wait ends.
+        group: process group of torch.distributed for `device`.
+        device: device of the vectors.
+    """
+
+    def __init__(self, peers: Peers, group: Any, device: torch.device) -> None:
+        self.device = device
+        self._peers, self._group = peers, group
+        self._pending = Pending(group)
+
+    def begin_sum(self, vector: Tensor) -> Any:
+        """See `Sums`; the group owns `vector` until the work is done."""
+        self._peers.count_sum(vector)
+        return self._pending.begin(self._group.allreduce, [vector])
+
+    def wait(self, work: Any, seconds: float | None = None) -> None:
+        """See `Sums`; polls, because NCCL's own wait cannot be ended. Raises `PeerLost` also after `seconds`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            while not work.is_completed():
+                if self._peers.closed or (deadline is not None and time.monotonic() > deadline):
+                    with contextlib.suppress(Exception):
+                        self._group.abort()
+                    raise PeerLost("the connection was closed here" if self._peers.closed else "no answer")
+                time.sleep(_POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(first_line(error)) from error
+
+
+def nccl_group(store: Any, rank: int, size: int) -> Any:
+    """Make an NCCL process group on the current GPU."""
+    # By default torch ends the process when a rank is lost; here the heartbeat notices, and the run saves its state.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = FOREVER
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def gpu_name(device: torch.device) -> str:
+    """Name of the GPU `device`, different for every GPU of all hosts; "" if NCCL cannot use it."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def device_sums(
+    peers: Peers,
+    store: Any,
+    device: torch.device,
+    *,
+    name_of: Callable[[torch.device], str] = gpu_name,
+    make: Callable[[Any, int, int], Any] = nccl_group,
+    seconds: float = FIRST_SUM_SECONDS,
+) -> Sums:
+    """Return sums by NCCL if every rank has a GPU of its own and NCCL works, otherwise `peers`; collective.
+
+    Args:
+        peers: connection of all ranks.
+        store: store of the job.
+        device: device of this rank's learner.
+        name_of: returns the name of a rank's GPU, "" if it has none.
+        make: makes the process group of a store, a rank and a number of ranks.
+        seconds: time limit of the first sum.
+
+    Raises:
+        PeerLost: a rank was lost meanwhile.
+    """
+    names = _gathered(peers, name_of(device))
+    if "" in names or len(set(names)) < len(names):
+        return peers
+    failure, sums = "", None
+    try:
+        group = make(dist.PrefixStore("sums", store), peers.rank, peers.size)
+        sums = DeviceSums(peers, group, device)
+        one = torch.ones(1, device=device)
+        sums.wait(sums.begin_sum(one), seconds)
+        if one.item() != peers.size:
+            failure = f"the sum of {peers.size} ones is {one.item():g}"
+    except Exception as error:  # whatever fails in NCCL, gloo does not need it
+        failure = str(error) or type(error).__name__
+    failures = _gathered(peers, failure)
+    if sums is None or any(failures):
+        causes = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text)
+        LOGGER.warning("gloo sums the gradients, because NCCL failed: %s", causes)
+        return peers
+    return sums
+
+
+def _gathered(peers: Peers, text: str) -> list[str]:
+    """Texts of all ranks, each cut to 64 bytes."""
+    message = torch.zeros(_NAME_BYTES, dtype=torch.uint8)
+    data = text.encode()[:_NAME_BYTES]
+    message[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+    found = [torch.zeros_like(message) for _ in range(peers.size)]
+    peers.gather(message, found)
+    return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in found]
