@@ -69,7 +69,8 @@ class ValueBounds:
 
     def hear(self, told: NDArray[np.float64]) -> None:
         """See `Shareable`."""
-        self.values[:] = self.merged(self.values.astype(np.float64), told)
+        (low, high), (other_low, other_high) = self.values.tolist(), told.tolist()
+        self.values[:] = min(low, other_low), max(high, other_high)
 
     def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `Shareable`: the wider bounds."""

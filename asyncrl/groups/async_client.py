@@ -43,12 +43,11 @@ class AsyncClient:
         self._finished = False
         self._fusions = self._staleness_sum = self._staleness_max = 0
 
-    @torch.no_grad()
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`. Raises `PeerLost`."""
         sent, peers = self._sent, self._peers
         sent.head[0], sent.head[1] = self._version, finished
-        sent.told.copy_(self._shared.tell())
+        self._shared.tell(out=sent.told)
         self._feedback.encode(torch.sub(snapshot, self.base, out=self._change), sent.body)
         self._finished = finished
         self._work = peers.begin_broadcast(sent.bytes, 1), peers.begin_broadcast(self._answer.bytes, 0)
@@ -57,7 +56,6 @@ class AsyncClient:
         """See `Fuser`."""
         return bool(self._work[1].is_completed())
 
-    @torch.no_grad()
     def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final if `finished`. Raises `PeerLost`."""
         for work in self._work:

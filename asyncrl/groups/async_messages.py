@@ -19,7 +19,7 @@ class AsyncMessage:
     Attributes:
         bytes: `[16 + 4 K + message_bytes]` uint8.
         head: `[2]` int64; to rank 0 the base version and `finished`, back the new version and the delta's staleness.
-        told: `[K]` float32, the statistics.
+        told: `[K]` float32 of NumPy, the statistics.
         body: `[message_bytes]` uint8, the encoded vector.
     """
 
@@ -27,5 +27,5 @@ class AsyncMessage:
         end = _HEAD_BYTES + 4 * told
         self.bytes = torch.zeros(end + encoding.message_bytes, dtype=torch.uint8)
         self.head = self.bytes[:_HEAD_BYTES].view(torch.int64)
-        self.told = self.bytes[_HEAD_BYTES:end].view(torch.float32)
+        self.told = self.bytes[_HEAD_BYTES:end].view(torch.float32).numpy()
         self.body = self.bytes[end:]

@@ -16,7 +16,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.groups.async_messages import AsyncMessage
@@ -60,7 +62,7 @@ class AsyncServer:
         self.lost: dict[int, str] = {}
         self._weights, self._encoding, self._connect = weights, encoding, connect
         self._shared = shared
-        self._unheard = {rank: torch.zeros(shared.size) for rank in (0, *ranks)}
+        self._unheard = {rank: np.zeros(shared.size, np.float32) for rank in (0, *ranks)}
         self._base, self._delta = torch.empty(encoding.size), torch.empty(encoding.size)
         self._ending = False
         self._version = weights.copy(self._base)
@@ -167,7 +169,7 @@ class AsyncServer:
             version, staleness = self._weights.take(delta, base, fused)
             self._count(staleness)
             message.head[0], message.head[1] = version, staleness
-            message.told.copy_(self._pass_on(rank, message.told))
+            message.told[:] = self._pass_on(rank, message.told)
             encoding.encode(fused if encoding.exact else torch.sub(fused, held, out=delta), message.body)
             if not encoding.exact:
                 encoding.decode(message.body, delta)
@@ -177,7 +179,7 @@ class AsyncServer:
                 self._note(rank, None, finished=True)
                 return
 
-    def _pass_on(self, rank: int, told: Tensor) -> Tensor:
+    def _pass_on(self, rank: int, told: NDArray[np.float32]) -> NDArray[np.float32]:
         """Store the statistics from `rank` for the other groups; returns theirs since the last message to `rank`."""
         if not self._shared.size:
             return told
@@ -185,7 +187,7 @@ class AsyncServer:
             for other, unheard in self._unheard.items():
                 if other != rank:
                     self._unheard[other] = self._shared.merged(unheard, told)
-            heard, self._unheard[rank] = self._unheard[rank], torch.zeros(self._shared.size)
+            heard, self._unheard[rank] = self._unheard[rank], np.zeros(self._shared.size, np.float32)
             return heard
 
     def _note(self, rank: int, peers: Peers | None, cause: str = "", finished: bool = False) -> None:
@@ -199,7 +201,8 @@ class AsyncServer:
                 self._finished.add(rank)
             elif peers is not None:
                 self._connections[rank] = peers
-                self._unheard[rank] = torch.zeros(self._shared.size)  # it has just received rank 0's state
+                # It has just received rank 0's state.
+                self._unheard[rank] = np.zeros(self._shared.size, np.float32)
             else:
                 self.lost[rank] = cause
             self._changed.notify_all()

@@ -50,7 +50,6 @@ class AverageFuser:
         self._weights = slice(weights)
         self._velocity = torch.zeros_like(self.anchor[self._weights])
 
-    @torch.no_grad()
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """See `Fuser`. Raises `PeerLost`."""
         self._rounds.begin(torch.sub(snapshot, self.anchor, out=self._rounds.room), finished=finished)
@@ -59,7 +58,6 @@ class AverageFuser:
         """See `Fuser`."""
         return self._rounds.done()
 
-    @torch.no_grad()
     def end(self) -> tuple[Tensor, bool]:
         """See `Fuser`; final if every group has finished. Raises `PeerLost`."""
         round_ = self._rounds.end()

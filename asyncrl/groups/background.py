@@ -31,7 +31,10 @@ _LOOKS = 8
 
 
 class Fuser(Protocol):
-    """Fuses a group's weights with those of the others; learner's thread only, except `close` and `statistics`."""
+    """Fuses a group's weights with those of the others; learner's thread only, except `close` and `statistics`.
+
+    `begin` and `end` are called without gradients.
+    """
 
     def begin(self, snapshot: Tensor, finished: bool) -> None:
         """Begin to fuse `snapshot` `[P]` on the CPU, which must not change until `end`; does not wait.
@@ -95,17 +98,17 @@ class BackgroundFusion:
         if self._since >= self._next:
             self._meet()
 
-    @torch.no_grad()
     def _meet(self) -> None:
         """Apply a fusion that is done; begin the next one if it is due."""
-        if self.running:
-            if not (self._exact or self._fuser.done()):
-                self._next = self._since + self._look
-                return
-            self._apply()
-            self._next = max(self._interval, 2 * self._since)
-        if self._since >= self._next:
-            self._begin(finished=False)
+        if self.running and not (self._exact or self._fuser.done()):
+            self._next = self._since + self._look
+            return
+        with torch.no_grad():
+            if self.running:
+                self._apply()
+                self._next = max(self._interval, 2 * self._since)
+            if self._since >= self._next:
+                self._begin(finished=False)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -135,13 +138,15 @@ class BackgroundFusion:
         """
         self.running = False
         fused, final = self._fuser.end()
-        if not nothing_learned:
-            fused = torch.sub(fused, self._snapshot, out=self._snapshot)
-        for part, change in zip(self._parts, fused.split([s.numel() for s in self._snapshots]), strict=True):
+        if nothing_learned:
+            self._snapshot.copy_(fused)
+        else:
+            torch.sub(fused, self._snapshot, out=self._snapshot)
+        for part, change in zip(self._parts, self._snapshots, strict=True):
             if nothing_learned:
                 part.copy_(change)
             else:
-                part.add_(change.to(part.device))
+                part.add_(change if part.device == change.device else change.to(part.device))
         for second in self._second_moments:
             second.clamp_(min=0.0)  # it has decayed since the snapshot, so the sum may be negative
         return final

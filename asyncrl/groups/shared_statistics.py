@@ -10,9 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from asyncrl.networks.flat_vector import Shareable
 
@@ -35,31 +33,35 @@ class SharedStatistics:
         self.size = 2 * self._values
         self.tell()
 
-    def tell(self) -> Tensor:
-        """Return the message `[K]`: statistics of the data since the last call."""
-        return self._packed([part.tell() for part in self._parts])
+    def tell(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Write the message `[K]`, statistics of the data since the last call, into `out` or a new array; return it."""
+        message = np.empty(self.size, np.float32) if out is None else out
+        self._pack([part.tell() for part in self._parts], message)
+        return message
 
-    def hear(self, told: Tensor) -> None:
+    def hear(self, told: NDArray[np.float32]) -> None:
         """Merge another learner's message `[K]` into the statistics."""
         values = self._unpacked(told)
         for part, at in zip(self._parts, self._at, strict=True):
             part.hear(values[at])
 
-    def merged(self, first: Tensor, second: Tensor) -> Tensor:
-        """Merge two messages into one; any thread."""
+    def merged(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Merge two messages into a new one; any thread."""
         one, other = self._unpacked(first), self._unpacked(second)
-        return self._packed(
-            [part.merged(one[at], other[at]) for part, at in zip(self._parts, self._at, strict=True)]
-        )
+        message = np.empty(self.size, np.float32)
+        parts = zip(self._parts, self._at, strict=True)
+        self._pack([part.merged(one[at], other[at]) for part, at in parts], message)
+        return message
 
-    def _packed(self, told: Sequence[NDArray[np.float64]]) -> Tensor:
-        values = np.concatenate(told) if told else np.zeros(0)
-        high = values.astype(np.float32)
-        low = np.zeros_like(high)
+    def _pack(self, told: Sequence[NDArray[np.float64]], out: NDArray[np.float32]) -> None:
+        if not told:
+            return
+        values = told[0] if len(told) == 1 else np.concatenate(told)
+        high, low = out[: self._values], out[self._values :]
+        high[:] = values
+        low.fill(0.0)
         np.subtract(values, high, out=low, where=np.isfinite(high), casting="same_kind")
-        return torch.from_numpy(np.concatenate((high, low)))
 
-    def _unpacked(self, told: Tensor) -> NDArray[np.float64]:
-        values = told.numpy().astype(np.float64)
-        result: NDArray[np.float64] = values[: self._values] + values[self._values :]
+    def _unpacked(self, told: NDArray[np.float32]) -> NDArray[np.float64]:
+        result: NDArray[np.float64] = np.add(told[: self._values], told[self._values :], dtype=np.float64)
         return result

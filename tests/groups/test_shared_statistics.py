@@ -111,5 +111,5 @@ def test_bounds_may_be_infinite() -> None:
     first, second = ValueBounds(), ValueBounds()
     one, other = SharedStatistics((first,)), SharedStatistics((second,))
     first.values[:] = -1.5, math.inf
-    other.hear(one.merged(one.tell(), torch.zeros(one.size)))
+    other.hear(one.merged(one.tell(), np.zeros(one.size, np.float32)))
     assert second.values.tolist() == [-1.5, math.inf]
