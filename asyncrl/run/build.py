@@ -270,16 +270,16 @@ def _schedule(
     """Make the evaluation schedule: by steps on the learner's copies, or by seconds on its newest weights."""
     config, clock = setup.config, setup.clock
     copies = (
-        CopiesBySteps(learner.snapshots, clock, learner.data_arrived)
+        CopiesBySteps(learner.snapshots, clock, learner.data_arrived, setup.other_steps)
         if config.eval_interval_seconds is None
-        else CopiesBySeconds(config.eval_interval_seconds, learner, clock)
+        else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.other_steps)
     )
     plan = EvaluationPlan(
         config.eval_episodes,
         config.target_return,
         config.target_eval_episodes,
         only_stop=config.only_evaluation_stops,
-        groups=config.groups,
+        other_steps=setup.other_steps,
     )
     return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
 

@@ -186,7 +186,8 @@ class Coordinator:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self._open_files()
         where = (self._directory, self._server, self._clock, self._resumed)
-        setup = Setup(self.config, self.algorithm, self.source, spec, *where, *self._group.share)
+        share = (*self._group.share, self._group.other_steps)
+        setup = Setup(self.config, self.algorithm, self.source, spec, *where, *share)
         with single_error():
             parts = await build(setup, self._reporting, stack, on_failure=self.fail)
         stack.push_async_callback(self._group.leave)

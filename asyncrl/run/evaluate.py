@@ -37,7 +37,7 @@ from asyncrl.errors import EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import describe_error
-from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, copy_of
+from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, alone, copy_of
 from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
@@ -65,14 +65,14 @@ class EvaluationPlan:
         target_return: mean return that ends the run, or None.
         target_episodes: number of episodes of a confirmation.
         only_stop: whether no other rule can end the run.
-        groups: number of groups of the run; results have the evaluating group's own steps times this number.
+        other_steps: returns the environment steps of the other groups, given this group's.
     """
 
     episodes: int
     target_return: float | None
     target_episodes: int
     only_stop: bool = False
-    groups: int = 1
+    other_steps: Callable[[int], int] = alone
 
 
 class EvaluationSchedule:
@@ -182,7 +182,8 @@ class EvaluationSchedule:
 
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
-        timed = TimedCopy(await copy_of(self._trainee), self._clock.train_seconds)
+        copy = await copy_of(self._trainee)
+        timed = TimedCopy(copy, self._clock.train_seconds, self._plan.other_steps(copy.env_steps))
         result = await self._play(timed, episodes, (FINAL,))
         await self._record(result, timed.copy.weights)
         return result
@@ -241,7 +242,7 @@ class EvaluationSchedule:
             length_mean=float(lengths.mean()),
             episodes=int(returns.shape[0]),
             policy_version=copy.version,
-            env_steps=copy.env_steps * self._plan.groups,
+            env_steps=copy.env_steps + timed.other_steps,
             train_seconds=timed.train_seconds,
             updates=copy.updates,
         )

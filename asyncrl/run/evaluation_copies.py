@@ -39,10 +39,22 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class TimedCopy:
-    """Weights to evaluate, and the training seconds at which they were copied."""
+    """Weights to evaluate, and the state of training when they were copied.
+
+    Attributes:
+        copy: the weights, with this group's steps and updates.
+        train_seconds: training time.
+        other_steps: environment steps of the run's other groups.
+    """
 
     copy: WeightSnapshot
     train_seconds: float
+    other_steps: int = 0
+
+
+def alone(env_steps: int) -> int:
+    """Steps of other groups where there are none."""
+    return 0
 
 
 class Copies(Protocol):
@@ -64,14 +76,22 @@ class CopiesBySteps:
         snapshots: queue that the learner fills; this object sets `snapshots.arrived`.
         clock: the training clock, read when a copy arrives.
         taken: called after a copy was taken, because the learner may wait for room in the queue.
+        other_steps: returns the steps of the other groups, given this group's at a copy; called when it arrives.
     """
 
-    def __init__(self, snapshots: WeightSnapshots, clock: TrainClock, taken: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        snapshots: WeightSnapshots,
+        clock: TrainClock,
+        taken: Callable[[], None],
+        other_steps: Callable[[int], int] = alone,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._snapshots = snapshots
         self._clock = clock
         self._taken = taken
-        self._arrivals: deque[float] = deque()
+        self._other_steps = other_steps
+        self._arrivals: deque[tuple[float, int]] = deque()
         self._changed = asyncio.Event()
         self._ended = False
         snapshots.arrived = self._arrived
@@ -86,7 +106,7 @@ class CopiesBySteps:
         copy = self._snapshots.take()
         assert copy is not None, "every arrival is of one copy"
         self._taken()
-        return TimedCopy(copy, self._arrivals.popleft())
+        return TimedCopy(copy, *self._arrivals.popleft())
 
     def end(self) -> None:
         """Note that training has ended; the waiting copies are still evaluated."""
@@ -98,7 +118,8 @@ class CopiesBySteps:
         self._loop.call_soon_threadsafe(self._note_arrival)
 
     def _note_arrival(self) -> None:
-        self._arrivals.append(self._clock.train_seconds)
+        copy = self._snapshots.waiting()[len(self._arrivals)]
+        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
         self._changed.set()
 
 
@@ -109,10 +130,18 @@ class CopiesBySeconds:
         interval_seconds: least training time between two copies.
         trainee: the learner whose weights are copied.
         clock: the training clock.
+        other_steps: see `CopiesBySteps`.
     """
 
-    def __init__(self, interval_seconds: float, trainee: Trainee, clock: TrainClock) -> None:
+    def __init__(
+        self,
+        interval_seconds: float,
+        trainee: Trainee,
+        clock: TrainClock,
+        other_steps: Callable[[int], int] = alone,
+    ) -> None:
         self._interval = interval_seconds
+        self._other_steps = other_steps
         self._trainee = trainee
         self._clock = clock
         self._updates_then = 0
@@ -129,7 +158,7 @@ class CopiesBySeconds:
             return None
         copy = await copy_of(self._trainee)
         self._updates_then = copy.updates
-        return TimedCopy(copy, self._clock.train_seconds)
+        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
 
     def end(self) -> None:
         """Note that training has ended; nothing more is evaluated."""

@@ -250,6 +250,16 @@ class Group:
             "updates": [updates, *(group.updates for group in others)] if together else [updates],
         }
 
+    def other_steps(self, env_steps: int) -> int:
+        """Environment steps of the other groups when this one has taken `env_steps`; as of their last heartbeat.
+
+        Groups that wait for each other at fixed updates take the same numbers of steps.
+        """
+        fusion, together = self.whole[0].fusion, is_exact(self.algorithm)
+        if fusion == "gradients" or (fusion == "average" and together):
+            return env_steps * (self.session.place.size - 1)
+        return sum(self.others()["env_steps"])
+
     def groups(self) -> tuple[GroupStatistics, ...]:
         """Latest statistics of every group, in the order of ranks."""
         heard = self.session.statuses()

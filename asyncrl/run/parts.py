@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from asyncrl.actors.connections import RequestBlocks
@@ -16,6 +17,7 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.protocols import Algorithm, Policy
 from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.evaluation_copies import alone
 from asyncrl.run.group_shares import actor_indices
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.shm.ring import RingLayout
@@ -36,6 +38,7 @@ class Setup:
         resumed: the checkpoint to resume from, or None.
         step_limit: limit of environment steps if it is not `config.total_steps` (for a group), or None.
         rank, groups: rank of this group and number of groups.
+        other_steps: returns the environment steps of the other groups, given this group's.
     """
 
     config: TrainerConfig
@@ -49,6 +52,7 @@ class Setup:
     step_limit: int | None = None
     rank: int = 0
     groups: int = 1
+    other_steps: Callable[[int], int] = alone
 
 
 @dataclass(frozen=True)

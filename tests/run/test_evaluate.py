@@ -17,7 +17,7 @@ from asyncrl.run.evaluate import (
     EvaluationPlan,
     EvaluationSchedule,
 )
-from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
+from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, alone
 
 INTERVAL = 100
 
@@ -78,18 +78,18 @@ class Learner:
 class Rig:
     """A schedule with fakes around it; copies by steps unless `seconds` is given."""
 
-    def __init__(self, means, target=10.0, seconds=None, capacity=8, only_stop=False):
+    def __init__(self, means, target=10.0, seconds=None, capacity=8, only_stop=False, other_steps=alone):
         self.learner = Learner()
         self.clock = TrainClock(lambda: self.learner.clock_now[0])
         self.clock.start()
         self.evaluator = Script(self.learner, means)
         self.snapshots = WeightSnapshots(INTERVAL if seconds is None else None, capacity)
         if seconds is None:
-            copies = CopiesBySteps(self.snapshots, self.clock, self.learner.data_arrived)
+            copies = CopiesBySteps(self.snapshots, self.clock, self.learner.data_arrived, other_steps)
         else:
-            copies = CopiesBySeconds(seconds, self.learner, self.clock)
+            copies = CopiesBySeconds(seconds, self.learner, self.clock, other_steps)
         self.best, self.seen, self.states = [], [], []
-        plan = EvaluationPlan(episodes=3, target_return=target, target_episodes=20, only_stop=only_stop)
+        plan = EvaluationPlan(3, target, target_episodes=20, only_stop=only_stop, other_steps=other_steps)
         self.schedule = EvaluationSchedule(
             plan, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
         )
@@ -190,6 +190,24 @@ def test_the_clock_is_that_of_the_copy():
         task = rig.run()
         await until(lambda: len(rig.seen) == 2)
         assert [r.train_seconds for r in rig.schedule.evaluations] == [0.25, 0.25]
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_steps_are_those_of_all_groups_when_the_copy_was_made():
+    async def scenario():
+        others = [7]
+        rig = Rig([1.0] * 4, target=None, other_steps=lambda own: others[0] + own // 100)
+        rig.put(100, 200)
+        await asyncio.sleep(0)  # the two arrive
+        others[0] = 5_000
+        task = rig.run()
+        rig.put(300)
+        await until(lambda: len(rig.seen) == 3)
+        assert [r.env_steps for r in rig.schedule.evaluations] == [100 + 8, 200 + 9, 300 + 5_003]
+        rig.learner.inserted_steps, others[0] = 400, 6_000
+        assert (await rig.schedule.evaluate_now(3)).env_steps == 400 + 6_004
         await cancelled(task)
 
     asyncio.run(scenario())
@@ -446,7 +464,7 @@ def test_by_seconds_the_same_weights_are_not_evaluated_twice():
 
 def test_by_seconds_an_interval_of_training_time_passes_between_two():
     async def scenario():
-        rig = Rig([1.0, 2.0, 3.0], target=None, seconds=2.5)
+        rig = Rig([1.0, 2.0, 3.0], target=None, seconds=2.5, other_steps=lambda own: 10 * own + 5)
         task = rig.run()
         await rig.looks(2)
         assert rig.evaluator.asked == []
@@ -458,6 +476,7 @@ def test_by_seconds_an_interval_of_training_time_passes_between_two():
         assert len(rig.evaluator.asked) == 1
         rig.learner.clock_now[0] = 6.0
         await until(lambda: len(rig.seen) == 2)
+        assert [r.env_steps for r in rig.schedule.evaluations] == [11 * rig.learner.inserted_steps + 5] * 2
         await cancelled(task)
 
     asyncio.run(scenario())
