@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,12 +22,13 @@ import torch
 from torch import Tensor
 
 from asyncrl.groups.peers import FOREVER, PeerLost, Peers, Pending, dist, first_line
+from asyncrl.printable import describe_error
 
 LOGGER = logging.getLogger("asyncrl.groups")
 FIRST_SUM_SECONDS = 30.0
 """Time limit of the first sum, in which NCCL connects the GPUs."""
 _POLL_SECONDS = 20e-6
-_NAME_BYTES = 64
+_TEXT_BYTES = 256
 
 
 class Sums(Protocol):
@@ -122,28 +124,54 @@ def device_sums(
     names = _gathered(peers, name_of(device))
     if "" in names or len(set(names)) < len(names):
         return peers
-    failure, sums = "", None
+    prefix, group, failure = dist.PrefixStore("sums", store), None, ""
     try:
-        group = make(dist.PrefixStore("sums", store), peers.rank, peers.size)
-        sums = DeviceSums(peers, group, device)
-        one = torch.ones(1, device=device)
-        sums.wait(sums.begin_sum(one), seconds)
-        if one.item() != peers.size:
-            failure = f"the sum of {peers.size} ones is {one.item():g}"
+        group = make(prefix, peers.rank, peers.size)
     except Exception as error:  # whatever fails in NCCL, gloo does not need it
-        failure = str(error) or type(error).__name__
-    failures = _gathered(peers, failure)
-    if sums is None or any(failures):
-        causes = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-        LOGGER.warning("gloo sums the gradients, because NCCL failed: %s", causes)
-        return peers
-    return sums
+        failure = describe_error(error)
+    if _agreed(peers, failure):
+        sums = DeviceSums(peers, group, device)
+        if _agreed(peers, _failure_of_first_sum(sums, peers.size, seconds)):
+            return sums
+    return peers
+
+
+def _failure_of_first_sum(sums: DeviceSums, size: int, seconds: float) -> str:
+    """Sum a one over all ranks; returns what failed, "" if nothing did.
+
+    NCCL connects the GPUs in its first sum, on the caller's thread and without a time limit if a rank does not come. So
+    that thread is another one, which is left alone after `seconds`.
+    """
+    failures = ["no answer"]
+
+    def add() -> None:
+        try:
+            if sums.device.type == "cuda":
+                torch.cuda.set_device(sums.device)
+            one = torch.ones(1, device=sums.device)
+            sums.wait(sums.begin_sum(one), seconds)
+            failures[0] = "" if one.item() == size else f"the sum of {size} ones is {one.item():g}"
+        except Exception as error:
+            failures[0] = describe_error(error)
+
+    thread = threading.Thread(target=add, name="asyncrl-first-sum", daemon=True)
+    thread.start()
+    thread.join(seconds + 1.0)
+    return failures[0]
+
+
+def _agreed(peers: Peers, failure: str) -> bool:
+    """Whether no rank has failed; collective. Failures are logged."""
+    causes = [f"rank {rank}: {text}" for rank, text in enumerate(_gathered(peers, failure)) if text]
+    if causes:
+        LOGGER.warning("gloo sums the gradients, because NCCL failed: %s", "; ".join(causes))
+    return not causes
 
 
 def _gathered(peers: Peers, text: str) -> list[str]:
-    """Texts of all ranks, each cut to 64 bytes."""
-    message = torch.zeros(_NAME_BYTES, dtype=torch.uint8)
-    data = text.encode()[:_NAME_BYTES]
+    """Texts of all ranks, each cut to 256 bytes."""
+    message = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+    data = text.encode()[:_TEXT_BYTES]
     message[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
     found = [torch.zeros_like(message) for _ in range(peers.size)]
     peers.gather(message, found)
