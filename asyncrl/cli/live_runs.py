@@ -12,6 +12,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from asyncrl.show.kept_run import LOCK, KeptRun, is_run
 
 FORK_SERVER = "asyncrl.actors.forkserver"
 ASK_SECONDS = 1.0
+MOST_ASKED = 32
+"""Number of pages that are asked at a time."""
 TOKEN_HEADER = "X-AsyncRL-Token"
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -76,12 +79,31 @@ class LiveRun:
 
 
 def live_runs() -> list[LiveRun]:
-    """All running runs of this user, sorted by process id."""
-    found = []
+    """All running runs of this user, sorted by process id. Their pages are asked side by side, one second each."""
+    runs: list[tuple[int, Path | None, list[tuple[str, str]]]] = []
     for process in _run_processes():
-        directories = list(_directories(process))
-        found += [_with_directory(process.pid, path) for path in directories] or [_by_its_port(process)]
+        pid, directories = process.pid, list(_directories(process))
+        runs += [(pid, path, _page_of(path)) for path in directories]
+        if not directories:
+            runs.append((pid, None, _ports_of(process)))
+    pages = [page for _, _, those in runs for page in those]
+    with ThreadPoolExecutor(MOST_ASKED) as pool:
+        answers = dict(zip(pages, pool.map(lambda page: _stats(*page), pages), strict=True))
+    found = [_live_run(pid, path, those, answers) for pid, path, those in runs]
     return sorted(found, key=lambda run: (run.pid, str(run.run_dir)))
+
+
+def _live_run(
+    pid: int,
+    path: Path | None,
+    pages: list[tuple[str, str]],
+    answers: dict[tuple[str, str], dict[str, Any]],
+) -> LiveRun:
+    """One run, with the first of its pages that has answered; a run directory's page is known without an answer."""
+    for url, token in pages:
+        if path is not None or answers[url, token]:
+            return LiveRun(pid, path, url, token, answers[url, token])
+    return LiveRun(pid, path, None, "", {})
 
 
 def _run_processes() -> Iterator[psutil.Process]:
@@ -110,25 +132,24 @@ def _directories(process: psutil.Process) -> Iterator[Path]:
                 yield path.parent
 
 
-def _with_directory(pid: int, path: Path) -> LiveRun:
+def _page_of(path: Path) -> list[tuple[str, str]]:
+    """Address and token of the page of the run in directory `path`; empty without a page."""
     try:
         page = json.loads((path / "http.json").read_text(encoding="utf-8"))
-        url, token = str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"])
+        return [(str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"]))]
     except (OSError, ValueError, KeyError):
-        return LiveRun(pid, path, None, "", {})
-    return LiveRun(pid, path, url, token, _stats(url, token))
+        return []
 
 
-def _by_its_port(process: psutil.Process) -> LiveRun:
-    """Make the entry of a run without a directory; its page is on one of the ports on which the process listens."""
+def _ports_of(process: psutil.Process) -> list[tuple[str, str]]:
+    """Addresses on which the process listens; one of them may be the page of a run without a directory."""
+    found = []
     with contextlib.suppress(psutil.Error, OSError):
         for connection in process.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN:
                 host = f"[{connection.laddr.ip}]" if ":" in connection.laddr.ip else connection.laddr.ip
-                url = f"http://{host}:{connection.laddr.port}"
-                if stats := _stats(url, ""):
-                    return LiveRun(process.pid, None, url, "", stats)
-    return LiveRun(process.pid, None, None, "", {})
+                found.append((f"http://{host}:{connection.laddr.port}", ""))
+    return found
 
 
 def _stats(url: str, token: str) -> dict[str, Any]:

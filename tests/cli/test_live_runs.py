@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +19,7 @@ from kept_runs import write_run
 
 from asyncrl.cli.live_runs import LiveRun, live_runs
 from asyncrl.cli.main import main
+from asyncrl.show.kept_run import LOCK
 from asyncrl.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +120,40 @@ def test_the_address_of_a_page_is_whole_and_has_the_token_if_known(
     assert pages == ["page", f"{url}/#token={token}", url, "none"]
     assert main(["ps", "--json"]) == 0
     assert token not in capsys.readouterr().out
+
+
+def test_pages_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A port that does not answer costs its second once, however many there are."""
+    kept, all_asked = write_run(tmp_path / "kept"), threading.Barrier(21, timeout=20)
+    (kept / "http.json").write_text(json.dumps({"url": "http://127.0.0.1:9/#token=t", "token": "t"}))
+
+    class Process:
+        def __init__(self, pid: int, ports: list[int], files: list[Path]) -> None:
+            self.pid, self.ports, self.files = pid, ports, files
+
+        def open_files(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(path=str(file)) for file in self.files]
+
+        def net_connections(self, kind: str) -> list[SimpleNamespace]:
+            here = [SimpleNamespace(ip="127.0.0.1", port=port) for port in self.ports]
+            return [SimpleNamespace(status=psutil.CONN_LISTEN, laddr=addr) for addr in here]
+
+    def answer(url: str, token: str) -> dict[str, Any]:
+        all_asked.wait()
+        return {"env": url} if url.endswith((":13", ":14", ":9")) else {}
+
+    processes = [
+        Process(3, [*range(10, 20)], []),
+        Process(2, [*range(20, 30)], []),
+        Process(1, [5], [kept / LOCK]),
+    ]
+    monkeypatch.setattr("asyncrl.cli.live_runs._run_processes", lambda: iter(processes))
+    monkeypatch.setattr("asyncrl.cli.live_runs._stats", answer)
+    assert live_runs() == [
+        LiveRun(1, kept, "http://127.0.0.1:9", "t", {"env": "http://127.0.0.1:9"}),
+        LiveRun(2, None, None, "", {}),
+        LiveRun(3, None, "http://127.0.0.1:13", "", {"env": "http://127.0.0.1:13"}),
+    ]
 
 
 def test_ps_without_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
