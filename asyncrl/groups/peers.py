@@ -162,8 +162,9 @@ class Peers:
 
 
 def first_line(error: Exception) -> str:
-    """First line of gloo's text, without its source location and its advice."""
-    return str(error).partition("\n")[0].partition("] ")[2].partition(". This is typically")[0]
+    """First line of torch's text, without its source location and its advice."""
+    line = str(error).partition("\n")[0]
+    return (line.partition("] ")[2] or line).partition(". This is typically")[0]
 
 
 def own_address(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ from group_rig import Meeting, on_ranks, vector_of
 from asyncrl.groups.device_sums import DeviceSums, Sums, device_sums, gpu_name, nccl_group
 from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.messages import ENCODINGS
-from asyncrl.groups.peers import PeerLost, dist
+from asyncrl.groups.peers import PeerLost, dist, first_line
 from asyncrl.groups.rounds import Rounds
 
 CPU, SIZE, RANKS = torch.device("cpu"), 1_001, 3
@@ -166,6 +166,20 @@ def test_a_wait_ends_when_the_connection_is_closed() -> None:
         return "ended"
 
     assert on_ranks(2, rank) == ["ended"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[a.cpp:12] Timed out. This is typically a network problem.\nmore", "Timed out"),
+        (
+            "NCCL error in: b.cpp:3, unhandled cuda error\nmore",
+            "NCCL error in: b.cpp:3, unhandled cuda error",
+        ),
+    ],
+)
+def test_an_error_of_torch_is_told_in_a_line(text: str, shown: str) -> None:
+    assert first_line(RuntimeError(text)) == shown
 
 
 def test_without_a_gpu_no_rank_has_a_name() -> None:
