@@ -53,7 +53,6 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + GRACE_SECONDS
     while any(left) and time.monotonic() < deadline:
         gc.collect()
-        gc.freeze()  # what is left lives on: later collections need not look at it
         # Not a synchronisation: the wait for a condition that the test promised.
         time.sleep(0.01)
         left = _left(*before)
