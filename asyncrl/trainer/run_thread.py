@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ MOST_RETURNS = 400
 """Most points of `TrainResult.returns`; beyond it every second one is dropped."""
 SERVED_SECONDS = 60.0
 """Time limit of `wait_until_served`; the start of the run continues afterwards."""
+SIGNAL_SECONDS = 0.25
+"""Longest time after which a waiting main thread runs the handler of a signal."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,6 +160,16 @@ class RunThread:
                 self.awaited = False
                 return
         self.done.result()
+
+    def wait(self) -> TrainResult:
+        """Wait for the result; raises the error that ended the run.
+
+        In short waits: the kernel may deliver a signal to another thread than the main one, which a wait without a
+        limit then never interrupts, so that Python would not run the handler (on a busy machine 1 SIGHUP in 40).
+        """
+        while not wait_for_futures([self.done], SIGNAL_SECONDS).done:
+            pass
+        return self.done.result()
 
     def stop(self, reason: str) -> None:
         """End the run in the normal order; returns at once. The first reason counts."""

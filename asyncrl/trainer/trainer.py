@@ -133,7 +133,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             self._run.listeners.append(on_snapshot)
         self._start(total_steps, max_seconds, target_return, callbacks)
         try:
-            return self._run.done.result()
+            return self._run.wait()
         except KeyboardInterrupt:
             self._run.stop_or_kill()
             raise

@@ -106,6 +106,28 @@ def test_learn_interrupted_keeps_the_result() -> None:
     assert run.result.policy.predict([0.0] * 4)[0] in (0, 1)
 
 
+def test_an_interrupt_that_another_thread_receives_is_heard() -> None:
+    """The kernel may deliver a signal of the process to any thread; only the main one runs its handler."""
+    run = trainer(http="off")
+
+    def interrupt() -> None:
+        wait_for_steps(run)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not run._run.done.done() and not ended.wait(10):  # else the test would hang
+            run.stop()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.learn()
+    finally:
+        ended.set()
+        thread.join()
+    assert run.result is not None and run.result.stop_reason == "interrupted"
+
+
 def test_a_class_in_place_of_a_record_is_refused() -> None:
     with pytest.raises(TypeError, match=r"must be a record or a name, got the class PPO; write PPO\(\)"):
         Trainer("CartPole-v1", PPO)  # type: ignore[arg-type]
