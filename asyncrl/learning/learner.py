@@ -259,7 +259,6 @@ class Learner:
         end = time.perf_counter() + self._burst_seconds
         while not (starved or self._stopping or self._holds) and time.perf_counter() < end:
             starved = not self._loop.tick()
-        self._loop.end_burst()
         return starved
 
     def _report(self) -> LearnerReport:

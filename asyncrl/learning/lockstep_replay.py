@@ -168,9 +168,6 @@ class LockstepReplayLoop(ReplayLoop):
                 break
         return True
 
-    def end_burst(self) -> None:
-        """Do nothing: weights are published before a quantum is granted, independent of bursts."""
-
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         received = bool((self._positions == self._boundary).all())

@@ -12,12 +12,13 @@ There are three cases, depending on what the caller has restored before:
     rows                the learner continues exactly; the actors begin new lives, which cut the trajectories
     neither             replay is filled again before the first update; segments in flight are lost
 
-All functions run on the learner's thread, between two ticks.
+`STATE` of a class lists the attributes to save: numbers, flags and arrays. The constructor makes everything else. All
+functions run on the learner's thread, between two ticks.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,6 @@ from asyncrl.learning.lockstep_replay import LockstepReplayLoop
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.replay_loop import ReplayLoop
 from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.state import generator_state, restore_generator, restore_state, state_of
 from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import (
@@ -41,6 +41,7 @@ from asyncrl.replay.replay_state import (
     restore_queue,
     restore_replay,
 )
+from asyncrl.shm.weights import WeightMailbox
 
 Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
@@ -104,7 +105,8 @@ def _restore_common(loop: ReplayLoop | SegmentLoop, state: Mapping[str, Any]) ->
 
 
 def _published(publisher: Publisher) -> dict[str, Any]:
-    mailbox = publisher._mailbox
+    # Another reader than the inference server's, on whose thread `updates` is that of its own last `refresh`.
+    mailbox = WeightMailbox(publisher._mailbox.segment, publisher._mailbox.weight_count)
     weights = np.zeros(mailbox.weight_count, np.float32)
     version = mailbox.refresh(weights, 0)
     return {"version": version, "updates": mailbox.updates, "weights": weights}
@@ -138,10 +140,16 @@ def _replay_loop_state(loop: ReplayLoop) -> dict[str, Any]:
 def _restore_replay_loop(loop: ReplayLoop, state: Mapping[str, Any], priorities: Priorities | None) -> None:
     restore_state(loop._pace, state["pace"])
     restore_generator(loop._replay._rng, state["generator"])
-    if priorities is not None:
+    if priorities is None:
+        _restore_without_rows(loop, state)
+    else:
         _restore_common(loop, state)
         restore_replay(loop._replay, state["replay"], priorities)
-        return
+    if loop._mirror is not None:  # before the first grant, which waits until these rows are copied
+        loop._mirror.follow(loop._positions)
+
+
+def _restore_without_rows(loop: ReplayLoop, state: Mapping[str, Any]) -> None:
     positions = np.array([ring.published() for ring in loop.rings], np.int64)
     own = state_of(loop)
     restored = {**state, "loop": {**own, "inserted_steps": state["loop"]["inserted_steps"]}}
@@ -171,7 +179,9 @@ def _segment_loop_state(loop: SegmentLoop) -> dict[str, Any]:
 
 def _restore_segment_loop(loop: SegmentLoop, state: Mapping[str, Any], *, rows: bool) -> None:
     restore_state(loop._balance, state["pace"])
-    _restore_common(loop, state if rows else {**state, "loop": {**state["loop"], **_granted_of(loop)}})
+    # Without rows grants begin at the rings' positions; a grant includes the row after a segment.
+    granted = {} if rows else {"granted": np.array([ring.published() + 1 for ring in loop.rings], np.int64)}
+    _restore_common(loop, {**state, "loop": {**state["loop"], **granted}})
     held = restore_queue(loop._queue, state["queue"], rows=rows)
     loop._intake.discarded_steps = int(state["discarded"])
     if not rows:
@@ -182,19 +192,50 @@ def _restore_segment_loop(loop: SegmentLoop, state: Mapping[str, Any], *, rows: 
         _restore_past(loop._past, state["past"])
 
 
-def _granted_of(loop: SegmentLoop) -> dict[str, Any]:
-    """Grants at the rings' present positions; `granted` includes the row after a segment."""
-    return {"granted": np.array([ring.published() + 1 for ring in loop.rings], np.int64)}
-
-
 def _past_state(past: PastSegments) -> dict[str, Any]:
-    arrays = [
-        {f.name: getattr(segment, f.name) for f in dataclasses.fields(Segment)} for segment in past._kept
-    ]
-    return {"segments": arrays, "generator": generator_state(past._rng)}
+    segments = [dict(vars(segment)) for segment in past._kept]
+    return {"segments": segments, "generator": generator_state(past._rng)}
 
 
 def _restore_past(past: PastSegments, state: Mapping[str, Any]) -> None:
     past._kept.clear()
     past._kept.extend(Segment(**fields) for fields in state["segments"])
     restore_generator(past._rng, state["generator"])
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def state_of(part: Any) -> dict[str, Any]:
+    """Attributes of `part.STATE` by name without leading underscore; arrays are copied."""
+    values = {name.lstrip("_"): getattr(part, name) for name in part.STATE}
+    return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
+
+def restore_state(part: Any, state: Mapping[str, Any]) -> None:
+    """Restore a result of `state_of` into `part`; arrays are filled in place.
+
+    Raises:
+        ValueError: an attribute is missing, or an array has another shape or dtype.
+    """
+    for name in part.STATE:
+        key = name.lstrip("_")
+        if key not in state:
+            raise ValueError(f"the state of {type(part).__name__} must hold {key!r}, got {sorted(state)}")
+        now, saved = getattr(part, name), state[key]
+        if not isinstance(now, np.ndarray):
+            setattr(part, name, saved)
+            continue
+        if not isinstance(saved, np.ndarray) or (saved.shape, saved.dtype) != (now.shape, now.dtype):
+            raise ValueError(f"{key} of {type(part).__name__} must be {now.dtype} {list(now.shape)}")
+        now[...] = saved
+
+
+def generator_state(rng: np.random.Generator) -> str:
+    """State of a generator as JSON, because its integers have more than 64 bits."""
+    return json.dumps(rng.bit_generator.state)
+
+
+def restore_generator(rng: np.random.Generator, state: str) -> None:
+    """Restore a result of `generator_state`. Raises ValueError if it is from another kind of generator."""
+    rng.bit_generator.state = json.loads(state)

@@ -60,8 +60,8 @@ class Publisher:
         self._core = core
         self._mailbox = mailbox
         self._diverged = diverged
-        self._automatic = interval == "auto"
-        self._interval = 1 if interval == "auto" else interval
+        self._option = interval
+        self._interval = 1  # chosen by `auto`; the only part of the interval that a checkpoint restores
         self.updates = 0
         self._published_updates = -1
         self._publication_costs, self._update_costs = CostWindow(), CostWindow()
@@ -79,9 +79,9 @@ class Publisher:
     @property
     def interval(self) -> float:
         """Present number of updates between two publications; the mean so far if the discipline decides."""
-        if self._interval is not None:
-            return float(self._interval)
-        return self.updates / max(1, self.version - 1)
+        if self._option is None:
+            return self.updates / max(1, self.version - 1)
+        return float(self._interval if self._option == "auto" else self._option)
 
     @property
     def publish_seconds(self) -> float:
@@ -92,7 +92,7 @@ class Publisher:
         """Count an update that took `seconds`, and publish if `interval` updates are unpublished."""
         self.updates += 1
         self._update_costs.add(seconds)
-        if self._interval is not None and self.updates - self._published_updates >= self._interval:
+        if self._option is not None and self.updates - self._published_updates >= self.interval:
             self.publish()
 
     def publish(self) -> None:
@@ -102,7 +102,7 @@ class Publisher:
             raise self._diverged("the weights")
         self._published_updates = self.updates
         self._publication_costs.add(time.perf_counter() - started)
-        if self._automatic and self._publication_costs.renewed and self._update_costs.median > 0:
+        if self._option == "auto" and self._publication_costs.renewed and self._update_costs.median > 0:
             needed = self._publication_costs.median / (COST_SHARE * self._update_costs.median)
             self._interval = min(max(1, math.ceil(needed)), LONGEST_INTERVAL)
 

@@ -61,9 +61,6 @@ class RelaxedReplayLoop(ReplayLoop):
                 break
         return made > 0
 
-    def end_burst(self) -> None:
-        """Do nothing: weights are published by updates."""
-
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         return self._balance.exhausted() and not self._copy_due()

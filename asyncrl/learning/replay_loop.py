@@ -164,19 +164,22 @@ class ReplayLoop:
         """Grant rows up to `_granted` to rings where it differs from `before`, and wake waiting actors.
 
         A ring with a fault gets its grant when it is restarted; a ring whose rows are still being copied to the
-        learner's device gets it by a later call of `_grant_held`.
+        learner's device gets it by a later call of `_grant_held`. Its rows are retired now, so that samples do not
+        depend on the duration of a copy.
         """
         for index in np.flatnonzero((self._granted != before) | self._held):
-            if self.rings[index].fault:
+            ring, granted = int(index), int(self._granted[index])
+            if self.rings[ring].fault:
                 continue
-            oldest = int(self._granted[index]) - self.rings[index].num_slots
-            self._held[index] = self._mirror is not None and not self._mirror.is_safe(int(index), oldest)
-            if self._held[index]:
+            oldest = granted - self.rings[ring].num_slots
+            self._held[ring] = self._mirror is not None and not self._mirror.is_safe(ring, oldest)
+            if self._held[ring]:
+                self._replay.retire(ring, granted)
                 continue
             with contextlib.suppress(RingCorrupt):
-                self._replay.grant(int(index), int(self._granted[index]))
-            if self.rings[index].take_waiting():
-                self._wake(int(index))
+                self._replay.grant(ring, granted)
+            if self.rings[ring].take_waiting():
+                self._wake(ring)
 
     def _grant_held(self) -> None:
         """Grant rows whose grants waited for copies that are finished now."""
@@ -210,7 +213,6 @@ class ReplayLoop:
         if self._vector is not None and self._vector.on_step is not None:
             self._vector.drawn = Drawn(*self._replay.drawn(batch, beta))
         if self._mirror is not None:
-            self._mirror.follow(self._positions)
             self._mirror.locate(batch)
         self._staleness.measure(self.updates, self.publisher.version, batch)
         try:

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from asyncrl.interfaces import Segment
-from asyncrl.learning.segment_options import SegmentOptions
 from asyncrl.replay.segments import SegmentQueue
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """Options of the consumption of segments.
+
+    Attributes:
+        discipline: order of training, publication and release; see `segment_loop.py`.
+        segments_per_batch: K.
+        total_steps: steps over which schedules run, or None.
+        max_staleness: maximum staleness of a segment, in policy versions, or None.
+        dump_dir: directory for the batch of a diverged update, or None.
+    """
+
+    discipline: Literal["relaxed", "lockstep", "synchronous"]
+    segments_per_batch: int
+    total_steps: int | None = None
+    max_staleness: int | None = None
+    dump_dir: Path | None = None
 
 
 class SegmentIntake:
@@ -31,7 +52,7 @@ class SegmentIntake:
         self._release = release
         self.segments: list[Segment] = []
         self.discarded_steps = 0
-        self._distrusted = [0] * len(queue.rings)
+        self._discarded_below = [0] * len(queue.rings)
         """Row per ring below which segments are discarded."""
 
     def batch(self, version: int) -> list[Segment] | None:
@@ -39,13 +60,13 @@ class SegmentIntake:
         if self._options.discipline != "relaxed":
             return self._queue.take_one_of_each() if self._queue.each_ready else None
         wanted = self._options.segments_per_batch
+        # Further passes over the last batch may have been published since these segments were taken.
+        self._discard([segment for segment in self.segments if self._too_stale(segment, version)])
         while len(self.segments) < wanted and self._queue.ready:
-            (segment,) = self._queue.take(1)
-            if self._too_stale(segment, version) or segment.first < self._distrusted[segment.ring]:
-                self.discarded_steps += segment.steps
-                self._release([segment])
-            else:
-                self.segments.append(segment)
+            self.segments += self._queue.take(1)
+            segment = self.segments[-1]
+            if self._too_stale(segment, version) or segment.first < self._discarded_below[segment.ring]:
+                self._discard([segment])
         return self.taken() if len(self.segments) >= wanted else None
 
     def taken(self) -> list[Segment]:
@@ -60,13 +81,19 @@ class SegmentIntake:
         """
         if self._options.discipline != "relaxed":
             return
-        self._distrusted[index] = self._queue.complete_rows(index)
-        distrusted = [segment for segment in self.segments if segment.ring == index]
-        self.segments = [segment for segment in self.segments if segment.ring != index]
-        self.discarded_steps += sum(segment.steps for segment in distrusted)
-        self._release(distrusted)
+        self._discarded_below[index] = self._queue.complete_rows(index)
+        self._discard([segment for segment in self.segments if segment.ring == index])
+
+    def _discard(self, segments: list[Segment]) -> None:
+        """Remove these from `segments`, count their steps, and release them."""
+        if segments:
+            self.segments = [
+                kept for kept in self.segments if all(kept is not segment for segment in segments)
+            ]
+            self.discarded_steps += sum(segment.steps for segment in segments)
+            self._release(segments)
 
     def _too_stale(self, segment: Segment, version: int) -> bool:
-        """Whether the oldest row exceeds the staleness bound. No weights are published between this check and use."""
+        """Whether the oldest row exceeds the staleness bound."""
         bound = self._options.max_staleness
         return bound is not None and version - int(segment.version.min()) > bound

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,10 +27,42 @@ from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memor
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.quarantine import Quarantine
-from asyncrl.learning.segment_intake import SegmentIntake
-from asyncrl.learning.segment_options import SegmentParts
+from asyncrl.learning.segment_balance import SegmentBalance
+from asyncrl.learning.segment_intake import SegmentIntake, SegmentOptions
+from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
-from asyncrl.learning.weight_snapshots import SnapshotWriter
+from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.protocols import SegmentUpdater
+from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.shm.weights import WeightMailbox
+
+
+@dataclass(frozen=True)
+class SegmentParts:
+    """Parts of training on segments.
+
+    Attributes:
+        core: network, optimiser and loss.
+        queue: complete segments.
+        balance: production-consumption balance.
+        mailbox: mailbox for published weights.
+        staleness: meter and correction of staleness.
+        wake: called with the index of a waiting actor that was granted rows.
+        options: options of consumption.
+        snapshots: queue of weights to evaluate, filled between two iterations.
+        past: replay of past segments, or None.
+    """
+
+    core: SegmentUpdater
+    queue: SegmentQueue
+    balance: SegmentBalance
+    mailbox: WeightMailbox
+    staleness: StalenessMeter
+    wake: Callable[[int], None]
+    options: SegmentOptions
+    snapshots: WeightSnapshots
+    past: PastSegments | None = None
 
 
 class SegmentLoop:
@@ -89,9 +123,6 @@ class SegmentLoop:
             return False
         self._steps()
         return True
-
-    def end_burst(self) -> None:
-        """Do nothing: weights are published between iterations, independent of bursts."""
 
     def finished(self) -> bool:
         """Whether no further batch can be completed and no copy of weights is due."""

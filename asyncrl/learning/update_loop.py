@@ -70,10 +70,6 @@ class UpdateLoop(Protocol):
         """Receive new rows, grant rows, train for `TICK_SECONDS`; return False if there was nothing to do."""
         ...
 
-    def end_burst(self) -> None:
-        """Finish a burst; called after its last tick."""
-        ...
-
     def finished(self) -> bool:
         """Whether the run's steps are used up; called after a tick that found nothing to do."""
         ...

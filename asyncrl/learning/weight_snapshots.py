@@ -88,13 +88,15 @@ class WeightSnapshots:
     def go_on_from(self, waiting: Iterable[WeightSnapshot], next_steps: int | None) -> None:
         """Restore the waiting copies and the next due step of an earlier run; before the first burst.
 
-        The due step is rounded up to a multiple of the present interval, which may have changed.
+        The due step is rounded up to a multiple of the present interval, which may have changed. Without an interval
+        the copies are dropped, because nobody takes them: evaluations by seconds copy the newest weights.
         """
+        if self._interval is None:
+            return
         for snapshot in waiting:
             self.put(snapshot)
-        if self._interval is not None and next_steps is not None:
-            again = -(-next_steps // self._interval) * self._interval
-            self._next = again
+        if next_steps is not None:
+            self._next = -(-next_steps // self._interval) * self._interval
 
     def take(self) -> WeightSnapshot | None:
         """Remove and return the oldest copy; None if there is none. Event-loop thread."""

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -61,18 +62,11 @@ class PastSegments:
 
 
 def _copy(segment: Segment) -> Segment:
-    return replace(
-        segment,
-        obs=segment.obs.copy(),
-        last_obs=segment.last_obs.copy(),
-        action=segment.action.copy(),
-        reward=segment.reward.copy(),
-        flags=segment.flags.copy(),
-        version=segment.version.copy(),
-        policy_updates=segment.policy_updates.copy(),
-        extras={name: values.copy() for name, values in segment.extras.items()},
-        fresh=False,
-    )
+    arrays: dict[str, Any] = {
+        name: value.copy() for name, value in vars(segment).items() if isinstance(value, np.ndarray)
+    }
+    extras = {name: values.copy() for name, values in segment.extras.items()}
+    return replace(segment, **arrays, extras=extras, fresh=False)
 
 
 def _for_use(kept: Segment) -> Segment:

@@ -1,4 +1,11 @@
-"""Prioritized replay of transitions, stored in the rings."""
+"""Prioritized replay of transitions, stored in the rings.
+
+`find_frames` gives the indices of a batch's observations in a copy of the rings, for a learner that gathers them on
+another device (`learning/mirror.py`). The copy holds the observations of all rings, one ring after the other, in the
+layout of the rings: row `p` of environment e of ring r is at index `(r E + e) S + (p & (S - 1))`. The rows of a frame
+stack and of the bootstrap are found by the functions that gather a batch on the CPU, so that both ways give the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +18,27 @@ from numpy.typing import NDArray
 from asyncrl.interfaces import Batch
 from asyncrl.replay import sampling
 from asyncrl.replay import tables as table
-from asyncrl.replay.frames import find_frames
-from asyncrl.replay.handles import address_of
+from asyncrl.replay.gather import first_of_stack
+from asyncrl.replay.handles import address_of, int32s, uint8s
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.ring_replay import ReplayStatistics as ReplayStatistics
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.sum_tree import on_pages
-from asyncrl.replay.tables import BatchTable
+from asyncrl.replay.tables import (
+    AFTER,
+    AT,
+    FLAGS,
+    INCARNATION,
+    NUM_ENVS,
+    NUM_SLOTS,
+    STACK,
+    BatchTable,
+    Words,
+    split_id,
+)
 from asyncrl.sequences import SequenceShape
 from asyncrl.shm import RingReader
+from asyncrl.shm.kernel import kernel
 
 
 class PrioritizedReplay(RingReplay[Batch]):
@@ -67,13 +86,34 @@ class PrioritizedReplay(RingReplay[Batch]):
     def find_frames(self, batch: Batch, places: NDArray[np.int64]) -> None:
         """Fill `places` `[2, B, k]` with the indices of the batch's observations; called right after its `sample`.
 
-        See `frames.py`. Axis 0 is obs and next_obs; frames are in order, oldest first.
+        Axis 0 is obs and next_obs; frames are in order, oldest first.
         """
         assert places.shape == (2, batch.size, self.frame_stack)
         find_frames(self._table, self._state, batch.ids, self._batches[id(batch)][1].work, places)
 
-    def _describe(self, batch: Batch) -> BatchTable:
-        return BatchTable(batch, self.rings[0], int(self._state[table.STACK]))
-
     def _draw(self, to: BatchTable, beta: float) -> None:
         sampling.sample(*self._tree, beta, to.addresses, to.uniforms, to.rest, to.work)
+
+
+@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[:,::1], int64[:,:,::1])")
+def find_frames(
+    rings: Words,
+    state: Words,
+    ids: Words,
+    work: Words,
+    places: NDArray[np.int64],
+) -> None:
+    """Fill `places` `[2, B, k]` with the indices of the frames of `obs` and of `next_obs`, newest last."""
+    slots, envs, frames = state[NUM_SLOTS], state[NUM_ENVS], state[STACK]
+    for i in range(ids.shape[0]):
+        ring, position, env = split_id(state, ids[i])
+        here, stream = np.uintp(ring), env * slots
+        flags, incarnation = uint8s(rings[here, FLAGS], slots * envs), int32s(rings[here, INCARNATION], slots)
+        ahead = (work[AFTER, i] - work[AT, i]) & (slots - 1)
+        start = (ring * envs + env) * slots
+        for which in range(2):
+            newest = position + which * ahead
+            oldest = first_of_stack(flags, incarnation, stream, newest, frames)
+            for frame in range(frames):
+                row = max(oldest, newest - (frames - 1) + frame)
+                places[which, i, frame] = start + (row & (slots - 1))

@@ -1,7 +1,7 @@
 """State of a replay and of a segment queue in a checkpoint: positions, counters and priorities.
 
 The rows are in the rings; before a replay with rows is restored they must be put back (see `shm/ring_rows.py`). The
-tree's sums and the cards are not saved, but recomputed from priorities and rows, to the same bits.
+tree's sums and the stored returns are not saved, but recomputed from priorities and rows, to the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from asyncrl.interfaces import Segment
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.replay.segments import SegmentQueue
 from asyncrl.replay.tables import CALLS, CLOSED, ENV_BITS, FIRST, MIN_UPDATES, SAMPLEABLE, SEEN
-from asyncrl.replay.tree_kernels import sum_leaf_range
 
 _CURSORS = slice(SEEN, CLOSED + 1)
 _COUNTERS = slice(MIN_UPDATES, CALLS + 1)
@@ -66,8 +65,7 @@ def restore_replay(
     for ring, (first, values) in enumerate(priorities):
         rows = np.arange(first, first + len(values)) & (slots - 1)
         every[ring, rows] = np.where(allowed[ring, rows], _like(every[ring, rows], values, "priorities"), 0.0)
-    tree = replay.tree
-    sum_leaf_range(tree.leaves, tree.nodes, tree.first, tree.bits, 0, tree.capacity)
+    replay.tree.sum_range(0, replay.tree.capacity)
     replay._table[:, _CURSORS] = cursors
     _restore_counters(replay, state)
     replay._state[SAMPLEABLE] = np.count_nonzero(every)
@@ -77,18 +75,13 @@ def restore_empty_replay(replay: RingReplay[Any], state: Mapping[str, Any]) -> N
     """Restore a replay without rows, at the rings' positions, with counters and recent largest priorities."""
     for index, ring in enumerate(replay.rings):
         replay._table[index, _CURSORS] = ring.published()
-    _restore_counters(replay, {**state, "counters": _without_rows(state["counters"])})
+    _restore_counters(replay, state)
+    replay._state[SAMPLEABLE] = 0
 
 
 def _restore_counters(replay: RingReplay[Any], state: Mapping[str, Any]) -> None:
     replay._state[_COUNTERS] = _like(replay._state[_COUNTERS], state["counters"], "counters")
     replay._numbers[_NUMBERS] = _like(replay._numbers[_NUMBERS], state["numbers"], "numbers")
-
-
-def _without_rows(counters: NDArray[np.int64]) -> NDArray[np.int64]:
-    kept = counters.copy()
-    kept[SAMPLEABLE - MIN_UPDATES] = 0
-    return kept
 
 
 def queue_state(queue: SegmentQueue) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from asyncrl.replay import rows, sampling
 from asyncrl.replay import tables as table
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.sum_tree import SumTree
-from asyncrl.replay.tables import BatchTable, SequenceTable, ring_table, state_table
+from asyncrl.replay.tables import BatchTable, ring_table, state_table
 from asyncrl.sequences import SequenceBatch, SequenceShape
 from asyncrl.shm import RingReader
 from asyncrl.shm.ring import PUBLISHED
@@ -102,21 +102,17 @@ class RingReplay(ABC, Generic[B]):
         self.capacity = len(rings) * layout.num_slots * layout.num_envs
         self.tree = SumTree((len(rings) * layout.num_slots) << env_bits)
         self._table = ring_table(self.rings)
-        self._distrusted = self._table[:, table.DISTRUSTED]
+        self._faulty = self._table[:, table.FAULTY]
         self._state = state_table(
             self.rings[0], self.tree.bits, env_bits, shape, frame_stack, rules.priority_window_updates
         )
         self._numbers = np.array([shape.gamma, rules.alpha, rules.priority_eps, 1.0, 0.0, 0.0])
-        self._batches: dict[int, tuple[B, Any]] = {}
+        self._batches: dict[int, tuple[B, BatchTable]] = {}
         self._dirty, self._priorities = np.zeros(256, np.int64), np.zeros(256, np.float32)
         self._tree = (self.tree.leaves, self.tree.nodes, self.tree.first, self._table, self._state)
 
     @abstractmethod
-    def _describe(self, batch: B) -> BatchTable | SequenceTable:
-        """Check the batch's arrays and collect their addresses. Raises ValueError if they do not fit."""
-
-    @abstractmethod
-    def _draw(self, to: Any, beta: float) -> None:
+    def _draw(self, to: BatchTable, beta: float) -> None:
         """Draw items and gather them into the described batch."""
 
     def ingest(self) -> int:
@@ -126,11 +122,11 @@ class RingReplay(ABC, Generic[B]):
         whose `published` is outside of the granted range or moved back gets a `fault` and is ignored; see `give_up`.
         """
         inserted: int = rows.ingest(*self._tree, self._numbers)
-        if np.count_nonzero(self._distrusted):  # a quarter of the time of `any`
-            for i in np.flatnonzero(self._distrusted):
+        if np.count_nonzero(self._faulty):  # a quarter of the time of `any`
+            for i in np.flatnonzero(self._faulty):
                 ring, seen = self.rings[i], int(self._table[i, table.SEEN])
                 if not ring.fault:
-                    ring.distrust(
+                    ring.set_fault(
                         f"published is {int(ring.header[PUBLISHED])}, and {seen} rows were published"
                     )
         return inserted
@@ -146,7 +142,7 @@ class RingReplay(ABC, Generic[B]):
     def begin_again(self, ring: int, granted: int) -> None:
         """Begin an abandoned ring again after its last ingested row; see `RingReader.begin_again`."""
         self.rings[ring].begin_again(int(self._table[ring, table.SEEN]), granted)
-        self._table[ring, table.DISTRUSTED] = 0
+        self._table[ring, table.FAULTY] = 0
 
     def sample(self, batch: B, beta: float) -> None:
         """Sample into every array of `batch` but `staleness`; data are copied once, from the rings to the batch.
@@ -166,7 +162,8 @@ class RingReplay(ABC, Generic[B]):
         if known is None or not known[1].is_of(batch):
             if len(self._batches) >= _BATCHES_KNOWN:
                 self._batches.clear()
-            known = self._batches[id(batch)] = (batch, self._describe(batch))
+            to = BatchTable(batch, self.rings[0], self.shape, int(self._state[table.STACK]))
+            known = self._batches[id(batch)] = (batch, to)
         if not 0.0 <= beta <= 1.0:
             raise ValueError(f"beta must be between 0 and 1, got {beta}")
         if self._state[table.SAMPLEABLE] == 0:
@@ -259,10 +256,6 @@ class RingReplay(ABC, Generic[B]):
     def inserted(self) -> int:
         """Env-steps ingested since the start, RESET rows excluded."""
         return int(self._state[table.INSERTED])
-
-    def published(self) -> int:
-        """Env-steps in all rows published at the last `ingest`, RESET rows included."""
-        return int(self._table[:, table.SEEN].sum()) * self.rings[0].num_envs
 
     def published_rows(self) -> NDArray[np.int64]:
         """`[R]`, published rows of each ring at the last `ingest`, a copy."""

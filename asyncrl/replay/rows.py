@@ -28,8 +28,8 @@ from asyncrl.replay.tables import (
     CLOSED,
     DECIDED,
     DISCARDED,
-    DISTRUSTED,
     ENV_BITS,
+    FAULTY,
     FIRST,
     FLAGS,
     GAMMA,
@@ -161,17 +161,17 @@ def decide_rows(
 
 @kernel(f"int64({_TREE}, {_TABLES}, float64[::1])")
 def ingest(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, numbers: Numbers) -> int:
-    """Ingest the new rows of all trusted rings; returns their env-steps, RESET rows excluded.
+    """Ingest the new rows of all rings without a fault; returns their env-steps, RESET rows excluded.
 
-    A ring with invalid positions is marked DISTRUSTED and ignored from then on.
+    A ring with invalid positions is marked FAULTY and ignored from then on.
     """
     inserted = 0
     for ring in range(rings.shape[0]):
-        if rings[ring, DISTRUSTED] != 0:
+        if rings[ring, FAULTY] != 0:
             continue
         published = poll(rings, ring, state[NUM_SLOTS])
         if published < 0:
-            rings[ring, DISTRUSTED] = 1
+            rings[ring, FAULTY] = 1
             continue
         if published == rings[ring, SEEN]:
             continue
@@ -197,9 +197,9 @@ def retire(
 
 @kernel(f"int64({_TREE}, {_TABLES}, int64)", cold=True)
 def give_up(leaves: Leaves, nodes: Nodes, first: Words, rings: Words, state: Words, ring: int) -> int:
-    """Close all seen rows of a ring and mark it DISTRUSTED; returns how many leaves were sampleable."""
+    """Close all seen rows of a ring and mark it FAULTY; returns how many leaves were sampleable."""
     before = state[SAMPLEABLE]
-    rings[ring, DISTRUSTED] = 1
+    rings[ring, FAULTY] = 1
     close_rows(leaves, nodes, first, rings, state, ring, rings[ring, SEEN])
     return before - state[SAMPLEABLE]  # type: ignore[no-any-return]
 

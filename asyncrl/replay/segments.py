@@ -112,7 +112,7 @@ class SegmentQueue:
         except RingCorrupt:
             return False
         if seen < self._seen[r]:
-            ring.distrust(f"published is {seen}, and {int(self._seen[r])} rows were published")
+            ring.set_fault(f"published is {seen}, and {int(self._seen[r])} rows were published")
             return False
         self._seen[r] = seen
         return True

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.tree_kernels import (
     BEFORE,
-    LARGEST_PRIORITY,
     SUM,
     Indices,
     Leaves,
     Nodes,
     draw_leaves,
-    set_leaf_range,
     set_leaves,
+    sum_leaf_range,
 )
 
 FANOUT = 8
@@ -95,25 +94,9 @@ class SumTree:
                 f"got {indices[bad]} and {values[bad]}"
             )
 
-    def set_range(self, start: int, stop: int, value: float) -> None:
-        """Set the priorities of the leaves `start .. stop - 1` to `value`.
-
-        Raises:
-            ValueError: the range exceeds [0, capacity], or the priority is negative, infinite or NaN.
-        """
-        if not 0 <= start <= stop <= self.capacity:
-            raise ValueError(f"range must lie within [0, {self.capacity}], got {start} to {stop}")
-        if not 0.0 <= value <= LARGEST_PRIORITY:
-            raise ValueError(f"priority must be finite and at least 0, got {value}")
-        if start < stop:
-            set_leaf_range(*self._tree, start, stop, float(value))
-
-    def get(self, indices: Indices) -> Leaves:
-        """Priorities of `indices` `[B]`, a copy. Raises IndexError for an index outside of the tree."""
-        indices = np.asarray(indices)
-        if indices.size and not 0 <= indices.min() <= indices.max() < self.capacity:
-            raise IndexError(f"indices must be in [0, {self.capacity})")
-        return self.leaves[indices]
+    def sum_range(self, start: int, stop: int) -> None:
+        """Recompute the sums above the leaves `start .. stop - 1` (at least one), after `leaves` was written there."""
+        sum_leaf_range(*self._tree, start, stop)
 
     def sample(self, uniforms: NDArray[np.float64], out: Indices) -> None:
         """Write to `out[i]` the leaf at `(i + uniforms[i]) / B * total` of the cumulative sum of priorities.

@@ -16,7 +16,7 @@ up to a power of two, so that the environment is decoded without a division; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ Numbers = NDArray[np.float64]
     SEEN,
     DECIDED,
     CLOSED,
-    DISTRUSTED,
+    FAULTY,
     EXTRA,
 ) = range(13)
 
@@ -132,100 +132,60 @@ def ring_table(rings: tuple[RingReader, ...]) -> NDArray[np.int64]:
     )
 
 
-def checked_addresses(
-    named: Sequence[tuple[str, NDArray[Any]]], expected: Sequence[tuple[tuple[int, ...], Any]]
-) -> NDArray[np.int64]:
-    """Addresses of a batch's arrays. Raises ValueError if one has another shape or dtype or is read-only."""
-    for (name, array), (shape, dtype) in zip(named, expected, strict=True):
-        if array.shape != shape or array.dtype != np.dtype(dtype) or not array.flags.writeable:
-            raise ValueError(
-                f"batch.{name} must be a writeable {list(shape)} {np.dtype(dtype)}, "
-                f"got {list(array.shape)} {array.dtype}"
-            )
-    return np.array([address_of(array) for _, array in named], np.int64)
-
-
-def extras_of(batch: Batch | SequenceBatch, ring: RingReader) -> list[tuple[str, NDArray[Any]]]:
-    """Extra fields of the batch, (name, array) in the ring's order. Raises ValueError if one is missing."""
-    if missing := sorted(set(ring.extras) - set(batch.extras)):
-        raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
-    return [(name, batch.extras[name]) for name in ring.extras]
+_COMMON_NAMES = ("weight", "ids", "version", "policy_updates")
+_NAMES = ("obs", "action", "reward", "discount", "next_obs", *_COMMON_NAMES)
+_SEQUENCE_NAMES = ("obs", "action", "reward", "discount", "bootstrap", *_COMMON_NAMES, "begins", "trained")
 
 
 class BatchTable:
-    """Addresses of the arrays of one `Batch`, checked once, with references that keep the memory alive.
+    """Addresses of the arrays of one batch, checked once, with references that keep the memory alive.
+
+    Args:
+        batch: the batch.
+        ring: a ring of the replay.
+        shape: shape of the sequences, for a `SequenceBatch`.
+        frame_stack: observations of a stack.
 
     Attributes:
         addresses: the `batch` table for kernels.
         work, uniforms, rest: scratch arrays of sampling and gathering.
+
+    Raises:
+        ValueError: an extra field is missing, or an array has another shape or dtype or is read-only.
     """
 
-    _NAMES = ("obs", "action", "reward", "discount", "next_obs", "weight", "ids", "version", "policy_updates")
-
-    def __init__(self, batch: Batch, ring: RingReader, frame_stack: int) -> None:
-        named = [(name, getattr(batch, name)) for name in self._NAMES] + extras_of(batch, ring)
-        self.arrays = [array for _, array in named]
-        self._extras = tuple(ring.extras)
-        stack = (frame_stack,) if frame_stack > 1 else ()
-        size, spec = batch.size, ring.layout.spec
-        obs = ((size, *stack, *spec.observation_shape), spec.observation_dtype)
-        expected: list[tuple[tuple[int, ...], Any]] = [obs]
-        expected += [((size, *spec.action.shape), spec.action.dtype)]
-        expected += [((size,), np.float32), ((size,), np.float32), obs, ((size,), np.float32)]
-        expected += [((size,), np.int64), ((size,), np.int64), ((size,), np.int64)]
-        expected += [((size, *f.shape), f.dtype) for f in ring.layout.extra_fields]
-        self.addresses = checked_addresses(named, expected)
-        self.work = np.zeros((WORK_ROWS, size), np.int64)
-        self.uniforms = np.zeros(size)
-        self.rest = np.zeros(size)
-
-    def is_of(self, batch: Batch) -> bool:
-        """Whether `batch` still holds the arrays whose addresses these are."""
-        a = self.arrays
-        return (
-            a[0] is batch.obs
-            and a[1] is batch.action
-            and a[2] is batch.reward
-            and a[3] is batch.discount
-            and a[4] is batch.next_obs
-            and a[5] is batch.weight
-            and a[6] is batch.ids
-            and a[7] is batch.version
-            and a[8] is batch.policy_updates
-            and (
-                len(a) == 9 or all(x is batch.extras.get(n) for n, x in zip(self._extras, a[9:], strict=True))
-            )
-        )
-
-
-class SequenceTable:
-    """Addresses of the arrays of one `SequenceBatch`; see `BatchTable`."""
-
-    _NAMES = (
-        *("obs", "action", "reward", "discount", "bootstrap", "weight", "ids", "version", "policy_updates"),
-        *("begins", "trained"),
-    )
-
     def __init__(
-        self, batch: SequenceBatch, ring: RingReader, shape: SequenceShape, frame_stack: int
+        self, batch: Batch | SequenceBatch, ring: RingReader, shape: SequenceShape, frame_stack: int
     ) -> None:
-        self._ring = ring
-        self._named = self._arrays(batch)
-        like = SequenceBatch.allocate(
-            batch.size, shape, ring.layout.spec.stacked(frame_stack), ring.layout.extra_fields
-        )
-        expected = [(array.shape, array.dtype) for _, array in self._arrays(like)]
-        self.addresses = checked_addresses(self._named, expected)
-        self.work = np.zeros((WORK_ROWS, batch.size), np.int64)
-        self.uniforms = np.zeros(batch.size)
-        self.rest = np.zeros(batch.size)
+        size, spec, fields = batch.size, ring.layout.spec.stacked(frame_stack), ring.layout.extra_fields
+        like: Batch | SequenceBatch
+        names: tuple[str, ...]
+        if isinstance(batch, SequenceBatch):
+            like, names = SequenceBatch.allocate(size, shape, spec, fields), _SEQUENCE_NAMES
+        else:
+            like, names = Batch.allocate(size, spec, fields), _NAMES
+        if missing := sorted(set(ring.extras) - set(batch.extras)):
+            raise ValueError(f"batch.extras must hold {missing[0]!r}, got {sorted(batch.extras)}")
+        self._fields, self._extras = attrgetter(*names), tuple(ring.extras)
+        self._arrays, expected = self._arrays_of(batch), self._arrays_of(like)
+        self._ids = list(map(id, self._arrays))
+        for name, array, other in zip((*names, *self._extras), self._arrays, expected, strict=True):
+            if array.shape != other.shape or array.dtype != other.dtype or not array.flags.writeable:
+                raise ValueError(
+                    f"batch.{name} must be a writeable {list(other.shape)} {other.dtype}, "
+                    f"got {list(array.shape)} {array.dtype}"
+                )
+        self.addresses = np.array([address_of(array) for array in self._arrays], np.int64)
+        self.work = np.zeros((WORK_ROWS, size), np.int64)
+        self.uniforms, self.rest = np.zeros(size), np.zeros(size)
 
-    def _arrays(self, batch: SequenceBatch) -> list[tuple[str, NDArray[Any]]]:
-        return [(name, getattr(batch, name)) for name in self._NAMES] + extras_of(batch, self._ring)
+    def _arrays_of(self, batch: Batch | SequenceBatch) -> list[Any]:
+        """Arrays in the order of the `batch` table; None for a missing extra field."""
+        return [*self._fields(batch), *map(batch.extras.get, self._extras)]
 
-    def is_of(self, batch: SequenceBatch) -> bool:
+    def is_of(self, batch: Batch | SequenceBatch) -> bool:
         """Whether `batch` still holds the arrays whose addresses these are."""
-        return all(own is now for (_, own), (_, now) in zip(self._named, self._arrays(batch), strict=True))
+        return list(map(id, self._arrays_of(batch))) == self._ids
 
 
 def state_table(

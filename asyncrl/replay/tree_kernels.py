@@ -214,16 +214,6 @@ def set_leaves(
     return -1
 
 
-@kernel(f"void({_TREE}, int64, int64, float64)", cold=True)
-def set_leaf_range(
-    leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int, value: float
-) -> None:
-    """Write `value` to the leaves `start .. stop - 1` (at least one) and sum up."""
-    for leaf in range(start, stop):
-        leaves[np.uintp(leaf)] = value
-    sum_up_range(leaves, nodes, first, bits, start, stop)
-
-
 @kernel(f"void({_TREE}, int64, int64)", cold=True)
 def sum_leaf_range(leaves: Leaves, nodes: Nodes, first: Indices, bits: int, start: int, stop: int) -> None:
     """Recompute all sums above the leaves `start .. stop - 1` (at least one), after the leaves were written."""

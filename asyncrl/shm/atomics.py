@@ -9,7 +9,8 @@ on ARM (`ldar`, `stlr`) and on x86, where loads and stores are plain moves that 
     compare_exchange(a, i, old, new)    sequentially consistent; True if a[i] was old and is now new
     fence()                             sequentially consistent: no later load is reordered before an earlier store
 
-They can be called in compiled kernels only. The index is not checked; callers validate it in Python.
+They can be called in compiled kernels only; `load_word`, `load_word_last` and `store_word` are kernels for Python. The
+index is not checked; callers validate it in Python.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 from numba.np import arrayobj
+from numpy.typing import NDArray
+
+from asyncrl.shm.kernel import kernel
 
 _make_array: Any = arrayobj.make_array
 _raw_memcpy: Any = cgutils.raw_memcpy
@@ -100,3 +105,22 @@ def copy_words(typing_context: Any, target: Any, source: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(target, source), generate
+
+
+@kernel("int64(int64[::1], int64)", nogil=False)
+def load_word(words: NDArray[np.int64], i: int) -> int:
+    """`load_acquire` for Python."""
+    return load_acquire(words, i)  # type: ignore[no-any-return]
+
+
+@kernel("int64(int64[::1], int64)", nogil=False)
+def load_word_last(words: NDArray[np.int64], i: int) -> int:
+    """`load_acquire` after all earlier reads of the caller (fence), for Python."""
+    fence()
+    return load_acquire(words, i)  # type: ignore[no-any-return]
+
+
+@kernel("void(int64[::1], int64, int64)", nogil=False)
+def store_word(words: NDArray[np.int64], i: int, value: int) -> None:
+    """`store_release` for Python."""
+    store_release(words, i, value)

@@ -33,7 +33,7 @@ import select
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
+from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, load_word, store_release
 from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import ArraySpec, Segment
 
@@ -45,11 +45,6 @@ def set_armed(armed: NDArray[np.int64], value: int) -> None:
     """Store 1 (the consumer sleeps) or 0 (it does not), then fence. For kernels."""
     store_release(armed, 0, value)
     fence()
-
-
-@kernel("int64(int64[::1])", nogil=False)
-def _armed(armed: NDArray[np.int64]) -> int:
-    return load_acquire(armed, 0)  # type: ignore[no-any-return]
 
 
 @kernel("boolean(int64[::1])", nogil=False)
@@ -96,7 +91,7 @@ class Doorbell:
     @property
     def armed(self) -> bool:
         """Whether the next actor that publishes up to the wake-up position will ring."""
-        return _armed(self._armed) == 1
+        return load_word(self._armed, 0) == 1
 
     def arm(self) -> None:
         """Ask actors to ring. The consumer must check all rings once more before it sleeps."""

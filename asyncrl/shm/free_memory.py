@@ -23,13 +23,8 @@ def available_bytes() -> int:
         return int(psutil.virtual_memory().available)
     lines = (line.split() for line in _MEMORY_INFO.read_text().splitlines())
     machine = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
-    return min([machine, *_control_group_bytes()])
-
-
-def _control_group_bytes() -> list[int]:
-    """Free bytes of each memory control group of this process; groups without a limit are left out."""
-    found = (_group_bytes(group, *_FILES[version]) for group, version in control_groups("memory"))
-    return [free for free in found if free is not None]
+    groups = (_group_bytes(group, *_FILES[version]) for group, version in control_groups("memory"))
+    return min([machine, *(free for free in groups if free is not None)])
 
 
 def _group_bytes(group: Path, limit: str, usage: str) -> int | None:

@@ -54,7 +54,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         self._impl = _Implementation(function, self.folder)
         self._cache_path = str(self.folder)
         stamp = source_stamp(source) if self.folder else ()
-        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
+        self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, stamp)
         self._enabled = self.folder is not None
 
     def has(self, signature: Any, target: Any) -> bool:
@@ -114,6 +114,16 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+
+class _CacheFile(IndexDataCacheFile):  # type: ignore[misc]
+    """Numba's files of one function's entries; an index that cannot be read (after a crash of the machine) is empty."""
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            return super()._load_index()  # type: ignore[no-any-return]
+        except Exception:
+            return {}
 
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]

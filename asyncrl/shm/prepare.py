@@ -56,19 +56,16 @@ def _prepare(
     if not missing:
         return
     progress = Progress(len(missing), stream, _notice(missing), told)
-    busy = []
-    for kernel in missing:
-        if cancelled is not None and cancelled.is_set():
-            return
-        if kernel.ready(wait=False):
-            progress.advance()
-        else:
-            busy.append(kernel)
-    for kernel in busy:
-        if cancelled is not None and cancelled.is_set():
-            return
-        kernel.ready()
-        progress.advance()
+    for wait in (False, True):
+        busy = []
+        for kernel in missing:
+            if cancelled is not None and cancelled.is_set():
+                return
+            if kernel.ready(wait):
+                progress.advance()
+            else:
+                busy.append(kernel)
+        missing = busy
 
 
 def _notice(missing: list[Kernel]) -> str:

@@ -38,11 +38,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, store_release
+from asyncrl.shm.atomics import compare_exchange, fence, load_acquire, load_word, store_release
 from asyncrl.shm.doorbell import DoorbellWriter, take_bell
 from asyncrl.shm.kernel import kernel
 from asyncrl.shm.ring import RingReader
-from asyncrl.shm.segment import ArraySpec, Segment
+from asyncrl.shm.segment import ArraySpec, Segment, drop_views
 
 REQUESTED, SLOT, WAIT_NS = 0, 1, 2
 ANSWERED, VERSION, UPDATES = 16, 17, 18
@@ -104,12 +104,6 @@ def post_request(
 
 
 @kernel("boolean(int64[::1], int64, int64)", nogil=False)
-def is_answered(header: NDArray[np.int64], part: int, count: int) -> bool:
-    """Actor: whether request `count` is answered (acquire)."""
-    return load_acquire(header, part * WORDS + ANSWERED) == count  # type: ignore[no-any-return]
-
-
-@kernel("boolean(int64[::1], int64, int64)", nogil=False)
 def must_wait(header: NDArray[np.int64], part: int, count: int) -> bool:
     """Actor: set WAITING, then check again; returns whether request `count` is still unanswered."""
     store_release(header, part * WORDS + WAITING, 1)
@@ -118,12 +112,6 @@ def must_wait(header: NDArray[np.int64], part: int, count: int) -> bool:
         return True
     store_release(header, part * WORDS + WAITING, 0)
     return False
-
-
-@kernel("int64(int64[::1], int64)", nogil=False)
-def newest_request(header: NDArray[np.int64], part: int) -> int:
-    """Server: number of the newest request (acquire)."""
-    return load_acquire(header, part * WORDS + REQUESTED)  # type: ignore[no-any-return]
 
 
 @kernel("boolean(int64[::1], int64, int64, int64, int64)", nogil=False)
@@ -137,6 +125,11 @@ def post_answer(header: NDArray[np.int64], part: int, count: int, version: int, 
         header, base + WAITING, 1, 0
     )
     return waiting
+
+
+def newest_requests(header: NDArray[np.int64], layout: RequestLayout) -> list[int]:
+    """Number of the newest request of each part (acquire)."""
+    return [load_word(header, part * WORDS + REQUESTED) for part in range(layout.parts)]
 
 
 class ActorRequests:
@@ -160,7 +153,7 @@ class ActorRequests:
         self.stacks: NDArray[Any] | None = segment["stacks"] if layout.stack else None
         self._doorbell = doorbell
         self._armed = doorbell.armed if doorbell is not None else np.zeros(16, np.int64)
-        self._counts = [newest_request(self._header, part) for part in range(layout.parts)]
+        self._counts = newest_requests(self._header, layout)
         self._header.reshape(-1, WORDS)[:, WAITING] = 0
 
     def ask(self, part: int, slot: int) -> None:
@@ -174,7 +167,7 @@ class ActorRequests:
 
     def answered(self, part: int) -> bool:
         """Whether the part's last request is answered."""
-        return is_answered(self._header, part, self._counts[part])
+        return load_word(self._header, part * WORDS + ANSWERED) == self._counts[part]
 
     def must_sleep(self, part: int) -> bool:
         """Set WAITING unless the part is answered; returns whether it was set. After True the actor calls `slept`."""
@@ -200,7 +193,7 @@ class ActorRequests:
 
     def close(self) -> None:
         """Drop the views and close the segment; idempotent."""
-        _drop_arrays(self)
+        drop_views(self)
         self._segment.close()
 
 
@@ -244,12 +237,12 @@ class ServerRequests:
     @property
     def pending(self) -> bool:
         """Whether a request is unanswered."""
-        return any(newest_request(self._header, part) != count for part, count in enumerate(self._answered))
+        return newest_requests(self._header, self.layout) != self._answered
 
     def requests(self) -> Iterator[Request]:
         """Unanswered requests."""
-        for part, rows in enumerate(self.layout.slices):
-            count = newest_request(self._header, part)
+        newest = newest_requests(self._header, self.layout)
+        for part, (rows, count) in enumerate(zip(self.layout.slices, newest, strict=True)):
             if count != self._answered[part]:
                 if self._stacks is None:
                     slot = int(self._header[part * WORDS + SLOT]) & self._mask
@@ -286,10 +279,5 @@ class ServerRequests:
 
     def close(self) -> None:
         """Drop the views and close the segment; idempotent."""
-        _drop_arrays(self)
+        drop_views(self)
         self._segment.close()
-
-
-def _drop_arrays(end: ActorRequests | ServerRequests) -> None:
-    for name in [name for name, value in vars(end).items() if isinstance(value, np.ndarray)]:
-        delattr(end, name)

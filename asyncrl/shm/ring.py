@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
+from asyncrl.shm.atomics import load_word, load_word_last, store_word
 from asyncrl.shm.doorbell import DoorbellWriter
 from asyncrl.shm.ring_end import RingEnd
 from asyncrl.shm.ring_health import begin_again, fault_of, ring_corrupt
@@ -50,13 +51,10 @@ from asyncrl.shm.ring_layout import (
     RingStatistics,
 )
 from asyncrl.shm.ring_protocol import (
-    load_word,
-    load_word_last,
     must_sleep,
     publish_rows,
     published_or_corrupt,
     record_episode,
-    store_word,
     take_waiting,
 )
 from asyncrl.shm.segment import Segment
@@ -174,15 +172,15 @@ class RingReader(RingEnd):
         self._granted_before = self._granted_to = self.granted
         self._episodes_read = 0
 
-    def distrust(self, fault: str) -> None:
+    def set_fault(self, fault: str) -> None:
         """Set `fault` unless one is set already."""
         self.fault = self.fault or fault
 
-    def look_over(self) -> bool:
+    def check_header(self) -> bool:
         """Check every word of the header; returns whether the ring has no fault."""
         if not self.fault:
             before, granted, after = self._granted_before, self.granted, self._granted_to
-            self.distrust(fault_of(self.header, granted, (before, after), self.num_envs, self.num_slots))
+            self.set_fault(fault_of(self.header, granted, (before, after), self.num_envs, self.num_slots))
         return not self.fault
 
     def begin_again(self, published: int, granted: int) -> None:
@@ -207,7 +205,7 @@ class RingReader(RingEnd):
         position = published_or_corrupt(self.header, self.num_slots)
         if position < 0:
             published, granted = int(self.header[PUBLISHED]), int(self.header[GRANTED])
-            self.distrust(f"published is {published}, granted {granted}, of {self.num_slots} slots")
+            self.set_fault(f"published is {published}, granted {granted}, of {self.num_slots} slots")
         if self.fault:
             raise ring_corrupt(self.fault)
         return position
@@ -234,7 +232,7 @@ class RingReader(RingEnd):
             RingCorrupt: the ring has a `fault`.
         """
         if (granted := self.granted) != self._granted_to:
-            self.distrust(f"granted is {granted}, and {self._granted_to} rows were granted")
+            self.set_fault(f"granted is {granted}, and {self._granted_to} rows were granted")
         if position < self._granted_to:
             raise ValueError(f"position must not move back from {self._granted_to}, got {position}")
         if position > (most := self.published() + self.num_slots):
@@ -259,9 +257,10 @@ class RingReader(RingEnd):
 
         Only the newest `EPISODE_LOG` are in the log; older ones, and those overwritten during the read, are left out.
         """
-        episodes = load_word(self.header, EPISODES)
-        if not count <= episodes <= self.granted * self.num_envs:
-            self.distrust(f"{episodes} episodes are counted, and {count} were before")
+        if not self.fault:  # else the learner's thread may be resetting the header
+            episodes = load_word(self.header, EPISODES)
+            if not count <= episodes <= self.granted * self.num_envs:
+                self.set_fault(f"{episodes} episodes are counted, and {count} were before")
         if self.fault:
             return count, np.empty(0), np.empty(0, np.int64)
         self._episodes_read = episodes

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.shm.atomics import load_word
 from asyncrl.shm.ring_layout import GRANTED, RingLayout
-from asyncrl.shm.ring_protocol import load_word
-from asyncrl.shm.segment import Segment
+from asyncrl.shm.segment import Segment, drop_views
 
 
 class RingEnd:
@@ -55,7 +55,6 @@ class RingEnd:
 
     def close(self) -> None:
         """Drop all views and close the segment; idempotent. The object must not be used afterwards."""
-        for name in [name for name, value in vars(self).items() if isinstance(value, np.ndarray)]:
-            delattr(self, name)
+        drop_views(self)
         self.extras.clear()
         self.segment.close()

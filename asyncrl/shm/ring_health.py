@@ -3,7 +3,7 @@
 An environment with native code can write anywhere in its process, including the words that its actor shares with the
 learner side. Then only this ring is quarantined:
 
-    trusted ── a word is invalid ──> fault ── its actor is ended ──> abandoned ── begun again ──> trusted
+    sound ── a word is invalid ──> fault ── its actor is ended ──> abandoned ── begun again ──> sound
                found by the actor,            by the supervisor,                  by the learner's thread, which
                supervisor or learner          event loop                          discarded all rows of the ring
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
+from asyncrl.shm.atomics import load_word_last, store_word
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
     EPISODES,
@@ -34,7 +35,6 @@ from asyncrl.shm.ring_layout import (
     WAIT_NS,
     WAITING,
 )
-from asyncrl.shm.ring_protocol import load_word_last, store_word
 
 _MOST = 1 << 60
 

@@ -15,25 +15,6 @@ from asyncrl.shm.kernel import kernel
 from asyncrl.shm.ring_layout import EPISODE_LOG, EPISODES, GRANTED, PUBLISHED, STEPS, WAITING, WAKE_AT
 
 
-@kernel("int64(int64[::1], int64)", nogil=False)
-def load_word(header: NDArray[np.int64], word: int) -> int:
-    """Load the word (acquire)."""
-    return load_acquire(header, word)  # type: ignore[no-any-return]
-
-
-@kernel("int64(int64[::1], int64)", nogil=False)
-def load_word_last(header: NDArray[np.int64], word: int) -> int:
-    """Load the word after all earlier reads of the caller (fence, acquire)."""
-    fence()
-    return load_acquire(header, word)  # type: ignore[no-any-return]
-
-
-@kernel("void(int64[::1], int64, int64)", nogil=False)
-def store_word(header: NDArray[np.int64], word: int, value: int) -> None:
-    """Store the word (release)."""
-    store_release(header, word, value)
-
-
 @kernel("int64(int64[::1], int64[::1], int64, int64)", nogil=False)
 def publish_rows(header: NDArray[np.int64], armed: NDArray[np.int64], rows: int, steps: int) -> int:
     """Publish `rows` rows. Returns 0 if done, 1 if done and the caller must ring, 2 if refused.
@@ -60,7 +41,11 @@ def record_episode(
     episode_return: float,
     length: int,
 ) -> None:
-    """Actor: write the next entry of the episode log, then increment EPISODES (release)."""
+    """Actor: write the next entry of the episode log, then increment EPISODES (release).
+
+    The fence orders the last increment before this entry: a reader of the entry that is overwritten must see it.
+    """
+    fence()
     episodes = header[EPISODES]
     returns[episodes & (EPISODE_LOG - 1)] = episode_return
     lengths[episodes & (EPISODE_LOG - 1)] = length

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.shm.atomics import store_word
 from asyncrl.shm.ring import RingReader
 from asyncrl.shm.ring_layout import CURRENT_ENV, EXPLORATION, GRANTED, INCARNATION, PUBLISHED, STEPS
-from asyncrl.shm.ring_protocol import store_word
 
 
 @dataclass(frozen=True)

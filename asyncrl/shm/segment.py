@@ -139,9 +139,9 @@ class Segment:
             _reserve(fd, needed)
             segment = cls(fd, arrays, populate)
             segment._owned = True
-        except OSError as error:
+        except BaseException as error:  # an interrupt too: reserving gigabytes takes seconds
             os.close(fd)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise _too_small(name, arrays, needed, there, reason=str(error)) from error
             raise
         if poison:
@@ -209,6 +209,12 @@ class Segment:
         # At interpreter exit modules are partly torn down, and the system closes everything anyway.
         if not _finalizing() and hasattr(self, "_views"):
             self.close()
+
+
+def drop_views(owner: object) -> None:
+    """Delete the arrays among the attributes of an object, so that `Segment.close` can unmap their memory."""
+    for name in [name for name, value in vars(owner).items() if isinstance(value, np.ndarray)]:
+        delattr(owner, name)
 
 
 class _SaysWritable:

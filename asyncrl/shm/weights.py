@@ -25,7 +25,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.shm.atomics import copy_words, fence, load_acquire, store_release
+from asyncrl.shm.atomics import copy_words, fence, load_acquire, load_word, store_release
 from asyncrl.shm.kernel import kernel
 from asyncrl.shm.segment import ArraySpec, Segment
 
@@ -102,11 +102,6 @@ def _refresh(
     return have
 
 
-@kernel("int64(int64[::1])", nogil=False)
-def _latest(header: NDArray[np.int64]) -> int:
-    return load_acquire(header, LATEST)  # type: ignore[no-any-return]
-
-
 class WeightMailbox:
     """Both ends of the mailbox: one publisher at a time, any number of readers, each in its own process.
 
@@ -150,7 +145,7 @@ class WeightMailbox:
     @property
     def version(self) -> int:
         """Version of the newest complete weights; 0 before the first publication."""
-        return _latest(self._header)
+        return load_word(self._header, LATEST)
 
     @property
     def updates(self) -> int:

@@ -48,8 +48,6 @@ class Countdown:
         self.updates += 1
         return True
 
-    def end_burst(self) -> None: ...
-
     def finished(self) -> bool:
         return self.left == 0
 

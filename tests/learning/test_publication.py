@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning import publication
+from asyncrl.learning.loop_state import restore_state, state_of
 from asyncrl.learning.publication import COLD, COST_SHARE, LONGEST_INTERVAL, WINDOW, CostWindow, Publisher
 from asyncrl.shm import WeightMailbox
 
@@ -105,6 +106,19 @@ def test_a_fixed_interval_counts_updates(core: FakeCore, mailbox: WeightMailbox,
     out = np.zeros(COUNT, np.float32)
     mailbox.refresh(out, 0)
     assert mailbox.updates == 50 - 50 % interval
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "interval"), [(4, 1, 1), (1, 4, 4), (9, "auto", 1), ("auto", 5, 5), ("auto", "auto", 3)]
+)
+def test_a_resumed_run_has_its_own_interval_or_that_chosen_by_auto_before(
+    core: FakeCore, mailbox: WeightMailbox, before: Any, now: Any, interval: int
+) -> None:
+    first = publisher_of(core, mailbox, before)
+    updates_at_publications(first, mailbox, COLD + WINDOW, seconds=core.seconds / (2.5 * COST_SHARE))
+    resumed = publisher_of(core, mailbox, now)
+    restore_state(resumed, state_of(first))
+    assert resumed.interval == interval
 
 
 def test_publishing_in_between_begins_a_new_interval(core: FakeCore, mailbox: WeightMailbox) -> None:

@@ -10,6 +10,7 @@ from replay_world import World, world
 
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning import relaxed_replay
+from asyncrl.learning.loop_state import loop_state
 
 SEEDS = range(4)
 
@@ -243,3 +244,17 @@ def test_nobody_waits_for_ever_under_random_settings(seed: int) -> None:
         assert w.learning.inserted_steps >= setting["total_steps"]
         if setting["max_staleness"] is None:
             assert w.learning.updates >= paid(w)
+
+
+def test_a_checkpoint_leaves_the_updates_of_another_reader_of_the_mailbox() -> None:
+    """The inference server reads them on its own thread, after it has copied the weights that they belong to."""
+    with relaxed() as w:
+        weights = np.zeros(3, np.float32)
+        version = w.mailbox.refresh(weights, 0)
+        copied = version, w.mailbox.updates
+        while w.mailbox.version == version:
+            w.run_all()
+            w.tick()
+        published = loop_state(w.learning)["published"]
+        assert (published["version"], published["updates"]) > copied
+        assert w.mailbox.updates == copied[1]

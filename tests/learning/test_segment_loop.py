@@ -19,8 +19,8 @@ from asyncrl.envs.checks import spec_of
 from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
-from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.segment_options import SegmentOptions, SegmentParts
+from asyncrl.learning.segment_intake import SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop, SegmentParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.past_segments import PastSegments
@@ -410,6 +410,24 @@ def test_learner_uses_a_batch_again_only_while_nothing_new_is_there(worlds: list
     world.run(0), world.run(1)
     world.learning.tick()
     assert len(world.core.batches) == 2, "new segments come first"
+
+
+def test_a_segment_that_grows_too_stale_while_its_batch_is_incomplete_is_dropped(worlds: list[World]) -> None:
+    """Each further pass over the last batch publishes, so the waiting segment ages."""
+    world = make(worlds, "relaxed", per_batch=2, max_staleness=2, core=FakeCore(steps=1, reuse=3))
+    world.run(0), world.run(1)
+    while len(world.core.batches) < 1:
+        world.learning.tick()
+    world.run(0, T)  # half a batch, acted by an old version
+    while world.learning.tick():
+        pass
+    assert world.mailbox.version - int(world.readers[0].version[T]) > 2
+    for _ in range(2):
+        world.run(0), world.run(1)
+        while world.learning.tick():
+            pass
+    assert len(world.core.batches) > 1 and max(world.core.staleness) <= 2
+    assert world.learning.statistics().discarded_steps > 0
 
 
 def test_lockstep_never_uses_a_batch_again(worlds: list[World]) -> None:

@@ -46,3 +46,17 @@ def test_capacity_bounds_what_waits() -> None:
         assert not snapshots.full
         snapshots.put(snapshot(env_steps))
     assert snapshots.full
+
+
+def test_a_resumed_run_without_an_interval_drops_the_copies_that_waited() -> None:
+    """A run evaluated by seconds saves the copy in evaluation, and has no interval in steps when it is resumed."""
+    snapshots = WeightSnapshots(None)
+    snapshots.go_on_from([snapshot(40)], None)
+    assert snapshots.waiting() == () and not snapshots.due(10**12)
+
+
+def test_a_resumed_run_keeps_the_copies_that_waited_and_goes_on_with_its_own_interval() -> None:
+    snapshots = WeightSnapshots(30)
+    snapshots.go_on_from([snapshot(50), snapshot(100)], 150)
+    assert [s.env_steps for s in snapshots.waiting()] == [50, 100]
+    assert not snapshots.due(149) and snapshots.due(150)

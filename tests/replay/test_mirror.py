@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,13 @@ from replay_world import World, world
 from asyncrl import DQN
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
+from asyncrl.learning import lockstep_replay
+from asyncrl.learning.loop_state import loop_state, restore_loop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
-from asyncrl.replay.frames import find_frames
+from asyncrl.replay.replay import find_frames
+from asyncrl.replay.replay_state import priorities_of
+from asyncrl.shm import RingReader, WeightMailbox
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -145,18 +150,58 @@ class SlowCopies:
         return False
 
 
-@pytest.mark.parametrize("discipline", ["relaxed", "lockstep"])
-def test_a_grant_waits_for_the_copy_and_is_not_forgotten(discipline: Any) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"discipline": "relaxed"}, {}, {"samples_per_insert": 16.0, "rows": 2, "lag": 20}],
+    ids=["relaxed", "lockstep", "lockstep, granted between two updates"],
+)
+def test_a_grant_waits_for_the_copy_and_is_not_forgotten(
+    setting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lockstep_replay, "TICK_SECONDS", 1e9)
     copies, batches = SlowCopies(), []
     for mirror in (copies, None):
-        with world(discipline=discipline, slots=16, total_steps=600, mirror=mirror) as w:
+        with world(**setting, slots=16, total_steps=600, mirror=mirror) as w:
             copies.world = w
             w.finish(np.random.default_rng(0))
             batches.append(w.core.batches)
             assert w.learning.inserted_steps >= 600
     assert copies.refusals > 20
-    if discipline == "lockstep":
+    if setting.get("discipline") != "relaxed":
         assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_lockstep_run_that_had_ended_is_resumed_with_a_new_mirror(with_rows: bool) -> None:
+    """Its first grant is over rows of the earlier run, before any row is ingested or any update made."""
+    with world(slots=16, total_steps=200) as w:
+        w.finish(np.random.default_rng(0))
+        state, ended = loop_state(w.learning), [ring.granted for ring in w.readers]
+        priorities = [(first_of(ring), rows_of(w, index)) for index, ring in enumerate(w.readers)]
+        assert min(ended) > 2 * 16, "the rings have wrapped"
+        w.setting = replace(w.setting, total_steps=400)
+        w.mailbox.close()
+        w.mailbox = WeightMailbox.create(3)
+        w.core.load_state_dict = lambda state: None  # type: ignore[assignment, method-assign, misc]
+        w.learning = w._learning(w.learning._batch)
+        w.learning._mirror = w.learning._batch.source = ImagesOfCounters(w)
+        restore_loop(w.learning, state, priorities if with_rows else None)
+        w.learning.prepare()
+        for _ in range(3):
+            w.tick()
+        assert all(ring.granted > before for ring, before in zip(w.readers, ended, strict=True))
+
+
+def first_of(ring: RingReader) -> int:
+    """First row that was not retired by the last grant of a run."""
+    return max(0, ring.granted - ring.num_slots)
+
+
+def rows_of(made: World, index: int) -> np.ndarray[Any, Any]:
+    """Priorities of the published rows of a ring that its replay keeps."""
+    ring = made.readers[index]
+    rows = np.arange(first_of(ring), ring.published()) & (ring.num_slots - 1)
+    return priorities_of(made.learning._replay)[index, rows].copy()
 
 
 def test_a_run_from_the_mirror_is_the_run_from_the_cpu() -> None:

@@ -25,7 +25,7 @@ from asyncrl.replay import (
     power,
     rows,
     sampling,
-    sequence_gather,
+    sequence_replay,
     sum_tree,
     tables,
     tree_kernels,
@@ -70,7 +70,7 @@ def test_random_operations_agree_with_the_twin(
 
 
 def test_random_operations_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = (tree_kernels, tables, power, gather, rows, sampling, sequence_gather, sum_tree)
+    modules = (tree_kernels, tables, power, gather, rows, sampling, sequence_replay, sum_tree)
     interpret(monkeypatch, *modules)
     options: dict[str, Any] = {"n_step": 2, "frame_stack": 2, "spec": FRAMES_SPEC, "extras": EXTRAS}
     with rig(0, rings=2, envs=2, slots=32, window=3, sequences=(2, 3, 2), **options) as r:

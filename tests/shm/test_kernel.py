@@ -227,10 +227,11 @@ def test_an_edited_source_is_compiled_anew(program, tmp_path):
     assert program().communicate(timeout=120)[0].startswith("7 1 1")
 
 
-def test_an_entry_that_cannot_be_read_is_compiled_anew(program, tmp_path):
+@pytest.mark.parametrize(("files", "content"), [("*.nbc", b"torn"), ("*.nbi", b"torn"), ("*.nbi", b"")])
+def test_an_entry_that_cannot_be_read_is_compiled_anew(program, tmp_path, files, content):
     program().communicate(timeout=120)
-    for path in tmp_path.rglob("*.nbc"):
-        path.write_bytes(b"torn")
+    for path in tmp_path.rglob(files):
+        path.write_bytes(content)
     assert program().communicate(timeout=120)[0].startswith("3 1 1 0 False\n")
     assert program().communicate(timeout=120)[0].startswith("3 0 0 0 False\n")
 

@@ -13,6 +13,7 @@ from shm_processes import COUNTING, first_bad_row, rows_of, write_observation, w
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import DiscreteAction, EnvSpec, FieldSpec
 from asyncrl.shm import Doorbell, DoorbellWriter, RingLayout, RingReader, RingWriter, Segment
+from asyncrl.shm import ring as ring_module
 from asyncrl.shm import ring_protocol as module
 from asyncrl.shm.ring_layout import (
     CURRENT_ENV,
@@ -185,9 +186,9 @@ def test_every_word_that_cannot_be_true_is_a_fault(ring, word, value):
     writer, reader = ring
     reader.grant(8)
     writer.publish(3)
-    assert reader.look_over() and reader.fault == ""
+    assert reader.check_header() and reader.fault == ""
     reader.header[word] = value
-    assert not reader.look_over()
+    assert not reader.check_header()
     assert str(value) in reader.fault
     reader.statistics()
 
@@ -215,7 +216,7 @@ def test_a_fault_keeps_a_ring_from_being_read_or_granted_until_it_is_begun_again
     reader.abandoned = True
     assert reader.reached(0), "it is to be begun again"
     reader.begin_again(3, 8)
-    assert reader.look_over() and not reader.abandoned
+    assert reader.check_header() and not reader.abandoned
     successor = RingWriter(writer.segment, LAYOUT)
     assert (successor.published, successor.writable()) == (3, 5)
     assert reader.statistics().state == "starting"
@@ -229,6 +230,25 @@ def test_an_episode_count_that_moved_back_is_a_fault(ring):
     _, reader = ring
     assert reader.episodes_since(5)[0] == 5
     assert "0 episodes are counted, and 5 were before" in reader.fault
+
+
+def test_a_ring_begun_again_while_episodes_are_read_has_no_new_fault(ring, monkeypatch):
+    """The learner's thread begins it again, with a count of episodes that is 0 meanwhile; the event loop reads."""
+    writer, reader = ring
+    reader.grant(8)
+    writer.publish(3)
+    writer.record_episode(1.0, 2)
+    assert reader.episodes_since(0)[0] == 1
+    reader.set_fault("found before")
+    reader.abandoned = True
+
+    def load_meanwhile(header, word):
+        reader.begin_again(3, 8)
+        return 0
+
+    monkeypatch.setattr(ring_module, "load_word", load_meanwhile)
+    assert reader.episodes_since(1)[0] == 1
+    assert reader.fault in ("", "found before")
 
 
 def test_random_operations_agree_with_a_twin_that_keeps_every_row():

@@ -145,6 +145,17 @@ def test_too_large_is_found_by_arithmetic_alone(monkeypatch):
     assert "fix: lower the replay capacity, num_actors or envs_per_actor" in text
 
 
+def test_an_interrupted_reservation_leaves_no_memory_behind(monkeypatch):
+    def interrupted(fd: int, offset: int, length: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(KeyboardInterrupt):
+        Segment.create("interrupted", (ArraySpec("a", (8,), "int64"),))
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_too_large_is_found_by_reservation(monkeypatch):
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
