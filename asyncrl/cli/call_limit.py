@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from asyncrl.actors.awake import AwakeClock
+from asyncrl.actors.limits import AwakeClock
 from asyncrl.errors import EnvironmentHung
 from asyncrl.printable import TRACEBACK_LIMIT, printable
 

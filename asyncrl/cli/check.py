@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.flags import Parser, add_flags
+from asyncrl.cli.flags import Parser, add_flags, finite_number
 from asyncrl.config import TrainerConfig
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=("env_kwargs", "wrappers"), brief=True)
-    parser.add_argument("--seconds", type=float, default=2.0, metavar="X", help="how long to step it (2)")
+    parser.add_argument(
+        "--seconds", type=finite_number, default=2.0, metavar="X", help="how long to step it (2)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.cli.flags import Parser, shown
 from asyncrl.cli.text_table import existing_run, number, text_table
-from asyncrl.show.kept_run import KeptRun, differing_options
-
-NOT_OPTIONS = ("trainer.run_dir", "trainer.env_file")
-"""Options that name a run's location, which are not compared."""
+from asyncrl.show.kept_run import KeptRun, differing_options, integer, table
+from asyncrl.show.kept_run import number as number_of
 
 
 def make_parser() -> Parser:
@@ -28,12 +27,11 @@ def make_parser() -> Parser:
 def run(options: argparse.Namespace) -> int:
     """Print both tables; returns the exit code."""
     runs = [existing_run(options.A), existing_run(options.B)]
-    differing = differing_options(runs)
     shared = set(runs[0].options) & set(runs[1].options)  # leaves out the options of two different algorithms
     rows = [
         (name, *(_text(value) for value in values))
-        for name, values in differing.items()
-        if name not in NOT_OPTIONS and name.partition(".")[0] in shared
+        for name, values in differing_options(runs).items()
+        if name.partition(".")[0] in shared
     ]
     print(text_table(("option", "A", "B"), rows) if rows else "the options are the same")
     print()
@@ -51,30 +49,31 @@ def _text(value: Any) -> str:
 
 def _outcome(run: KeptRun) -> dict[str, str]:
     summary = run.summary
-    lag, staleness = summary.get("policy_lag", {}), summary.get("staleness", {})
+    updates = integer(summary.get("updates"))
     return {
         "state": run.state,
         "stopped by": str(summary.get("stop_reason") or "-"),
         "best return": number(run.best),
         "final return": number(run.final),
         "steps": f"{run.env_steps:,}",
-        "updates": _count(summary.get("updates")),
-        "training seconds": number(summary.get("train_seconds")),
-        "steps/s": number(summary.get("env_steps_per_second")),
-        "updates/s": number(summary.get("updates_per_second")),
-        "samples per insert": number(summary.get("samples_per_insert", {}).get("achieved")),
-        "staleness (updates)": number(staleness.get("mean")),
-        "policy lag (updates)": number(lag.get("mean")),
-        "learner waits": _percent(summary.get("learner_wait_fraction")),
-        "actors wait": _percent(summary.get("actor_wait_fraction")),
+        "updates": "-" if updates is None else f"{updates:,}",
+        "training seconds": _figure(summary, "train_seconds"),
+        "steps/s": _figure(summary, "env_steps_per_second"),
+        "updates/s": _figure(summary, "updates_per_second"),
+        "samples per insert": _figure(table(summary, "samples_per_insert"), "achieved"),
+        "staleness (updates)": _figure(table(summary, "staleness"), "mean"),
+        "policy lag (updates)": _figure(table(summary, "policy_lag"), "mean"),
+        "learner waits": _percent(summary, "learner_wait_fraction"),
+        "actors wait": _percent(summary, "actor_wait_fraction"),
         "asyncrl": str(run.meta.get("asyncrl") or "-"),
         "commit": str(run.meta.get("git_commit") or "-")[:12],
     }
 
 
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _figure(record: Mapping[str, Any], name: str) -> str:
+    return number(number_of(record.get(name)))
 
 
-def _percent(value: float | None) -> str:
+def _percent(record: Mapping[str, Any], name: str) -> str:
+    value = number_of(record.get(name))
     return "-" if value is None else f"{value:.0%}"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.call_limit import CallLimit, LimitedEnv
 from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
-from asyncrl.envs.closing import close_env
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import require_at_least, require_positive
 
@@ -25,8 +24,6 @@ class WindowClosed(Exception):
     """Raised when the user closes the window; ends the command with exit code 0."""
 
 
-DEFAULT_FPS = 30.0
-"""Frames per second of a video if the environment's metadata has no `render_fps`."""
 READY_SECONDS = 60.0
 """Minimum time limit for building the environment."""
 
@@ -84,8 +81,9 @@ def parse(arguments: Sequence[str]) -> EnjoyOptions:
 
 def run(options: EnjoyOptions) -> int:
     """Play and show episodes; returns the exit code."""
+    from asyncrl.envs.checks import close_env
     from asyncrl.policies.load import checkpoint_file, load
-    from asyncrl.show.video import VideoWriter, require_video
+    from asyncrl.show.video import VideoWriter, frames_per_second, require_video
 
     video = None if options.video is None else Path(options.video).expanduser()
     if video is None:
@@ -113,7 +111,7 @@ def run(options: EnjoyOptions) -> int:
             with contextlib.suppress(WindowClosed):
                 _show(policy, env, options, None)
             return 0
-        fps = options.fps or float(env.metadata.get("render_fps") or DEFAULT_FPS)
+        fps = options.fps or frames_per_second(env)
         with VideoWriter(video, fps) as writer:
             _show(policy, env, options, writer)
         print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)

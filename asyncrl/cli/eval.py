@@ -1,15 +1,45 @@
-"""`asyncrl eval`: flags; `asyncrl.cli.playing` plays the episodes."""
+"""`asyncrl eval`: play greedy episodes with the policy of a run or a file and print the returns."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
+    from asyncrl.actors.episodes import Episodes
     from asyncrl.actors.forkserver import ForkServer
+    from asyncrl.policies.portable_policy import PortablePolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Options of `asyncrl eval`."""
+
+    run: str
+    """Directory of a run, a checkpoint file, or a policy file."""
+
+    episodes: int = 20
+    """Greedy episodes to play."""
+
+    checkpoint: str | None = None
+    """Checkpoint of the run: best, latest or a number of steps; none means best, or latest if nothing was evaluated."""
+
+    seed: int = 0
+    """Seed of the episodes."""
+
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+    def __post_init__(self) -> None:
+        require_at_least("episodes", self.episodes, 1)
+        require_at_least("seed", self.seed, 0)
 
 
 def make_parser() -> Parser:
@@ -29,7 +59,54 @@ def parse(arguments: Sequence[str]) -> EvalOptions:
 
 
 def run(options: EvalOptions, server: ForkServer) -> int:
-    """Play the episodes; returns the exit code."""
-    from asyncrl.cli.playing import evaluate
+    """Play the episodes and print their returns; returns the exit code. Reading a checkpoint imports torch."""
+    from asyncrl.policies.load import checkpoint_file, load
 
-    return evaluate(options, server)
+    path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
+    policy = load(options.run, checkpoint=options.checkpoint, trusted=True)
+    record = _evaluation_record(options, path, policy, asyncio.run(_play(policy, options, server)))
+    if options.json:
+        print(json.dumps(record, allow_nan=False), flush=True)
+    else:
+        print(
+            f"return       {record['return_mean']:.1f} +/- {record['return_std']:.1f} "
+            f"over {options.episodes} greedy episodes, "
+            f"from {record['return_min']:.1f} to {record['return_max']:.1f}\n"
+            f"length       {record['length_mean']:.1f} steps\n"
+            f"policy       {policy.describe(path)}\n"
+            f"file         {path}",
+            flush=True,
+        )
+    return 0
+
+
+async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:
+    from asyncrl.actors.evaluator import RemoteEvaluator
+    from asyncrl.envs.factory_pickle import pack_policy
+
+    packed = pack_policy(policy.policy)
+    evaluator = RemoteEvaluator(server, policy.source, policy.spec, packed, seed=options.seed)
+    try:
+        return await evaluator.evaluate(policy.weights, options.episodes)
+    finally:
+        await evaluator.close()
+
+
+def _evaluation_record(
+    options: EvalOptions, path: Path, policy: PortablePolicy, episodes: Episodes
+) -> dict[str, Any]:
+    returns, lengths = episodes
+    return {
+        "checkpoint": str(path),
+        "env": policy.meta.env,
+        "algo": policy.meta.algo,
+        "env_steps": policy.meta.env_steps,
+        "policy_version": policy.meta.policy_version,
+        "seed": options.seed,
+        "episodes": int(returns.shape[0]),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "length_mean": float(lengths.mean()),
+    }

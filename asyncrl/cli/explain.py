@@ -1,11 +1,27 @@
-"""`asyncrl explain OPTION`: print the documentation of one option, which `asyncrl.cli.explanation` collects."""
+"""`asyncrl explain OPTION`: print the documentation of one option.
+
+It is collected from the records, the presets and the table of other libraries' names.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from asyncrl.cli.flags import Parser
+from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.registry import algorithm_name
+from asyncrl.cli.flags import SHORT, Parser, flag_of, metavar, shown
+from asyncrl.config import TrainerConfig
+from asyncrl.options import Option, describe, near_miss, option_help
+from asyncrl.other_names import other_names
+
+RUN = "run"
+WIDTH = 100
+PROBES: tuple[Any, ...] = (-1, 0, 100_000, -1.0, 0.0, 1e10, (), (0,))
+"""Values that may be outside of a range."""
 
 
 def make_parser() -> Parser:
@@ -31,10 +47,150 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation; returns the exit code."""
-    from asyncrl.cli.explanation import explain
-
     text, known = explain(options.OPTION)
     if not known:
         make_parser().error(text)
     print(text)
     return 0
+
+
+def explain(name: str) -> tuple[str, bool]:
+    """Explanation of an option, or a hint at the right name; and whether the option is known.
+
+    Args:
+        name: in any form: `samples_per_insert`, `--dqn.samples-per-insert`, `dqn.tau`, `buffer_size`.
+    """
+    prefix, _, option = name.removeprefix("--").removeprefix("no-").replace("-", "_").rpartition(".")
+    option = {flag.removeprefix("--"): name for name, flag in SHORT.items()}.get(option, option)
+    only = algorithm_name(prefix) if prefix else None
+    owners = _owners(option)
+    if only is not None and only in owners:
+        owners = {only: owners[only]}
+    if owners:
+        return _explanation(option, owners), True
+    other = other_names().get(option)
+    if other is None:
+        miss = near_miss(option, _all_names())
+        return f"there is no option {option}" + (f"; did you mean {miss}?" if miss else ""), False
+    said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
+    found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
+    if other.ours:
+        said = said.replace(" library", f" library; asyncrl calls it {' or '.join(other.ours)}", 1)
+    return "\n\n".join([textwrap.fill(said, WIDTH, break_on_hyphens=False), *found]), True
+
+
+def _all_names() -> set[str]:
+    records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
+    return {name for record in records for name in option_help(record)} | set(other_names())
+
+
+def _owners(option: str) -> dict[str, Option]:
+    """Options of this name, by the record that has them (`run` or an algorithm)."""
+    records: Mapping[str, type] = {RUN: TrainerConfig, **ALGORITHMS}
+    return {
+        name: known[option] for name, record in records.items() if option in (known := option_help(record))
+    }
+
+
+def _explanation(name: str, owners: Mapping[str, Option]) -> str:
+    whose = "every run" if RUN in owners else ", ".join(owners)
+    lines = [f"{name}: option of {whose}", ""]
+    texts = _grouped({owner: option.help for owner, option in owners.items()})
+    for text, of in texts.items():
+        said = text if len(texts) == 1 else f"{', '.join(of)}: {text}"
+        lines += [*textwrap.wrap(said, WIDTH - 2, initial_indent="  ", subsequent_indent="  "), ""]
+    return "\n".join([*lines, *_facts(name, owners)])
+
+
+def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
+    example = next((owner for owner in (RUN, "dqn", "ppo", "sac") if owner in owners), next(iter(owners)))
+    of_run, option = example == RUN, owners[example]
+    value = "" if option.type is bool else f" {metavar(option)}"
+    facts = {
+        "flag": [flag_of(name, "" if of_run else f"{example}.") + value],
+        "python": [
+            f"{'Trainer(env, algorithm, ' if of_run else ALGORITHMS[example].__name__ + '('}{name}=...)"
+        ],
+        "file": [f"[{'trainer' if of_run else example}] {name} = ..."],
+        "type": [_by_owner({owner: describe(option.type) for owner, option in owners.items()})],
+        "range": [_by_owner({owner: allowed(owner, option) for owner, option in owners.items()})],
+        "default": [_by_owner({owner: _default(option) for owner, option in owners.items()})],
+        "presets": _presets(name, owners),
+        "elsewhere": [
+            ", ".join(sorted(other for other, entry in other_names().items() if name in entry.ours))
+        ],
+    }
+    lines = []
+    for label, texts in facts.items():
+        for number, text in enumerate(filter(None, texts)):
+            indent = f"  {label if number == 0 else '':<11}"
+            lines += textwrap.wrap(
+                text,
+                WIDTH,
+                initial_indent=indent,
+                subsequent_indent=" " * len(indent),
+                break_on_hyphens=False,
+            )
+    return lines
+
+
+def _default(option: Option) -> str:
+    return (
+        "" if option.required else (shown(option.default) or "nothing") if option.default != {} else "nothing"
+    )
+
+
+def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for owner, text in texts.items():
+        groups.setdefault(text, []).append(owner)
+    return groups
+
+
+def _by_owner(texts: Mapping[str, str]) -> str:
+    """`16.0 for dqn, c51; 256.0 for sac`, or only the text if it is the same for all."""
+    groups = {text: of for text, of in _grouped(texts).items() if text}
+    if len(groups) == 1 and len(texts) == sum(map(len, groups.values())):
+        return next(iter(groups))
+    return "; ".join(f"{text} for {', '.join(of)}" for text, of in groups.items())
+
+
+def allowed(owner: str, option: Option) -> str:
+    """Range of an option, taken from the error messages with which its record refuses extreme values."""
+    record: Any = TrainerConfig if owner == RUN else ALGORITHMS[owner]
+    required = {"env": "any", "algo": "any"} if owner == RUN else {}
+    kinds = {kind for kind in (option.type, *get_args(option.type)) if isinstance(kind, type)}
+    rules: list[str] = []
+    for probe in PROBES:
+        if type(probe) not in kinds and not (isinstance(probe, tuple) and "list" in describe(option.type)):
+            continue
+        try:
+            record(**required | {option.name: probe})
+        except ValueError as error:
+            said = str(error)
+            rule = said.removeprefix(f"{option.name} must be ").rsplit(", got", 1)[0]
+            if (
+                rule not in rules
+                and said.startswith(f"{option.name} must be ")
+                and rule != describe(option.type)
+            ):
+                rules.append(rule)
+        except (TypeError, ArithmeticError):
+            continue
+    return " and ".join(rules)
+
+
+def _presets(name: str, owners: Mapping[str, Option]) -> list[str]:
+    """One line per value: `32.0 in CartPole-v1 (c51, dqn), LunarLander-v3 (dqn)`."""
+    values: dict[str, dict[str, list[str]]] = {}
+    for algorithm in ALGORITHMS if RUN in owners else owners:
+        for env, preset in load_presets(algorithm).items():
+            settings = preset.run if RUN in owners else preset.algorithm
+            if name in settings:
+                value = settings[name]
+                text = shown(tuple(value) if isinstance(value, list) else value)
+                values.setdefault(text, {}).setdefault(env, []).append(algorithm)
+    return [
+        f"{value} in " + ", ".join(f"{env} ({', '.join(algorithms)})" for env, algorithms in envs.items())
+        for value, envs in values.items()
+    ]

@@ -12,6 +12,7 @@ records check themselves and hints for other libraries' names would need as much
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -177,6 +178,18 @@ def _converter(option: Option) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
+
+
+def finite_number(text: str, *, or_zero: bool = False) -> float:
+    """Parse a finite number above 0; `type` of a flag that sets no field of a record."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf or (value == 0 and not or_zero):
+        least = "of at least 0" if or_zero else "above 0"
+        raise argparse.ArgumentTypeError(f"must be a finite number {least}, got {text!r}")
+    return value
 
 
 def shown(value: object) -> str:

@@ -7,9 +7,9 @@ Its directory is found by the lock file that the process holds open.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +74,7 @@ class LiveRun:
         try:
             with _NO_PROXY.open(request, timeout=5 * ASK_SECONDS) as answer:
                 return bool(answer.status == 202)
-        except (OSError, urllib.error.URLError):
+        except (OSError, http.client.HTTPException):
             return False
 
 
@@ -137,7 +137,7 @@ def _page_of(path: Path) -> list[tuple[str, str]]:
     try:
         page = json.loads((path / "http.json").read_text(encoding="utf-8"))
         return [(str(page["url"]).partition("#")[0].rstrip("/"), str(page["token"]))]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
@@ -159,6 +159,6 @@ def _stats(url: str, token: str) -> dict[str, Any]:
             if answer.headers.get("Server") != "asyncrl":
                 return {}
             stats = json.load(answer)
-    except (OSError, ValueError, urllib.error.URLError):
+    except (OSError, ValueError, http.client.HTTPException):  # the port may be of another protocol
         return {}
     return stats if isinstance(stats, dict) else {}

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import asyncrl.learning.clock  # noqa: F401  (first: it reads the start time)
 from asyncrl.cli.flags import Parser
 from asyncrl.cli.table import COMMANDS, Command
-from asyncrl.errors import AsyncRLError, ResourceError
+from asyncrl.errors import AsyncRLError, AsyncRLWarning, ResourceError
 from asyncrl.options import near_miss
 from asyncrl.version import __version__
 
@@ -49,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from asyncrl.show.console import discard
         from asyncrl.storage.disk_space import DISK_FAILS
 
+        if _working_directory_is_gone():
+            _print_error("the working directory was deleted; change to another one")
+            return 1
         if error.errno not in DISK_FAILS:
             raise
         discard(sys.stdout)
@@ -57,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open descriptors 0 to 2 on the null device if they are closed.
+    """Open descriptors 0 to 2 on the null device if they are closed, and let standard output escape characters.
 
     Otherwise a file or socket of the run would get their numbers: libuv aborts on that, and prints of an environment
-    would be written to it.
+    would be written to it. Characters are escaped that the output's encoding lacks, such as those of a run's name.
     """
     while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(lowest_free, True)
@@ -68,6 +74,16 @@ def _open_standard_streams() -> None:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _working_directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _print_error(text: str) -> None:
@@ -101,6 +117,7 @@ def _run(command: Command, arguments: list[str]) -> int:
     """Parse and run a command, with a fork server if it needs one; the fork server is always closed."""
     module, options = command.load(), command.parse(arguments)
     _find_modules_here()
+    _show_warnings_plainly()
     if not command.needs_server:
         return int(module.run(options))
     from asyncrl.actors.forkserver import ForkServer
@@ -119,6 +136,26 @@ def _find_modules_here() -> None:
         here = os.getcwd()
         if here not in sys.path and "" not in sys.path:
             sys.path.append(here)
+
+
+def _show_warnings_plainly() -> None:
+    """Print warnings of this package as one line on standard error, without the line of code."""
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, AsyncRLWarning):
+            _print_error(f"warning: {message}")
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
-from asyncrl.cli.flags import Parser, add_flags, given_flags, merged
+from asyncrl.cli.flags import Parser, add_flags, finite_number, given_flags, merged
 from asyncrl.cli.text_table import text_table
 from asyncrl.cli.train_flags import answer, check_algorithm, last_value
 from asyncrl.config import TrainerConfig, usable_cores
@@ -71,7 +71,9 @@ def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str
     )
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=options, brief=True)
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="each measurement (3)")
+    parser.add_argument(
+        "--seconds", type=finite_number, default=3.0, metavar="X", help="each measurement (3)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     if algorithm is not None:
         group = parser.add_argument_group(f"options of {algorithm}")
@@ -85,8 +87,6 @@ def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) 
     parser = make(algo if algo in ALGORITHMS else None)
     parsed = parser.parse_exactly(arguments)
     check_algorithm(parser, algo)
-    if parsed.seconds <= 0:
-        parser.error("--seconds must be above 0")
     flags = {**given_flags(parsed, TrainerConfig), "algo": algo}
     parsed.config = merged(
         parser, TrainerConfig, flags, {"env": parsed.ENV, **preset_options(algo, parsed.ENV)}

@@ -1,16 +1,16 @@
-"""`asyncrl resume`: flags; `asyncrl.cli.resuming` runs the training."""
+"""`asyncrl resume`: go on with a run in its directory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import Parser, add_flags, given_flags
 from asyncrl.cli.interrupts import Interrupts
-from asyncrl.cli.resume_options import ResumeOptions
-from asyncrl.cli.sections import sections
+from asyncrl.cli.train_flags import reported_as_usage, sections
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.storage.config_file import read_trainer
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
 
 SKIPPED = (*FIXED, "total_steps", "run_dir")
 """Options of a run without a flag here: those that must not change, and those with an argument of the command."""
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Arguments of `asyncrl resume`.
+
+    Attributes:
+        run: the run directory.
+        algorithm: name of the run's algorithm, None if there is no such run.
+        steps: total steps, or `+N` for N more; None leaves them unchanged.
+        checkpoint: name of the checkpoint.
+        restore_episodes: whether to continue the episodes in the checkpoint.
+        changes: changed options of the run and of its algorithm.
+    """
+
+    run: Path
+    algorithm: str | None
+    steps: str | None
+    checkpoint: str
+    restore_episodes: bool
+    changes: dict[str, Any]
 
 
 def make_parser(algorithm: str | None = None) -> Parser:
@@ -71,7 +92,7 @@ def parse(arguments: Sequence[str]) -> ResumeOptions:
     if algorithm is not None:
         changes |= given_flags(parsed, ALGORITHMS[algorithm], f"{algorithm}.")
     run = Path(parsed.RUN).expanduser()
-    return ResumeOptions(run, parsed.steps, parsed.checkpoint, not parsed.new_episodes, changes)
+    return ResumeOptions(run, algorithm, parsed.steps, parsed.checkpoint, not parsed.new_episodes, changes)
 
 
 def _algorithm_of(arguments: Sequence[str]) -> str | None:
@@ -88,8 +109,24 @@ def _algorithm_of(arguments: Sequence[str]) -> str | None:
 
 
 def run(options: ResumeOptions, server: ForkServer) -> int:
-    """Continue training; returns the exit code. Raises the error that ended the run."""
+    """Print where the run continues and train; returns the exit code. Raises the error that ended the run."""
     with Interrupts() as interrupts:  # before the imports, the longest part of the start
-        from asyncrl.cli.resuming import resume
+        from asyncrl.cli.training import learn
+        from asyncrl.learning.clock import PROGRAM_START
+        from asyncrl.trainer.trainer import Trainer
 
-        return resume(options, server, interrupts)
+        try:
+            trainer = Trainer.resume(
+                options.run,
+                options.steps,
+                checkpoint=options.checkpoint,
+                restore_episodes=options.restore_episodes,
+                server=server,
+                started=PROGRAM_START,
+                **options.changes,
+            )
+            for line in trainer.resumed_from:
+                print(line, flush=True)
+            return learn(trainer, interrupts)
+        except ValueError as error:
+            return reported_as_usage(error, "resume", options.algorithm)

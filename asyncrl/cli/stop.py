@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.cli.flags import Parser
+from asyncrl.cli.flags import Parser, finite_number
 from asyncrl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def make_parser() -> Parser:
         description="Stop a run: it writes a checkpoint and its summary, then it ends.",
     )
     parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ps` shows")
-    parser.add_argument("--wait", type=float, metavar="SECONDS", default=60.0, help="for its end (60)")
+    wait = functools.partial(finite_number, or_zero=True)
+    parser.add_argument("--wait", type=wait, metavar="SECONDS", default=60.0, help="for its end (60)")
     return parser
 
 

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
-from asyncrl.cli.flags import Parser, flag_of, given_flags, merged
+from asyncrl.cli.flags import Parser, given_flags, merged
 from asyncrl.cli.interrupts import Interrupts
 from asyncrl.cli.run_name import new_run_dir, remove_if_never_trained
-from asyncrl.cli.train_flags import algorithms_named, check_algorithm, last_value, make_parser
+from asyncrl.cli.train_flags import (
+    algorithms_named,
+    check_algorithm,
+    last_value,
+    make_parser,
+    reported_as_usage,
+)
 from asyncrl.config import TrainerConfig
-from asyncrl.errors import AsyncRLError, UserError
-from asyncrl.options import option_help, option_values
+from asyncrl.errors import UserError
+from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
 
 if TYPE_CHECKING:
     from asyncrl.actors.forkserver import ForkServer
-
-WRONG_USAGE = 2
 
 
 def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
@@ -124,16 +127,6 @@ def _record(
     return merged(parser, record, flags, rest, prefix="" if table == TRAINER else f"{table}.")
 
 
-def flag_refused(error: ValueError, algorithm: Algorithm) -> str | None:
-    """Flag of the option at the start of the error's text; None if there is none."""
-    name = str(error).split(" ", 1)[0]
-    if isinstance(error, AsyncRLError):
-        return None
-    if name in option_help(TrainerConfig):
-        return flag_of(name)
-    return flag_of(name, f"{algorithm.name}.") if name in option_help(type(algorithm)) else None
-
-
 def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
     """Train; returns the exit code. Raises the error that ended the run."""
     config, algorithm = options
@@ -146,10 +139,7 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
             raise
-        except ValueError as error:
-            # Some rules, such as a deadlocking pace, are checked when the run is built; report them like wrong flags.
-            flag = flag_refused(error, algorithm)
-            if flag is None:
-                raise
-            print(f"asyncrl train: error: argument {flag}: {error}", file=sys.stderr, flush=True)
-            return WRONG_USAGE
+        except (
+            ValueError
+        ) as error:  # some rules, such as a deadlocking pace, are checked when the run is built
+            return reported_as_usage(error, "train", algorithm.name)

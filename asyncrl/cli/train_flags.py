@@ -6,28 +6,73 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import Parser, add_flags, flag_of
-from asyncrl.cli.sections import sections
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import answer as other_answer
 from asyncrl.other_names import other_names
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""
+SECTIONS = {
+    "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from"),
+    "stopping": ("total_steps", "max_seconds", "target_return", "target_training_return"),
+    "evaluation": (
+        "eval_interval_steps",
+        "eval_interval_seconds",
+        "eval_episodes",
+        "target_eval_episodes",
+        "eval_max_episode_steps",
+    ),
+    "machine": (
+        "device",
+        "torch_threads",
+        "burst_seconds",
+        "step_timeout_seconds",
+        "ready_timeout_seconds",
+        "max_restarts",
+        "max_actor_bytes",
+    ),
+    "groups": (
+        "groups",
+        "fusion",
+        "fusion_interval",
+        "max_fusion_staleness",
+        "fusion_dtype",
+        "fusion_learning_rate",
+        "fusion_momentum",
+        "fusion_moments",
+    ),
+    "files": (
+        "run_dir",
+        "report_interval_seconds",
+        "report_interval_steps",
+        "checkpoint_interval_seconds",
+        "checkpoints_kept",
+        "save_replay_buffer",
+    ),
+    "page": ("http", "host"),
+}
+"""Options of the run by title. An option in none of them is listed under "more"."""
+WITHOUT_HELP = ("env", "env_file")
+"""Options without a flag in help: the first argument, and one that only a run's own `config.toml` sets."""
 
 
-def make_parser(algorithms: Sequence[str] | None = None, *, brief: bool = True) -> Parser:
-    """Flags of `asyncrl train` with those of `algorithms`.
+def sections() -> dict[str, tuple[str, ...]]:
+    """Options of the run by section."""
+    listed = [name for names in SECTIONS.values() for name in names]
+    rest = tuple(name for name in option_help(TrainerConfig) if name not in (*listed, *WITHOUT_HELP))
+    return SECTIONS | ({"more": rest} if rest else {})
 
-    Args:
-        algorithms: names, None for all; each is imported.
-        brief: whether help is only the first clause of a docstring.
-    """
+
+def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
+    """Flags of `asyncrl train` with those of `algorithms` (names, None for all); each of these is imported."""
     names = list(ALGORITHMS) if algorithms is None else list(algorithms)
     parser = Parser(
         prog="asyncrl train",
@@ -45,10 +90,10 @@ def make_parser(algorithms: Sequence[str] | None = None, *, brief: bool = True) 
                 "-h", "--help", action="help", help="Show this; --help dqn adds options of dqn"
             )
             group.add_argument("--config", metavar="FILE", help="TOML file with options; flags override it")
-        add_flags(group, TrainerConfig, only=options, brief=brief)
+        add_flags(group, TrainerConfig, only=options, brief=True)
     for name in names:
         group = parser.add_argument_group(f"options of {name}")
-        add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=brief)
+        add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=True)
     return parser
 
 
@@ -137,3 +182,14 @@ def check_algorithm(parser: Parser, name: str) -> None:
         parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
     if name not in ALGORITHMS:
         parser.unknown("algorithm", name, near_miss(name, ALGORITHMS) or ", ".join(ALGORITHMS))
+
+
+def reported_as_usage(error: ValueError, command: str, algorithm: str | None) -> int:
+    """Report an error that begins with an option's name like a wrong flag, and return exit code 2; raise any other."""
+    name = str(error).split(" ", 1)[0]
+    of_algorithm = option_help(ALGORITHMS[algorithm]) if algorithm is not None else {}
+    if isinstance(error, AsyncRLError) or name not in {*option_help(TrainerConfig), *of_algorithm}:
+        raise error
+    flag = flag_of(name, "" if name in option_help(TrainerConfig) else f"{algorithm}.")
+    print(f"asyncrl {command}: error: argument {flag}: {error}", file=sys.stderr, flush=True)
+    return 2

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
-from asyncrl.cli.keeping import keep_elsewhere
-from asyncrl.cli.plain_warnings import show_warnings_plainly
 from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import PROGRAM_START
+from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -27,11 +28,13 @@ PATIENCE_SECONDS = 10.0
 """Start-up time after which the view shows that the run is starting."""
 NEXT = {"eval": "", "enjoy": "", "resume": " --steps +100k", "plot": ""}
 """Suggested commands after a run, with the text after the run's path."""
+_PLACES: tuple[Callable[[], str | Path], ...] = (Path.cwd, tempfile.gettempdir)
+"""Folders for the policy of a run whose last checkpoint could not be written."""
+_MOST_NAMES = 100
 
 
 def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, interrupts: Interrupts) -> int:
     """Train, show progress and print the result; returns the exit code. Raises the error that ended the run."""
-    show_warnings_plainly()
     return learn(Trainer.from_config(config, algorithm, server=server, started=PROGRAM_START), interrupts)
 
 
@@ -135,3 +138,32 @@ def _target_line(summary: dict[str, Any]) -> list[str]:
         f"target        reached after {summary['time_to_target_seconds']:.2f} s, {summary['steps_to_target']:,} steps, "
         f"{summary['updates_to_target']:,} updates"
     ]
+
+
+def keep_elsewhere(result: TrainResult) -> str:
+    """Write the policy to the working directory, or else to the temporary directory; return lines that say where.
+
+    Returns "" for a run whose checkpoint was written, or that has no run directory.
+    """
+    if not result.unsaved or result.run_dir is None:
+        return ""
+    for place in _PLACES:
+        try:
+            path = result.policy.save(_free_name(Path(place()).absolute(), result.run_dir.name))
+        except Exception as error:  # whatever the reason is, the next place may do
+            failure = error_text(error)
+        else:
+            return (
+                f"policy        {path} (the last checkpoint could not be written: {result.unsaved})\n"
+                f"next          asyncrl eval {shlex.quote(str(path))}"
+            )
+    return (
+        f"policy        lost: neither checkpoint ({result.unsaved}) nor policy ({failure}) could be written"
+    )
+
+
+def _free_name(folder: Path, run: str) -> Path:
+    """A path for the policy of a run at which there is no file; after `_MOST_NAMES` the last is replaced."""
+    names = (f"{run}{f'-{number}' if number else ''}.policy" for number in range(_MOST_NAMES))
+    paths = [folder / name for name in names]
+    return next((path for path in paths if not path.exists()), paths[-1])

@@ -12,10 +12,7 @@ from pathlib import Path
 
 from asyncrl.policies.playback import play, show
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.show.video import VideoWriter, require_video
-
-DEFAULT_FPS = 30.0
-"""Frames per second if the environment's metadata has no `render_fps`."""
+from asyncrl.show.video import VideoWriter, frames_per_second, require_video
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,8 @@ class _TimeIsOver(Exception):
 
 
 def _one(policy: PortablePolicy, env: object, path: Path, seed: int, end: float) -> Film:
-    fps = float(getattr(env, "metadata", {}).get("render_fps") or DEFAULT_FPS)
     episode = None
-    with VideoWriter(path, fps) as writer:
+    with VideoWriter(path, frames_per_second(env)) as writer:
 
         def record() -> None:
             show(policy, env, writer.write)

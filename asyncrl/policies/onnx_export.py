@@ -28,8 +28,7 @@ from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction
-from asyncrl.policies.onnx_graph import Graph
-from asyncrl.policies.onnx_networks import can_export, network_outputs
+from asyncrl.policies.onnx_networks import Graph, can_export, network_outputs
 from asyncrl.storage.checkpoint_format import write_atomically
 from asyncrl.version import __version__
 

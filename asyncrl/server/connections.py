@@ -54,7 +54,7 @@ class ConnectionGuard:
 
     At most `max_connections` are open. A new one beyond that evicts the oldest connection that never sent a complete
     request, else the oldest that is idle between two requests; it is refused if all are busy. A head must be complete
-    within `head_seconds` of its first byte; the first head within `head_seconds` of the connection's start. A
+    within `HEAD_SECONDS` of its first byte; the first head within `HEAD_SECONDS` of the connection's start. A
     connection that sends more than `MAX_REQUEST_BYTES` for a request is read no further.
     """
 
@@ -63,11 +63,10 @@ class ConnectionGuard:
         factory: Callable[[], web.RequestHandler],
         *,
         max_connections: int = MAX_CONNECTIONS,
-        head_seconds: float = HEAD_SECONDS,
     ) -> None:
         self._factory = factory
         self._max_connections = max_connections
-        self._head_seconds = head_seconds
+        self._head_seconds = HEAD_SECONDS
         # By transport, oldest first.
         self._open: dict[asyncio.Transport, _Connection] = {}
         self._evicted = self._refused = self._timed_out = self._cut = 0
@@ -146,7 +145,7 @@ class ConnectionGuard:
     def cut(self, connection: _Connection, transport: asyncio.Transport) -> None:
         """Answer a connection that sends too much and is read no further; one with a whole request has its own answer.
 
-        It is closed `head_seconds` later: a client that is closed at once comes back at once.
+        It is closed `HEAD_SECONDS` later: a client that is closed at once comes back at once.
         """
         self._cut += 1
         connection.stop_timer()

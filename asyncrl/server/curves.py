@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from asyncrl.show.kept_run import EVALUATION, KeptRun
+from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, integer, number
 
 MOST_POINTS = 400
 COLUMNS = {
@@ -30,16 +30,16 @@ def curves(run: KeptRun) -> dict[str, Any]:
     columns: dict[str, list[float | None]] = {name: [] for name in COLUMNS}
     evaluations: list[tuple[int, float]] = []
     for entry in run.lines():
-        if entry.get(EVALUATION) is not None:
-            evaluations.append((int(entry.get("eval/total_timesteps") or 0), entry[EVALUATION]))
-        if entry.get("time/total_timesteps") is None or entry.get("time/time_elapsed") is None:
+        if (mean := number(entry.get(EVALUATION))) is not None:
+            evaluations.append((integer(entry.get("eval/total_timesteps")) or 0, mean))
+        at, elapsed = integer(entry.get(STEPS)), number(entry.get("time/time_elapsed"))
+        if at is None or elapsed is None:
             continue
-        at = int(entry["time/total_timesteps"])
         no_steps = bool(steps) and at == steps[-1]
         steps.append(at)
-        seconds.append(float(entry["time/time_elapsed"]))
+        seconds.append(float(elapsed))
         for name, metric in COLUMNS.items():
-            columns[name].append(None if no_steps and name in OF_AN_INTERVAL else entry.get(metric))
+            columns[name].append(None if no_steps and name in OF_AN_INTERVAL else number(entry.get(metric)))
     kept = _kept(len(steps))
     return {
         "steps": [steps[i] for i in kept],

@@ -61,12 +61,14 @@ async def _holder(host: str, port: int) -> str:
                     return stranger
                 if answer.status != 200:
                     return "a run of asyncrl that tells nothing without its token"
-                pid = (await _answer(answer)).get("pid")
+                health = await _answer(answer)
+            if health.get("service") != "asyncrl":
+                return f"{health.get('service')}, pid {health.get('pid')}"
             async with session.get(f"http://{host}:{port}/stats", allow_redirects=False) as answer:
                 run = await _answer(answer)
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
         return stranger
-    return f"a run of asyncrl: {run.get('algo')} on {run.get('env')}, {run.get('state')}, pid {pid}"
+    return f"a run of asyncrl: {run.get('algo')} on {run.get('env')}, {run.get('state')}, pid {health.get('pid')}"
 
 
 async def _answer(answer: aiohttp.ClientResponse) -> dict[str, Any]:

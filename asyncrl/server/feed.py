@@ -10,12 +10,13 @@ from functools import cached_property
 
 import msgspec
 
-from asyncrl.show.metrics import RUN_METRICS, EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.show.metrics import RUN_METRICS, EvaluationResult, Snapshot, flat
 
 LOGGER = logging.getLogger("asyncrl.server")
 
 FRESH_SECONDS = 0.2
 TICK_SECONDS = 1.0
+"""Interval at which streams get a snapshot and the history grows."""
 HISTORY_POINTS = 600
 
 HISTORY_FIELDS = tuple(metric.field for metric in RUN_METRICS if metric.charted)
@@ -35,7 +36,7 @@ class Reading:
         """
         fields = {name: value for name, value in vars(self.snapshot).items() if name != "evaluations"}
         last = self.snapshot.evaluation
-        return msgspec.json.encode(fields | flat(self.snapshot) | (flat_evaluation(last) if last else {}))
+        return msgspec.json.encode(fields | flat(self.snapshot) | (flat(last) if last else {}))
 
     @cached_property
     def prometheus(self) -> bytes:
@@ -51,12 +52,11 @@ class SnapshotFeed:
 
     Args:
         take: returns the newest snapshot; called at most five times a second.
-        tick_seconds: interval at which streams get a snapshot and the history grows.
     """
 
-    def __init__(self, take: Callable[[], Snapshot], *, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, take: Callable[[], Snapshot]) -> None:
         self._take = take
-        self._tick_seconds = tick_seconds
+        self._tick_seconds = TICK_SECONDS
         self._reading: Reading | None = None
         self._taken_at = float("-inf")
         self._tick: asyncio.Future[None] | None = None

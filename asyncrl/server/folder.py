@@ -29,8 +29,6 @@ from asyncrl.server.security import Refusal, read_body
 from asyncrl.show.kept_run import KeptRun, differing_options, find_runs
 
 MOST_CURVES = 24
-NOT_COMPARED = ("trainer.run_dir", "trainer.env_file")
-"""Options that name a run's location, which are not compared."""
 
 Signature = tuple[Any, ...]
 
@@ -95,9 +93,8 @@ class FolderServer(HttpServer):
         found = {self._name(run): run for run in reversed(find_runs(self._folder))}
         self._known = {name: self._unchanged(name, run) for name, run in found.items()}
         runs = [run for _, run in self._known.values()]
-        differing = {k: v for k, v in differing_options(runs).items() if k not in NOT_COMPARED}
         facts = [self._facts_of(name, run) for name, (_, run) in self._known.items()]
-        return {"folder": str(self._folder), "runs": facts, "differing": differing}
+        return {"folder": str(self._folder), "runs": facts, "differing": differing_options(runs)}
 
     def _name(self, run: KeptRun) -> str:
         return run.path.relative_to(self._folder).as_posix() if run.path != self._folder else run.path.name

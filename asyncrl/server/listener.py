@@ -99,7 +99,7 @@ class HttpServer:
         """End the endless responses; called after listening stops and before connections close."""
 
     def statistics(self) -> ConnectionStatistics:
-        """Counters of connections: open, evicted, refused, timed out. Raises RuntimeError before `start`."""
+        """Counters of connections. Raises RuntimeError before `start`."""
         if self._guard is None:
             raise RuntimeError("the server has not been started")
         return self._guard.statistics()

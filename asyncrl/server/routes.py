@@ -19,6 +19,7 @@ from asyncrl.server.security import Refusal, read_body
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 MAX_STREAMS = 20
 WRITE_SECONDS = 5.0
+"""Time limit for an event stream to accept a snapshot."""
 
 
 class Routes:
@@ -30,7 +31,6 @@ class Routes:
         stop: asks the run to stop; must not block.
         checkpoint: writes a checkpoint and returns its path; requests during a write share its result.
         ready: whether training steps have arrived.
-        write_seconds: time limit for an event stream to accept a snapshot.
     """
 
     def __init__(
@@ -41,14 +41,13 @@ class Routes:
         stop: Callable[[], None],
         checkpoint: Callable[[], Coroutine[Any, Any, str]],
         ready: Callable[[], bool],
-        write_seconds: float = WRITE_SECONDS,
     ) -> None:
         self._feed = feed
         self._config = config
         self._stop = stop
         self._checkpoint = checkpoint
         self._ready = ready
-        self._write_seconds = write_seconds
+        self._write_seconds = WRITE_SECONDS
         self._writing: asyncio.Task[str] | None = None
         self._health = msgspec.json.encode({"ok": True, "service": "asyncrl", "pid": os.getpid()})
         self.streams: set[asyncio.Task[Any]] = set()

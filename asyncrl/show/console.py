@@ -36,10 +36,10 @@ class RunConsole:
     Args:
         stream: output stream; None is standard output.
         live: whether to redraw a screen; None: if the stream is a terminal.
-        url: address of the run's page with its token, shown in the first line.
         clock: monotonic seconds.
 
     Attributes:
+        url: address of the run's page with its token, shown in the first line; None at first.
         live: whether a screen is redrawn.
         broken: whether the stream can no longer be written.
     """
@@ -49,10 +49,9 @@ class RunConsole:
         *,
         stream: TextIO | None = None,
         live: bool | None = None,
-        url: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url = url
+        self.url: str | None = None
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._latest: Snapshot | None = None

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.show.kept_run import EVALUATION, KeptRun
+from asyncrl.show.kept_run import EVALUATION, STEPS, KeptRun, number
 
 TRAINING = "rollout/ep_rew_mean"
-STEPS, SECONDS = "time/total_timesteps", "time/time_elapsed"
+SECONDS = "time/time_elapsed"
 POINTS = 200
 """Number of points of a mean over several seeds."""
 
@@ -63,11 +63,12 @@ def series(run: KeptRun, metric: str, axis: str) -> tuple[NDArray[np.float64], N
     found: list[tuple[float, float]] = []
     clock: list[tuple[float, float]] = [(0.0, 0.0)]
     for entry in run.lines():
-        steps = entry.get("eval/total_timesteps" if metric.startswith("eval/") else STEPS)
-        if entry.get(STEPS) is not None and entry.get(SECONDS) is not None:
-            clock.append((float(entry[STEPS]), float(entry[SECONDS])))
-        if steps is not None and isinstance(entry.get(metric), int | float):
-            found.append((float(steps), float(entry[metric])))
+        steps, seconds, value = (number(entry.get(name)) for name in (STEPS, SECONDS, metric))
+        if steps is not None and seconds is not None:
+            clock.append((float(steps), float(seconds)))
+        at = number(entry.get("eval/total_timesteps")) if metric.startswith("eval/") else steps
+        if at is not None and value is not None:
+            found.append((float(at), float(value)))
     steps_of, seconds_of = np.array(sorted(clock)).T
     points = dict(sorted(found, key=lambda point: point[0]))  # the last of several values at one step
     x, y = np.array(list(points)), np.array(list(points.values()))

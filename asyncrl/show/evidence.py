@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.show.kept_run import KeptRun
+from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25
 """Fraction of a run's reports, taken from the end, over which figures are averaged."""
 LAST_OF = {
     "q_mean": "train/q_mean",
-    "q_max": "train/q_max",
     "value_low": "train/value_low",
     "value_high": "train/value_high",
     "kl": "train/approx_kl",
@@ -27,7 +26,6 @@ LAST_OF = {
     "learner_waits": "async/learner_wait_fraction",
     "actors_wait": "async/actor_wait_fraction",
     "steps_per_second": "time/fps",
-    "training_return": "rollout/ep_rew_mean",
 }
 """Metric of each field of `Evidence` that is a mean over the last reports."""
 
@@ -48,7 +46,6 @@ class Evidence:
         discarded: fraction of the steps that became too stale to use.
     """
 
-    algo: str = ""
     on_policy: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     actors: int = 1
@@ -68,7 +65,6 @@ class Evidence:
     discarded: float | None = None
     first_entropy: float | None = None
     q_mean: float | None = None
-    q_max: float | None = None
     value_low: float | None = None
     value_high: float | None = None
     kl: float | None = None
@@ -81,7 +77,6 @@ class Evidence:
     learner_waits: float | None = None
     actors_wait: float | None = None
     steps_per_second: float | None = None
-    training_return: float | None = None
 
     @property
     def spread(self) -> float:
@@ -100,35 +95,33 @@ class Evidence:
 
 def collect(run: KeptRun) -> Evidence:
     """Collect the evidence of a run; figures that its files lack are None."""
-    reports = [entry for entry in run.lines() if "time/total_timesteps" in entry]
+    reports = [entry for entry in run.lines() if STEPS in entry]
     algorithm = run.options.get(run.algo, {})
     summary = run.summary
-    updates = max((int(entry.get("train/n_updates") or 0) for entry in reports), default=0)
+    updates = integer(summary.get("updates"))
+    if updates is None:
+        updates = max((integer(entry.get("train/n_updates")) or 0 for entry in reports), default=0)
+    means: dict[str, Any] = {field: _tail_mean(reports, name) for field, name in LAST_OF.items()}
     return Evidence(
-        algo=run.algo,
         on_policy="segment_length" in algorithm,
         options=algorithm,
-        actors=_actors(run, reports),
+        actors=_actors(run),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
         error=str(summary.get("error") or ""),
         steps=run.env_steps,
-        updates=int(summary.get("updates", updates)),
-        restarts=int(summary.get("actor_restarts") or _last(reports, "async/actor_restarts") or 0),
-        discarded=summary.get("staleness", {}).get("discarded_fraction"),
+        updates=updates,
+        restarts=integer(summary.get("actor_restarts")) or _last_restarts(reports),
+        discarded=number(table(summary, "staleness").get("discarded_fraction")),
         first_entropy=next(iter(_values(reports, "train/entropy")), None),
         **_returns(run),
-        **_means(reports),
+        **means,
     )
 
 
-def _means(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {field: _tail_mean(reports, name) for field, name in LAST_OF.items()}
-
-
-def _actors(run: KeptRun, reports: Sequence[dict[str, Any]]) -> int:
-    given = run.options.get("trainer", {}).get("num_actors")
-    return int(given or max(1, int(run.meta.get("machine", {}).get("cores") or 2) - 1))
+def _actors(run: KeptRun) -> int:
+    given = integer(run.options.get("trainer", {}).get("num_actors"))
+    return given or max(1, (integer(table(run.meta, "machine").get("cores")) or 2) - 1)
 
 
 def _returns(run: KeptRun) -> dict[str, Any]:
@@ -151,8 +144,8 @@ def _returns(run: KeptRun) -> dict[str, Any]:
 
 
 def _values(reports: Sequence[dict[str, Any]], name: str) -> list[float]:
-    found = (entry.get(name) for entry in reports)
-    return [float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)]
+    found = (number(entry.get(name)) for entry in reports)
+    return [float(value) for value in found if value is not None and math.isfinite(value)]
 
 
 def _tail_mean(reports: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -161,5 +154,5 @@ def _tail_mean(reports: Sequence[dict[str, Any]], name: str) -> float | None:
     return sum(tail) / len(tail) if tail else None
 
 
-def _last(reports: Sequence[dict[str, Any]], name: str) -> float | None:
-    return next(iter(_values(reports, name)[::-1]), None)
+def _last_restarts(reports: Sequence[dict[str, Any]]) -> int:
+    return int(next(reversed(_values(reports, "async/actor_restarts")), 0))

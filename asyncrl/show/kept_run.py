@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import json
+import math
 import os
 import re
 import tomllib
@@ -19,7 +20,9 @@ from typing import Any
 
 LOCK = ".lock"
 """Lock file that a run holds while it uses its directory; it contains the process id."""
-EVALUATION = "eval/mean_reward"
+EVALUATION, STEPS = "eval/mean_reward", "time/total_timesteps"
+LOCATION = ("trainer.run_dir", "trainer.env_file")
+"""Options that name a run's location, in which any two runs differ."""
 DEPTH = 3
 """Depth of subfolders that are searched for runs."""
 
@@ -38,9 +41,10 @@ class KeptRun:
     def options(self) -> dict[str, dict[str, Any]]:
         """Tables of `config.toml`."""
         try:
-            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+            read = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+        return {name: table for name, table in read.items() if isinstance(table, dict)}
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
@@ -90,7 +94,7 @@ class KeptRun:
     @property
     def seed(self) -> int | None:
         """Seed of the run."""
-        return self._option("seed")  # type: ignore[no-any-return]
+        return integer(self._option("seed"))
 
     def _option(self, name: str) -> Any:
         return self.options.get("trainer", {}).get(name, self.summary.get(name))
@@ -110,12 +114,9 @@ class KeptRun:
         """Environment steps and mean return of every greedy evaluation."""
         entries = self.lines(f'"{EVALUATION}"')
         return [
-            (
-                int(entry.get("eval/total_timesteps") or entry.get("time/total_timesteps") or 0),
-                entry[EVALUATION],
-            )
+            (integer(entry.get("eval/total_timesteps")) or integer(entry.get(STEPS)) or 0, mean)
             for entry in entries
-            if entry.get(EVALUATION) is not None
+            if (mean := number(entry.get(EVALUATION))) is not None
         ]
 
     @property
@@ -126,15 +127,16 @@ class KeptRun:
     @property
     def final(self) -> float | None:
         """Mean return of the final evaluation, or of the last one."""
-        final = self.summary.get("eval", {}).get("return_mean")
+        final = number(table(self.summary, "eval").get("return_mean"))
         return final if final is not None else next((value for _, value in self.evaluations[::-1]), None)
 
     @property
     def env_steps(self) -> int:
         """Environment steps so far."""
-        if self.pid is None and "env_steps" in self.summary:
-            return int(self.summary["env_steps"])
-        return max((int(entry.get("time/total_timesteps") or 0) for entry in self.lines()), default=0)
+        final = integer(self.summary.get("env_steps"))
+        if self.pid is None and final is not None:
+            return final
+        return max((integer(entry.get(STEPS)) or 0 for entry in self.lines()), default=0)
 
     @property
     def changed(self) -> float:
@@ -152,9 +154,9 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() and ((path / LOCK).exists() or (path / "checkpoints").is_dir())
 
 
-def find_runs(folder: Path, depth: int = DEPTH) -> list[KeptRun]:
+def find_runs(folder: Path) -> list[KeptRun]:
     """Runs in a folder and its subfolders, or the folder itself if it is a run; the last written is the last."""
-    found = [KeptRun(path) for path in _run_paths(folder, depth)]
+    found = [KeptRun(path) for path in _run_paths(folder, DEPTH)]
     return sorted(found, key=lambda run: (run.changed, run.path))
 
 
@@ -168,20 +170,35 @@ def _run_paths(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def differing_options(runs: list[KeptRun]) -> dict[str, list[Any]]:
-    """Options that differ between runs, by `table.option`: the value of each run, None if it has none."""
-    tables = [_flat(run.options) for run in runs]
-    names = list(dict.fromkeys(name for table in tables for name in table))
+    """Options that differ between runs, without `LOCATION`: by `table.option` each run's value, None if it has none."""
+    tables = [
+        {
+            f"{name}.{option}": value
+            for name, options in run.options.items()
+            for option, value in options.items()
+        }
+        for run in runs
+    ]
+    names = dict.fromkeys(name for table in tables for name in table if name not in LOCATION)
     rows = {name: [table.get(name) for table in tables] for name in names}
     return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{table}.{name}": value
-        for table, options in tables.items()
-        if isinstance(options, Mapping)
-        for name, value in options.items()
-    }
+def table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table `name` of a file's record, empty if it is missing or no table."""
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def number(value: Any) -> float | None:
+    """A number of a file, None for anything else."""
+    return value if isinstance(value, int | float) else None
+
+
+def integer(value: Any) -> int | None:
+    """A whole number of a file, None for anything else."""
+    found = number(value)
+    return int(found) if found is not None and math.isfinite(found) else None
 
 
 def _json(path: Path) -> dict[str, Any]:

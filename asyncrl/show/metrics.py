@@ -268,16 +268,11 @@ def flat(snapshot: Snapshot | EvaluationResult) -> dict[str, float]:
     Unknown numbers (no episode has finished yet) are left out; NaN and infinity stay. Returns a new dict; any thread.
     """
     if isinstance(snapshot, EvaluationResult):
-        return flat_evaluation(snapshot)
+        return _by_name(EVALUATION_METRICS, snapshot)
     named = _by_name(RUN_METRICS, snapshot)
     for name, value in snapshot.train_metrics.items():
         named.setdefault(name if "/" in name else f"train/{name}", value)
     return named
-
-
-def flat_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
-    """Numbers of an evaluation by public name, in file order. Returns a new dict; any thread."""
-    return _by_name(EVALUATION_METRICS, evaluation)
 
 
 def _by_name(metrics: Iterable[Metric], record: object) -> dict[str, float]:

@@ -14,11 +14,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def percent(fraction: float) -> str:
-    """Format a fraction in whole percent."""
-    return f"{fraction:.0%}"
-
-
 def duration(seconds: float) -> str:
     """Format seconds as `7s`, `2m05s` or `3h07m`."""
     if not 0 <= seconds < 1e9:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.show.metrics import Snapshot
-from asyncrl.show.numbers import duration, percent, plain
+from asyncrl.show.numbers import duration, plain
 from asyncrl.show.readout import Field, Readout, readout
 
 FULL_COLUMNS, FULL_LINES = 80, 24
@@ -177,8 +177,8 @@ def _actor_cells(actor: ActorStatistics) -> list[Text]:
     heard = f"{age * 1000:.0f}ms" if 0 <= age < 1 else duration(age)
     numbers = (
         f"{actor.env_steps_per_second:,.0f}",
-        percent(actor.wait_fraction),
-        percent(actor.ring_fill),
+        f"{actor.wait_fraction:.0%}",
+        f"{actor.ring_fill:.0%}",
         "-" if name == "ended" else heard,
         str(actor.restarts),
         memory,

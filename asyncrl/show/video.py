@@ -20,11 +20,18 @@ from asyncrl.printable import error_text
 
 FORMATS = (".mp4", ".gif", ".webm", ".mkv", ".mov")
 """Supported file name endings."""
+DEFAULT_FPS = 30.0
+"""Frames per second if the environment's metadata has no `render_fps`."""
 
 # H.264 needs even sides (a row or column is added), and old players support only this pixel format.
 _FILM = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
 # A palette of the video's own colours: with the default palette a GIF is dithered everywhere.
 _GIF = ["-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse"]
+
+
+def frames_per_second(env: Any) -> float:
+    """Frames per second that the environment's metadata gives for its pictures."""
+    return float((getattr(env, "metadata", None) or {}).get("render_fps") or DEFAULT_FPS)
 
 
 def require_video(path: Path) -> None:
@@ -60,7 +67,7 @@ class VideoWriter:
         frames: number of frames written.
 
     Raises:
-        ResourceError: at the end, if ffmpeg failed (a full disk).
+        ResourceError: at the end, if ffmpeg failed (a full disk) and the block has not raised an error itself.
     """
 
     def __init__(self, path: Path, fps: float) -> None:
@@ -105,7 +112,10 @@ class VideoWriter:
             *output,
             str(self._unfinished),
         ]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        # In a session of its own: a terminal sends Ctrl-C to the whole foreground group, and ffmpeg ends with an error.
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
 
     def _finish(self) -> None:
         """Let ffmpeg finish the file. Raises ResourceError if it failed."""
@@ -140,4 +150,8 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish()
+        try:
+            self._finish()
+        except ResourceError:
+            if error is None:  # otherwise the block's own error is the one to report
+                raise

@@ -1,7 +1,7 @@
 """Metric files of a run: `metrics.jsonl`, `progress.csv` and TensorBoard events.
 
-An entry is a report (`metrics.flat` of a `Snapshot`) or an evaluation (`metrics.flat_evaluation`; its step is the one
-at which the evaluated weights were copied). One thread calls the writers. They write immediately, each entry in one
+An entry is `metrics.flat` of a report (a `Snapshot`) or of an evaluation (its step is the one at which the evaluated
+weights were copied). One thread calls the writers. They write immediately, each entry in one
 system call: a written entry survives the process, and a failed one leaves nothing.
 
 Writing may fail, for example if the disk is full or the directory is gone. `RunWriters` then warns once (ASYNC040) and
@@ -28,7 +28,7 @@ import msgspec
 
 from asyncrl.errors import FilesNotWritten
 from asyncrl.printable import error_text
-from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat, flat_evaluation
+from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
 
 
 class MetricWriter(Protocol):
@@ -109,22 +109,31 @@ class JsonlWriter:
 
 
 class CsvWriter:
-    """One row per entry, with the columns `METRIC_NAMES`.
+    """One row per entry, with the columns `METRIC_NAMES`, or those of the existing file, which another version wrote.
 
     An unknown value, or one that is not part of the entry, is an empty cell. Metrics without a column are only in
     `metrics.jsonl`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = AppendedFile(Path(path), _csv_row(METRIC_NAMES))
+        self._columns = _csv_columns(Path(path)) or METRIC_NAMES
+        self._file = AppendedFile(Path(path), _csv_row(self._columns))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one row."""
-        self._file.append(_csv_row([values.get(column, "") for column in METRIC_NAMES]))
+        self._file.append(_csv_row([values.get(column, "") for column in self._columns]))
 
     def close(self) -> None:
         """Close the file; may be called twice."""
         self._file.close()
+
+
+def _csv_columns(path: Path) -> Sequence[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            return next(csv.reader(file), [])
+    except FileNotFoundError:
+        return []
 
 
 def _csv_row(cells: Sequence[object]) -> bytes:
@@ -174,50 +183,33 @@ class RunWriters:
     """All writers of one run directory.
 
     Args:
-        directory: the run directory; it must exist.
-        tensorboard: True writes `tb/` and raises ImportError if the extra is not installed; None writes it if the
-            extra is installed; False never does.
+        directory: the run directory; it must exist. TensorBoard's `tb/` is written if the extra is installed.
 
     Raises:
         OSError: a file cannot be created.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, tensorboard: bool | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         root = Path(directory)
         self._warned = False
         self._writers: list[MetricWriter] = []
         try:
-            self._open(root, tensorboard)
+            self._writers.append(JsonlWriter(root / "metrics.jsonl"))
+            self._writers.append(CsvWriter(root / "progress.csv"))
+            with contextlib.suppress(ImportError):
+                self._writers.append(TensorBoardWriter(root / "tb"))
         except BaseException:
             self.close()
             raise
 
-    def _open(self, root: Path, tensorboard: bool | None) -> None:
-        self._writers.append(JsonlWriter(root / "metrics.jsonl"))
-        self._writers.append(CsvWriter(root / "progress.csv"))
-        if tensorboard is False:
-            return
-        try:
-            self._writers.append(TensorBoardWriter(root / "tb"))
-        except ImportError:
-            if tensorboard:
-                raise ImportError(
-                    "TensorBoard was asked for and is not installed: pip install 'asyncrl[tensorboard]'"
-                ) from None
+    def write(self, entry: Snapshot | EvaluationResult) -> None:
+        """Write one report or evaluation to all files.
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Write one report to all files; evaluations are separate entries."""
-        self._write(flat(snapshot), snapshot.env_steps)
-
-    def write_evaluation(self, evaluation: EvaluationResult) -> None:
-        """Write one evaluation to all files."""
-        self._write(flat_evaluation(evaluation), evaluation.env_steps)
-
-    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Write one entry to all files; a writer that fails warns (ASYNC040) and is tried again with the next entry."""
+        A writer that fails warns (ASYNC040) and is tried again with the next entry.
+        """
         for writer in self._writers:
             try:
-                writer.write(values, env_steps)
+                writer.write(flat(entry), entry.env_steps)
             except Exception as error:
                 self._warn(error)
 
@@ -229,7 +221,7 @@ class RunWriters:
             f"[ASYNC040] the run's numbers cannot be written: {error_text(error)}; training goes on and the next "
             "report is tried again, those that fail are missing in the files; make space, or restore the directory"
         )
-        warnings.warn(FilesNotWritten(text), stacklevel=4)
+        warnings.warn(FilesNotWritten(text), stacklevel=3)
 
     def close(self) -> None:
         """Close every writer; may be called twice."""

@@ -19,21 +19,24 @@ kill at any moment leaves the old or the new file; written in place, 136 of 150 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 MAGIC = b"ASYNCRL\0"
 FORMAT_VERSION = 1
 PREFIX = struct.Struct("<8s32sIIQ")
-_DIGEST_END = 40
+DIGEST_END = 40
+"""Offset of the first byte that the digest covers, in a checkpoint and in the file of its rows."""
 
 
 def encode(header: bytes, payload: bytes) -> list[bytes]:
     """Encode a whole file, in chunks."""
-    rest = PREFIX.pack(MAGIC, b"", FORMAT_VERSION, len(header), len(payload))[_DIGEST_END:]
+    rest = PREFIX.pack(MAGIC, b"", FORMAT_VERSION, len(header), len(payload))[DIGEST_END:]
     digest = hashlib.sha256(rest)
     digest.update(header)
     digest.update(payload)
@@ -42,7 +45,7 @@ def encode(header: bytes, payload: bytes) -> list[bytes]:
 
 def digest_of(file: IO[bytes]) -> bytes:
     """SHA-256 of everything after the digest, read in chunks of 1 MiB."""
-    file.seek(_DIGEST_END)
+    file.seek(DIGEST_END)
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)
@@ -65,12 +68,23 @@ def is_whole(path: Path) -> bool:
 
 
 def write_atomically(path: Path, chunks: list[bytes]) -> None:
-    """Write a file atomically: at any time `path` is the complete old file or the complete new one. Raises OSError."""
+    """Write a file atomically, see `replaced_atomically`. Raises OSError."""
+    with replaced_atomically(path) as file:
+        file.writelines(chunks)
+
+
+@contextlib.contextmanager
+def replaced_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """File that gets its name `path` at the end: at any time `path` is the complete old file or the complete new one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     # In the same directory, so that the rename stays within one file system; the pid separates two writers.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.writelines(chunks)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -30,13 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import CheckpointError
+from asyncrl.storage.checkpoint_format import DIGEST_END, digest_of, replaced_atomically
 
 MAGIC = b"ASYNCRR\0"
 SUFFIX = ".replay"
 _PREFIX = struct.Struct("<8s32sQ")
-_DIGEST_END = 40
 _MAX_HEADER_BYTES = 16 << 20
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class RowArray:
 
 
 def write_rows(path: Path, arrays: list[RowArray]) -> None:
-    """Write a file atomically: at any time `path` is the complete old file or the complete new one.
+    """Write a file atomically, see `replaced_atomically`.
 
     Raises:
         OSError: it does not fit on the disk (checked before the first byte), or cannot be written.
@@ -71,16 +70,8 @@ def write_rows(path: Path, arrays: list[RowArray]) -> None:
     if needed > free:
         text = f"{os.strerror(errno.ENOSPC)}: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
         raise OSError(errno.ENOSPC, text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            _write(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced_atomically(path) as file:
+        _write(file, arrays)
 
 
 def _write(file: Any, arrays: list[RowArray]) -> None:
@@ -88,7 +79,7 @@ def _write(file: Any, arrays: list[RowArray]) -> None:
     header = json.dumps(listed).encode()
     digest = hashlib.sha256()
     file.write(_PREFIX.pack(MAGIC, b"", len(header)))
-    for chunk in (_PREFIX.pack(MAGIC, b"", len(header))[_DIGEST_END:], header):
+    for chunk in (_PREFIX.pack(MAGIC, b"", len(header))[DIGEST_END:], header):
         digest.update(chunk)
     file.write(header)
     for array in arrays:
@@ -114,7 +105,7 @@ def read_rows(path: Path) -> dict[str, NDArray[Any]]:
             magic, digest, header_length = _PREFIX.unpack(file.read(_PREFIX.size))
             if magic != MAGIC or header_length > _MAX_HEADER_BYTES:
                 raise _damaged(path, "magic")
-            if digest_of_rest(file) != digest:
+            if digest_of(file) != digest:
                 raise _damaged(path, "SHA-256")
             file.seek(_PREFIX.size)
             header = json.loads(file.read(header_length))
@@ -127,15 +118,6 @@ def read_rows(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
     except (struct.error, ValueError, TypeError, KeyError) as error:
         raise _damaged(path, "header") from error
-
-
-def digest_of_rest(file: Any) -> bytes:
-    """SHA-256 of everything after the digest."""
-    file.seek(_DIGEST_END)
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.digest()
 
 
 def _mapped(path: Path, header: Any, offset: int) -> dict[str, NDArray[Any]]:

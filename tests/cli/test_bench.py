@@ -60,7 +60,7 @@ def test_one_side_is_given_next_to_nothing_to_do(monkeypatch: pytest.MonkeyPatch
     ("arguments", "text"),
     [
         (["CartPole-v1"], "--algo is missing"),
-        (["CartPole-v1", "--algo", "dqn", "--seconds", "0"], "--seconds must be above 0"),
+        (["CartPole-v1", "--algo", "dqn", "--seconds", "0"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--actors", "0"], "argument --actors"),
     ],
 )

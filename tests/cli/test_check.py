@@ -81,6 +81,12 @@ def test_what_is_odd_is_said(fault: str, text: str) -> None:
     assert any(problem.startswith(text) for problem in problems(fault)), problems(fault)
 
 
+def test_rewards_that_are_not_finite_are_in_no_mean() -> None:
+    trial = try_out(EnvSource.from_user(lambda: Odd("nan")), 0.05)
+    assert trial.return_mean == 0.0 and trial.episodes > 10
+    assert not any("every reward" in problem for problem in trial.problems)
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_vector_environment(mode: str, count: int) -> None:
@@ -149,3 +155,9 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         main(["check", "CartPole-v1", "--env-kwargs", "nonsense"])
     assert stop.value.code == 2
     assert "env_kwargs must be key:value pairs" in capsys.readouterr().err
+    for seconds in ("0", "-1", "nan", "inf", "x"):
+        with pytest.raises(SystemExit) as stop:
+            main(["check", "CartPole-v1", "--seconds", seconds])
+        assert stop.value.code == 2
+        said = f"argument --seconds: must be a finite number above 0, got {seconds!r}"
+        assert said in capsys.readouterr().err

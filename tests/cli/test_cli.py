@@ -21,9 +21,9 @@ import pytest
 import asyncrl.actors.forkserver
 from asyncrl import errors
 from asyncrl.algorithms.dqn import DQN
-from asyncrl.cli import playing, training
+from asyncrl.cli import training
+from asyncrl.cli.eval import EvalOptions
 from asyncrl.cli.eval import parse as parse_eval
-from asyncrl.cli.eval_options import EvalOptions
 from asyncrl.cli.main import main
 from asyncrl.cli.train import parse as parse_train
 from asyncrl.config import TrainerConfig
@@ -444,7 +444,7 @@ class FakeEvaluator:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: type[FakeTrainer]) -> Path:
     """Run directory with one checkpoint of DQN on CartPole."""
-    monkeypatch.setattr(playing, "RemoteEvaluator", FakeEvaluator)
+    monkeypatch.setattr("asyncrl.actors.evaluator.RemoteEvaluator", FakeEvaluator)
     spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
     algorithm = DQN(hidden_sizes=(8,))
     weights = np.zeros(algorithm.make_policy(spec).weight_count, np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,20 @@ def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     ):
         for _ in range(100):
             writer.write(np.zeros((200, 300, 3), np.uint8))
+
+
+def test_ctrl_c_finishes_the_video_and_is_reported_as_itself(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to its whole foreground group, and ffmpeg would end with an error code."""
+    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "x.mp4", 5.0) as writer:
+        writer.write(np.zeros((20, 30, 3), np.uint8))
+        assert writer._ffmpeg is not None and os.getpgid(writer._ffmpeg.pid) != os.getpgrp()
+        raise KeyboardInterrupt
+    assert len(frames(tmp_path / "x.mp4", (20, 30, 3))[1]) == 1
+    (tmp_path / "y.mp4").mkdir()
+    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "y.mp4", 5.0) as writer:
+        writer.write(np.zeros((20, 30, 3), np.uint8))
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.mp4", "y.mp4"]
 
 
 def test_options() -> None:

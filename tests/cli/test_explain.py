@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import load_presets
-from asyncrl.cli.explanation import RUN, allowed, explain
+from asyncrl.cli.explain import RUN, allowed, explain
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
 from asyncrl.options import option_help

@@ -12,8 +12,8 @@ import pytest
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import UNLISTED, first_clause, metavar
 from asyncrl.cli.main import main
-from asyncrl.cli.sections import SECTIONS, WITHOUT_HELP, sections
 from asyncrl.cli.table import COMMANDS
+from asyncrl.cli.train_flags import SECTIONS, WITHOUT_HELP, sections
 from asyncrl.config import TrainerConfig
 from asyncrl.options import Option, option_help
 

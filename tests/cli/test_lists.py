@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,12 @@ from kept_runs import write_run
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
+from asyncrl.server.curves import curves as page_curves
+from asyncrl.show.curves import curves as show_curves
 from asyncrl.show.kept_run import KeptRun, differing_options, find_runs, is_run
 from asyncrl.storage.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -102,6 +109,55 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_a_directory_that_only_looks_like_a_run_is_read_as_far_as_possible(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another program's `config.toml` beside `checkpoints/`, and a summary whose values are of other types."""
+    (folder / "foreign" / "checkpoints").mkdir(parents=True)
+    (folder / "foreign" / "config.toml").write_text('trainer = "x"\ndqn = 3\n')
+    odd = write_run(folder / "odd", evaluations=[(100, 5.0)])
+    summary = {"env_steps": None, "eval": None, "staleness": 3, "policy_lag": None, "updates": None}
+    (odd / "summary.json").write_text(json.dumps(summary))
+    (odd / "meta.json").write_text(json.dumps({"machine": None}))
+    with (odd / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"eval/mean_reward": "high", "time/total_timesteps": "many"}) + "\n")
+    assert main(["ls", str(folder), "--json"]) == 0
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(rows) == 5
+    assert (rows["foreign"]["env"], rows["foreign"]["seed"], rows["foreign"]["steps"]) == ("", None, 0)
+    assert (rows["odd"]["env"], rows["odd"]["steps"], rows["odd"]["final"]) == ("CartPole-v1", 0, 5.0)
+    assert main(["ls", str(folder)]) == 0
+    for metric in ("eval/mean_reward", "train/loss"):
+        assert len(show_curves([KeptRun(folder / "odd")], metric, "steps")) == (metric != "train/loss")
+    assert page_curves(KeptRun(folder / "odd"))["evaluations"] == [[100, 0.0, 5.0]]
+    for name in ("foreign", "odd"):
+        assert main(["doctor", str(folder / name)]) == 0
+        assert main(["diff", str(folder / "good"), str(folder / name)]) == 0
+
+
+def test_a_name_that_the_output_cannot_encode_is_escaped(folder: Path) -> None:
+    (folder / "good").rename(folder / "l\xe4uft")
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncrl", "ls", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"l\\xe4uft" in done.stdout
+
+
+def test_a_working_directory_that_was_deleted_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.delenv("ASYNCRL_RUNS", raising=False)
+    assert main(["ls"]) == 1
+    assert "the working directory was deleted" in capsys.readouterr().err
+
+
 def test_ls_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +187,7 @@ def test_diff_of_equal_options(folder: Path, capsys: pytest.CaptureFixture[str])
     write_run(folder / "same", summary={})
     assert main(["diff", str(folder / "good"), str(folder / "same")]) == 0
     assert capsys.readouterr().out.startswith("the options are the same\n")
-    assert set(differing_options([KeptRun(folder / "good"), KeptRun(folder / "same")])) == {"trainer.run_dir"}
+    assert differing_options([KeptRun(folder / "good"), KeptRun(folder / "same")]) == {}
 
 
 def test_diff_of_two_algorithms_leaves_out_their_own_options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from kept_runs import write_run
 
+from asyncrl.cli import live_runs as live_run_module
 from asyncrl.cli.live_runs import LiveRun, live_runs
 from asyncrl.cli.main import main
 from asyncrl.show.kept_run import LOCK
@@ -96,6 +98,41 @@ def test_a_run_that_keeps_nothing_is_found_and_stopped_by_its_process(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_port_that_does_not_speak_http_is_no_page(tmp_path: Path) -> None:
+    """A process that trains may listen for another protocol too, as a notebook's kernel does."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def talk() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f")
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        url = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        assert live_run_module._stats(url, "") == {}
+        thread.join()
+        thread = threading.Thread(target=talk)
+        thread.start()
+        assert not LiveRun(1, None, url, "token", {}).ask_to_stop()
+        thread.join()
+
+
+def test_a_damaged_address_of_a_page_is_none(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", "null", '{"url": 1}'):
+        (tmp_path / "http.json").write_text(text)
+        assert live_run_module._page_of(tmp_path) == []
+
+
+def test_the_time_to_wait_for_the_end_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("nan", "-1", "x"):
+        with pytest.raises(SystemExit) as stop:
+            main(["stop", "1", "--wait", seconds])
+        assert stop.value.code == 2
+        assert "argument --wait: " in capsys.readouterr().err
 
 
 def test_what_does_not_go_on_cannot_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,8 @@ def test_presets_and_flags_become_the_records_of_the_pilots() -> None:
         (["CartPole-v1"], "--algo is missing"),
         (["CartPole-v1", "--algo", "dqm"], "did you mean dqn?"),
         (["CartPole-v1", "--algo", "dqn", "--cores", "0"], "--cores must be at least 1"),
-        (["CartPole-v1", "--algo", "dqn", "--seconds", "0"], "--seconds must be above 0"),
+        (["CartPole-v1", "--algo", "dqn", "--seconds", "0"], "--seconds: must be a finite number above 0"),
+        (["CartPole-v1", "--algo", "dqn", "--seconds", "nan"], "--seconds: must be a finite number above 0"),
         (["CartPole-v1", "--algo", "dqn", "--dqn.gamma", "2"], "argument --dqn.gamma"),
     ],
 )

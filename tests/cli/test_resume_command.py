@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kept_runs import write_run
 
 from asyncrl.cli.main import main
 from asyncrl.cli.resume import parse
+from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.storage.checkpoint import save
+from asyncrl.storage.checkpoint_meta import CheckpointMeta
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -22,6 +26,25 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         assert text in capsys.readouterr().err
     assert main(["resume", str(tmp_path)]) == 1
     assert "there is no run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--steps", "-5"], "argument --steps: total_steps must be at least 1, got -5"),
+        (["--eval-episodes", "0"], "argument --eval-episodes: eval_episodes must be at least 1, got 0"),
+        (["--dqn.gamma", "2"], "argument --dqn.gamma: gamma must be from 0 to 1, got 2.0"),
+    ],
+)
+def test_a_value_outside_its_range_is_reported_like_a_wrong_flag(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run")
+    spec = EnvSpec("CartPole-v1", (4,), "float32", DiscreteAction(2))
+    meta = CheckpointMeta(env="CartPole-v1", algo="dqn", spec=spec)
+    save(run / "checkpoints" / "latest", {"core": {}, "run": {"rows": None}}, meta)
+    assert main(["resume", str(run), *arguments]) == 2
+    assert capsys.readouterr().err == f"asyncrl resume: error: {text}\n"
 
 
 def test_options_are_those_that_may_change() -> None:

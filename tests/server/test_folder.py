@@ -22,6 +22,7 @@ from serving import PATIENCE_SECONDS, TOKEN, ServerThread
 import asyncrl
 from asyncrl.cli.table import COMMANDS
 from asyncrl.server.curves import MOST_POINTS, curves
+from asyncrl.server.discovery import port_in_use
 from asyncrl.server.folder import FolderServer
 from asyncrl.server.pages import FOLDER_PAGE, load_page
 from asyncrl.show.kept_run import KeptRun
@@ -93,6 +94,11 @@ def served(folder: Path) -> Iterator[FolderThread]:
     thread: Any = FolderThread(folder).start()
     yield thread
     thread.close()
+
+
+def test_a_port_that_this_page_holds_is_said(served: FolderThread) -> None:
+    error = served.call(port_in_use("127.0.0.1", served.port))
+    assert error.facts["held by"] == f"asyncrl ui, pid {os.getpid()}"
 
 
 def test_the_list_has_live_finished_and_killed_runs(served: FolderThread, folder: Path) -> None:

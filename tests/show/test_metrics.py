@@ -20,7 +20,6 @@ from asyncrl.show.metrics import (
     EvaluationResult,
     Snapshot,
     flat,
-    flat_evaluation,
 )
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters, TensorBoardWriter
 
@@ -82,7 +81,7 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 def test_flat_names_every_number() -> None:
     assert flat(make_snapshot()) == EXPECTED
-    assert flat_evaluation(EVALUATION) == EXPECTED_EVALUATION
+    assert flat(EVALUATION) == EXPECTED_EVALUATION
     assert set(METRIC_NAMES) == {*EXPECTED, *EXPECTED_EVALUATION} and len(set(METRIC_NAMES)) == len(
         METRIC_NAMES
     )
@@ -138,7 +137,7 @@ def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> Non
     # Another writer appends under the same header.
     again = CsvWriter(path)
     again.write(flat(make_snapshot(train_metrics={"train/late": 1.0})), 1000)
-    again.write(flat_evaluation(EVALUATION), 900)
+    again.write(flat(EVALUATION), 900)
     again.close()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -149,13 +148,25 @@ def test_csv_round_trip_under_a_header_that_never_changes(tmp_path: Path) -> Non
     assert {name: float(rows[3][name]) for name in rows[3] if rows[3][name]} == EXPECTED_EVALUATION
 
 
+def test_csv_of_another_version_keeps_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text("time/fps,gone,time/total_timesteps\n1.0,2.0,3\n")
+    writer = CsvWriter(path)
+    writer.write({"train/loss": 0.5, "time/total_timesteps": 7, "time/fps": 6.0}, 7)
+    assert path.read_text() == "time/fps,gone,time/total_timesteps\n1.0,2.0,3\n6.0,,7\n"
+    path.unlink()
+    writer.write({"time/total_timesteps": 8}, 8)
+    writer.close()
+    assert path.read_text() == "time/fps,gone,time/total_timesteps\n,,8\n"
+
+
 def test_tensorboard_round_trip(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     writer = TensorBoardWriter(tmp_path / "tb", clock=lambda: 1e9)
     writer.write(flat(make_snapshot()), 1000)
-    writer.write(flat_evaluation(EVALUATION), 900)
+    writer.write(flat(EVALUATION), 900)
     writer.close()
     writer.close()
     (file,) = (tmp_path / "tb").iterdir()
@@ -176,27 +187,21 @@ def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_tensorboard")
-def test_tensorboard_is_silently_off_where_it_is_missing_unless_asked_for(tmp_path: Path) -> None:
+def test_tensorboard_is_silently_off_where_it_is_missing(tmp_path: Path) -> None:
     writers = RunWriters(tmp_path)
     writers.write(make_snapshot())
     writers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "progress.csv"]
-    with pytest.raises(ImportError, match=r"TensorBoard was asked for.*pip install 'asyncrl\[tensorboard\]'"):
-        RunWriters(tmp_path, tensorboard=True)
 
 
 def test_a_run_writes_all_three(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     writers = RunWriters(tmp_path)
     writers.write(make_snapshot())
-    writers.write_evaluation(EVALUATION)
+    writers.write(EVALUATION)
     writers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "progress.csv", "tb"]
     assert lines_of(tmp_path / "metrics.jsonl") == [EXPECTED, EXPECTED_EVALUATION]
-    off = tmp_path / "off"
-    off.mkdir()
-    RunWriters(off, tensorboard=False).close()
-    assert sorted(path.name for path in off.iterdir()) == ["metrics.jsonl", "progress.csv"]
 
 
 NOT_METRICS = {
