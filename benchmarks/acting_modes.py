@@ -24,7 +24,7 @@ import torch
 from harness import Report
 from torch import Tensor, nn
 
-from asyncrl.acting.convolutions import ImageModule
+from asyncrl.acting.images import ConvolutionalNetwork
 from asyncrl.envs.observations import Image
 
 ROWS = (1, 8, 32)
@@ -36,7 +36,7 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
     made: dict[str, tuple[nn.Module, int]] = {}
     for name, side, frames in (("nature", 84, 4), ("small", 21, 1)):
         image = Image(frames, side, side, 1, channels_first=True)
-        made[name] = (ImageModule(name, image, 0, image.values, 6), image.values)
+        made[name] = (ConvolutionalNetwork(name, image)(image.values, 6), image.values)  # type: ignore[arg-type]
     own = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
     made["own"] = (own, 8)
     return {name: (module.eval().requires_grad_(False), values) for name, (module, values) in made.items()}

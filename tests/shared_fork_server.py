@@ -62,14 +62,15 @@ class SharedProcess(ServerProcess):
 
     def _has_ended_all(self) -> bool:
         """Kill the children; return whether the server has answered everything and reported every exit in time."""
-        forked, deadline = self._forked, time.monotonic() + _CLOSE_SECONDS
-        while not self.lost and (self._requests or forked._callbacks) and time.monotonic() < deadline:
-            forked._callbacks = dict.fromkeys(forked._callbacks, _nothing)
-            forked._callback_of_tag = dict.fromkeys(forked._callback_of_tag, _nothing)
-            forked.kill_groups()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while not self.lost and (self._requests or self._children) and time.monotonic() < deadline:
+            self._children = dict.fromkeys(self._children, _nothing)
+            for request in self._requests._open.values():
+                request.on_exit = _nothing
+            self._kill_children()
             select.select([self.descriptor], [], [], 0.1)
             self._on_readable()
-        return not (self.lost or self._requests or forked._callbacks)
+        return not (self.lost or self._requests or self._children)
 
     def _is_sound(self) -> bool:
         """Whether the idle process runs and has sent nothing."""

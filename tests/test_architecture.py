@@ -53,7 +53,7 @@ DOORS = {
     "tensorboard": ("show.writers",),
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
-    "onnx": ("policies.onnx_export", "policies.onnx_graph", "policies.onnx_networks"),
+    "onnx": ("policies.onnx_export", "policies.onnx_networks"),
     "safetensors": ("policies.policy_file", "storage.state_tensors"),
     "multiprocessing": (),
 }

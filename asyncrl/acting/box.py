@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.layouts import WithStatistics
+from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.modules import NetworkFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network import ActionBox, has_finite_bounds
 from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.noise import GaussianNoise, NoiseProcess
 from asyncrl.interfaces import BoxAction, EnvSpec
@@ -30,19 +30,17 @@ LOG_STD_MAX = 2.0
 
 
 @dataclass(frozen=True)
-class BoxLayout(WithStatistics):
+class BoxLayout(NetworkLayout):
     """Shape of an actor for a box of finite bounds, and the order of its weights in a flat float32 block.
 
     The layers are separated by ReLU; the order is that of `layouts`. Tanh of the head's d outputs is the action. With
     `gaussian` the head has 2d outputs: d means, then d log standard deviations, of the draw before tanh.
 
     Attributes:
-        inputs: number of values of one flattened observation.
+        inputs, network, normalized: see `NetworkLayout`.
         hidden: widths of the hidden layers.
         action: the action space.
         gaussian: actions are drawn from a Gaussian (SAC), else a function of the observation (DDPG, TD3).
-        network: factory of a module in place of the perceptron, or None.
-        normalized: observations are normalised by the statistics at the end of the block.
 
     Raises:
         ValueError: a bound is not finite in float32.
@@ -56,8 +54,7 @@ class BoxLayout(WithStatistics):
     normalized: bool = False
 
     def __post_init__(self) -> None:
-        largest = float(np.finfo(np.float32).max)
-        if not all(abs(bound) <= largest for bound in (*self.action.low, *self.action.high)):
+        if not has_finite_bounds(self.action):
             raise ValueError(
                 f"action must have finite bounds, got low {self.action.low} and high {self.action.high}; wrap the"
                 " environment in gymnasium.wrappers.TransformAction with an action space that has them"
@@ -113,7 +110,7 @@ class BoxPolicy(NetworkPolicy):
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         if random_steps < 0:
             raise ValueError(f"random_steps must be at least 0, got {random_steps}")
-        self._network = make_acting_network(spec, layout, layout.network, statistics=layout.statistics)
+        self._network = make_acting_network(spec, layout)
         self._box = ActionBox(layout.action)
         self._values = layout.action_values
         self._exploration = 1.0
@@ -148,16 +145,9 @@ class BoxPolicy(NetworkPolicy):
 class DeterministicPolicy(BoxPolicy):
     """The actor of DDPG and TD3: tanh of the network plus noise, clipped to the box. Implements `Policy`.
 
-    The noise is not reset at the end of an episode, because a policy receives no episode ends.
-
     Args:
-        spec: the environment.
-        layout: shape of the network, made for this environment, not `gaussian`.
+        spec, layout, random_steps: see `BoxPolicy`; the layout is not `gaussian`.
         noise: noise of the streams, in units of half the action range.
-        random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
-
-    Raises:
-        ValueError: `layout` was made for other observations, other actions or the other policy.
     """
 
     _gaussian = False
@@ -168,11 +158,7 @@ class DeterministicPolicy(BoxPolicy):
         self.assign_streams(0, 1, 1)
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
-        """Act for streams `first .. first + count - 1` of `total`, with a new noise process.
-
-        Raises:
-            ValueError: if these are not streams of `total`.
-        """
+        """Act for these streams, with a new noise process. Raises ValueError if they are not streams of `total`."""
         self._process = self.noise.process(first, count, total, self._values)
         self._exploration = 1.0 if self.random_steps > 0 else self._process.mean_scale
 
@@ -206,14 +192,8 @@ class SquashedGaussianPolicy(BoxPolicy):
     2023, "Pink Noise Is All You Need", section 3): each single action is still a draw from the policy.
 
     Args:
-        spec: the environment.
-        layout: shape of the network, made for this environment, `gaussian`.
-        random_steps: environment steps over all actors before which actions are uniform in the box, at least 0.
+        spec, layout, random_steps: see `BoxPolicy`; the layout is `gaussian`.
         correlation: of the normal values of successive steps, at least 0 and below 1.
-
-    Raises:
-        ValueError: `layout` was made for other observations, other actions or the other policy, or `correlation` is out
-            of its range.
     """
 
     _gaussian = True

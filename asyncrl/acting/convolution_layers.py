@@ -14,7 +14,8 @@ VALUES_WIDTH = 64
 WIDTHS = {"small": 128, "nature": 512, "impala": 256}
 """Units of the linear layer after the convolutions of each network."""
 SECTIONS = (16, 32, 32)
-"""Channels of IMPALA's sections: a 3x3 convolution, a 3x3 max-pooling of stride 2, two residual blocks."""
+"""Channels of the three sections of Espeholt et al. 2018 (fig. 3, right): a 3x3 convolution, a 3x3 max-pooling of
+stride 2, two residual blocks of two 3x3 convolutions."""
 
 
 class Convolution(NamedTuple):
@@ -35,7 +36,11 @@ PLAIN = {
     "small": (Convolution(16, 3, 2, 1), Convolution(32, 3, 2, 1)),
     "nature": (Convolution(32, 8, 4, 0), Convolution(64, 4, 2, 0), Convolution(64, 3, 1, 0)),
 }
-"""Convolutions of the networks without residual blocks; ReLU follows each of them."""
+"""Convolutions of the networks without residual blocks; ReLU follows each of them.
+
+Those of `small` are padded: without padding the second layer ignored the last rows of a 21 x 21 image. Those of
+`nature` are the three layers of Mnih et al. 2015.
+"""
 
 
 def section_layer(channels: int) -> Convolution:

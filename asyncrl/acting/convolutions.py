@@ -7,27 +7,34 @@ them into images. The frames of a stack become channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncrl.acting.convolution_layers import VALUES_WIDTH, WIDTHS
+from asyncrl.acting.convolution_layers import (
+    PLAIN,
+    SECTIONS,
+    VALUES_WIDTH,
+    WIDTHS,
+    feature_count,
+    section_layer,
+)
 from asyncrl.acting.noisy_layers import linear
 from asyncrl.envs.observations import Image
 
 
 class ImageModule(nn.Module):
-    """Convolutions over the images of a row, then one hidden layer and the head.
+    """Convolutions for the images of a row, a linear layer for its other values, one hidden layer over both, the head.
 
     Its rows are independent (`rows_are_independent`), so a learner may compute those without gradient without a graph.
 
     Args:
-        name: the convolutions: small, nature or impala.
-        image: shape of the first `image.values` values of a row.
+        images: start in an observation, shape, and name of the convolutions (small, nature, impala) of each image.
+        shape: frames of the stack, and values of one observation.
         value_outputs: outputs of the value stream of a dueling network, 0 without.
-        inputs: values of a row; those after the images are inputs of the first linear layer.
+        inputs: values of a row; those after the observations are inputs of the first linear layer.
         outputs: values of the head.
         sigma: sigma of the noisy layers after the convolutions (see `noisy_layers`), 0 without noise.
     """
@@ -35,17 +42,29 @@ class ImageModule(nn.Module):
     rows_are_independent = True
 
     def __init__(
-        self, name: str, image: Image, value_outputs: int, inputs: int, outputs: int, sigma: float = 0.0
+        self,
+        images: Sequence[tuple[int, Image, str]],
+        shape: tuple[int, int],
+        value_outputs: int,
+        inputs: int,
+        outputs: int,
+        sigma: float = 0.0,
     ) -> None:
         super().__init__()
-        self._image = image
-        self.convolutions = _CONVOLUTIONS[name](image.frames * image.channels)
-        with torch.no_grad():
-            shape = self.convolutions(
-                torch.zeros(1, image.frames * image.channels, image.height, image.width)
-            ).shape
-        features = math.prod(shape[1:]) + inputs - image.values
-        self.head = head_of(features, WIDTHS[name], value_outputs, outputs, sigma)
+        self._images, (self._frames, self._row) = [(start, image) for start, image, _ in images], shape
+        columns = torch.ones(self._row, dtype=torch.bool)
+        self.convolutions, features = nn.ModuleList(), 0
+        for start, image, name in images:
+            columns[start : start + image.values // self._frames] = False
+            self.convolutions.append(convolutions(name, image.frames * image.channels))
+            features += feature_count(name, image.height, image.width)
+        self._others: Tensor
+        self.register_buffer("_others", columns.nonzero().squeeze(1), persistent=False)
+        others = self._frames * int(columns.sum())
+        self.values = nn.Linear(others, VALUES_WIDTH) if others else None
+        features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
+        width = max(WIDTHS[name] for _, _, name in images)
+        self.head = head_of(features, width, value_outputs, outputs, sigma)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, inputs]` to `[R, outputs]`."""
@@ -54,10 +73,17 @@ class ImageModule(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Inputs of the head for rows `[R, inputs]`."""
-        values = self._image.values
-        images = channels_of(x[:, :values] if x.shape[1] > values else x, self._image)
-        features: Tensor = self.convolutions(images).flatten(1)
-        return torch.cat((features, x[:, values:]), dim=1) if x.shape[1] > values else features
+        end = self._frames * self._row
+        rows = x[:, :end].reshape(x.shape[0], self._frames, self._row)
+        parts: list[Tensor] = []
+        for (start, image), layers in zip(self._images, self.convolutions, strict=True):
+            own = rows[:, :, start : start + image.values // self._frames].reshape(x.shape[0], -1)
+            parts.append(layers(channels_of(own, image)).flatten(1))
+        if self.values is not None:
+            parts.append(self.values(rows[:, :, self._others].flatten(1)).relu())
+        if x.shape[1] > end:
+            parts.append(x[:, end:])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     @torch.no_grad()
     def initialise_orthogonally(self, head_gain: float) -> None:
@@ -93,69 +119,6 @@ class DuelingHead(nn.Module):
         return torch.cat((self.value(features), self.advantage(features)), dim=1)
 
 
-class CombinedModule(nn.Module):
-    """Convolutions for the images of a row, a linear layer for its other values, one hidden layer over both, the head.
-
-    Args:
-        images: start in an observation, shape, and name of the convolutions of each image.
-        shape: frames of the stack, and values of one observation.
-        value_outputs: outputs of the value stream of a dueling network, 0 without.
-        inputs: values of a row; those after the observations are inputs of the first linear layer.
-        outputs: values of the head.
-        sigma: see `ImageModule`.
-    """
-
-    rows_are_independent = True
-
-    def __init__(
-        self,
-        images: Sequence[tuple[int, Image, str]],
-        shape: tuple[int, int],
-        value_outputs: int,
-        inputs: int,
-        outputs: int,
-        sigma: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self._images, (self._frames, self._row) = [(start, image) for start, image, _ in images], shape
-        columns = torch.ones(self._row, dtype=torch.bool)
-        self.convolutions, features = nn.ModuleList(), 0
-        for start, image, name in images:
-            columns[start : start + image.values // self._frames] = False
-            layers = _CONVOLUTIONS[name](image.frames * image.channels)
-            with torch.no_grad():
-                features += layers(
-                    torch.zeros(1, image.values).view(1, -1, image.height, image.width)
-                ).numel()
-            self.convolutions.append(layers)
-        self._others: Tensor
-        self.register_buffer("_others", columns.nonzero().squeeze(1), persistent=False)
-        others = self._frames * int(columns.sum())
-        self.values = nn.Linear(others, VALUES_WIDTH) if others else None
-        features += (VALUES_WIDTH if others else 0) + inputs - self._frames * self._row
-        width = max(WIDTHS[name] for _, _, name in images)
-        self.head = head_of(features, width, value_outputs, outputs, sigma)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[R, inputs]` to `[R, outputs]`."""
-        out: Tensor = self.head(self.encode(x))
-        return out
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Inputs of the head for rows `[R, inputs]`."""
-        end = self._frames * self._row
-        rows = x[:, :end].reshape(x.shape[0], self._frames, self._row)
-        parts = []
-        for (start, image), layers in zip(self._images, self.convolutions, strict=True):
-            own = rows[:, :, start : start + image.values // self._frames].reshape(x.shape[0], -1)
-            parts.append(layers(channels_of(own, image)).flatten(1))
-        if self.values is not None:
-            parts.append(self.values(rows[:, :, self._others].flatten(1)).relu())
-        return torch.cat((*parts, x[:, end:]), dim=1)
-
-    initialise_orthogonally = ImageModule.initialise_orthogonally
-
-
 def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: float) -> nn.Module:
     """One hidden layer and the outputs; a dueling head if `value_outputs` is not 0; noisy if `sigma` is not 0."""
     if value_outputs:
@@ -163,35 +126,19 @@ def head_of(features: int, width: int, value_outputs: int, outputs: int, sigma: 
     return nn.Sequential(linear(features, width, sigma), nn.ReLU(), linear(width, outputs, sigma))
 
 
-def small_convolutions(channels: int) -> nn.Sequential:
-    """Two layers for images of a few dozen pixels a side.
-
-    They are padded: without padding the second layer ignored the last rows of a 21 x 21 image.
-    """
-    return nn.Sequential(nn.Conv2d(channels, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
-
-
-def nature_convolutions(channels: int) -> nn.Sequential:
-    """Three layers of Mnih et al. 2015."""
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 8, 4), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
-        *(nn.Conv2d(64, 64, 3, 1), nn.ReLU()),
-    )
-
-
-def impala_convolutions(channels: int) -> nn.Sequential:
-    """Fifteen layers of Espeholt et al. 2018 (fig. 3, right)."""
-    sections: list[nn.Module] = []
-    for width in (16, 32, 32):
-        sections += [
-            nn.Conv2d(channels, width, 3, 1, 1),
-            nn.MaxPool2d(3, 2, 1),
-            Residual(width),
-            Residual(width),
-        ]
-        channels = width
-    return nn.Sequential(*sections, nn.ReLU())
+def convolutions(name: str, channels: int) -> nn.Sequential:
+    """Convolutions `name` (see `convolution_layers`) over images of this many channels."""
+    layers: list[nn.Module] = []
+    if name == "impala":
+        for width in SECTIONS:
+            layers += [nn.Conv2d(channels, *section_layer(width)), nn.MaxPool2d(3, 2, 1)]
+            layers += [Residual(width), Residual(width)]
+            channels = width
+        return nn.Sequential(*layers, nn.ReLU())
+    for layer in PLAIN[name]:
+        layers += [nn.Conv2d(channels, *layer), nn.ReLU()]
+        channels = layer.channels
+    return nn.Sequential(*layers)
 
 
 class Residual(nn.Module):
@@ -199,16 +146,9 @@ class Residual(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first, self.second = (nn.Conv2d(channels, channels, 3, 1, 1) for _ in range(2))
+        self.first, self.second = (nn.Conv2d(channels, *section_layer(channels)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[R, channels, H, W]` to the same shape."""
         inner: Tensor = self.second(functional.relu(self.first(functional.relu(x))))
         return x + inner
-
-
-_CONVOLUTIONS: dict[str, Callable[[int], nn.Sequential]] = {
-    "small": small_convolutions,
-    "nature": nature_convolutions,
-    "impala": impala_convolutions,
-}

@@ -52,14 +52,14 @@ class FrameStacks:
 
 
 def next_stacks(
-    state: NDArray[Any] | None, obs: NDArray[Any], episode_start: Any, frames: int
+    state: NDArray[Any] | None, obs: NDArray[Any], begins: NDArray[np.bool_], frames: int
 ) -> NDArray[Any]:
     """Return stacks `[B, frames, *shape]` that end with `obs` `[B, *shape]`; a fresh array.
 
     Args:
         state: the previous stacks, or None where all episodes begin.
         obs: newest observations.
-        episode_start: `[B]` or one bool, True where an episode begins; None means nowhere.
+        begins: `[B]`, whether an episode begins.
         frames: k.
 
     Raises:
@@ -68,14 +68,11 @@ def next_stacks(
     shape = obs.shape[0], frames, *obs.shape[1:]
     if state is None:
         return np.repeat(obs[:, None], frames, axis=1)
-    before = np.asarray(state).reshape(-1, *shape[1:]) if np.size(state) == np.prod(shape) else None
-    if before is None:
+    if np.size(state) != np.prod(shape):
         raise ValueError(
             f"state must be what the last predict returned, {shape}, got shape {np.shape(state)}"
         )
+    before = np.asarray(state).reshape(shape)
     stacks: NDArray[Any] = np.concatenate((before[:, 1:], obs[:, None]), axis=1)
-    began = np.broadcast_to(
-        np.asarray(False if episode_start is None else episode_start, np.bool_), shape[:1]
-    )
-    stacks[began] = obs[began][:, None]
+    stacks[begins] = obs[begins][:, None]
     return stacks

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.acting.numpy_network import NumpyNetwork
-from asyncrl.envs.observations import Image, image_of
+from asyncrl.acting.schedules import parameters_of
+from asyncrl.envs.observations import SMALLEST_IMAGE, Image, image_of
 from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 
@@ -21,13 +22,42 @@ if TYPE_CHECKING:
 NetworkName = Literal["auto", "mlp", "small", "nature", "impala"]
 """Networks by name; `auto` is a convolutional network for images and a perceptron for everything else."""
 
-SMALLEST_SIDES = {"small": 7, "impala": 8, "nature": 36}
+SMALLEST_SIDES = {"small": SMALLEST_IMAGE, "impala": SMALLEST_IMAGE, "nature": 36}
 """Smallest side, in pixels, of the images that each network accepts."""
 
 
+class ImageNetwork:
+    """Base class of the factories of convolutional networks; `factory(inputs, outputs)` makes a module."""
+
+    value_outputs: int
+    noisy_sigma: float
+
+    def __call__(self, inputs: int, outputs: int) -> nn.Module:
+        """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
+        from asyncrl.acting.convolutions import ImageModule
+
+        images, shape = self._parts()
+        return ImageModule(images, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
+
+    @property
+    def numpy(self) -> NumpyNetwork:
+        """The same network in NumPy."""
+        images, shape = self._parts()
+        return NumpyNetwork(images, *shape, self.value_outputs, self.noisy_sigma > 0)
+
+    @property
+    def text(self) -> str:
+        """Readable description: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[tuple[tuple[int, Image, str], ...], tuple[int, int]]:
+        """Return the arguments `images` and `shape` of `convolutions.ImageModule`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class ConvolutionalNetwork:
-    """Factory of a named convolutional network; `ConvolutionalNetwork(...)(inputs, outputs)` makes one module.
+class ConvolutionalNetwork(ImageNetwork):
+    """Factory of a named convolutional network.
 
     Attributes:
         name: the convolutions.
@@ -42,33 +72,24 @@ class ConvolutionalNetwork:
     value_outputs: int = 0
     noisy_sigma: float = 0.0
 
-    def __call__(self, inputs: int, outputs: int) -> nn.Module:
-        """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
-        from asyncrl.acting.convolutions import ImageModule
-
-        return ImageModule(self.name, self.image, self.value_outputs, inputs, outputs, self.noisy_sigma)
-
-    @property
-    def numpy(self) -> NumpyNetwork:
-        """The same network in NumPy."""
-        image = self.image
-        row, noisy = image.values // image.frames, self.noisy_sigma > 0
-        return NumpyNetwork(((0, image, self.name),), image.frames, row, self.value_outputs, noisy)
-
     @property
     def text(self) -> str:
-        """Readable description: `images 84x84x1, 4 frames: Nature CNN (Mnih et al. 2015)`."""
+        """See `ImageNetwork.text`."""
         image = self.image
         shape = f"{image.height}x{image.width}x{image.channels}"
         frames = f", {image.frames} frames" if image.frames > 1 else ""
         return f"images {shape}{frames}: {_TITLES[self.name]}"
 
+    def _parts(self) -> tuple[tuple[tuple[int, Image, str], ...], tuple[int, int]]:
+        frames = self.image.frames
+        return ((0, self.image, self.name),), (frames, self.image.values // frames)
+
 
 @dataclass(frozen=True)
-class CombinedNetwork:
+class CombinedNetwork(ImageNetwork):
     """Factory of a network with convolutions for every image of a structured observation and a layer for the rest.
 
-    Their outputs are concatenated, as in Stable-Baselines3's `CombinedExtractor`; see `convolutions.CombinedModule`.
+    Their outputs are concatenated, as in Stable-Baselines3's `CombinedExtractor`; see `convolutions.ImageModule`.
 
     Attributes:
         name: the convolutions; an image too small for them gets those of `_fitting`.
@@ -85,28 +106,15 @@ class CombinedNetwork:
     value_outputs: int = 0
     noisy_sigma: float = 0.0
 
-    def __call__(self, inputs: int, outputs: int) -> nn.Module:
-        """A module from float32 `[R, inputs]` to `[R, outputs]`. Imports torch."""
-        from asyncrl.acting.convolutions import CombinedModule
-
-        shape = self.frames, self.row_values
-        return CombinedModule(self._parts, shape, self.value_outputs, inputs, outputs, self.noisy_sigma)
-
-    @property
-    def numpy(self) -> NumpyNetwork:
-        """The same network in NumPy."""
-        noisy = self.noisy_sigma > 0
-        return NumpyNetwork(self._parts, self.frames, self.row_values, self.value_outputs, noisy)
-
-    @property
-    def _parts(self) -> tuple[tuple[int, Image, str], ...]:
-        return tuple((start, image, _fitting(self.name, image)) for start, image in self.images)
-
     @property
     def text(self) -> str:
-        """Readable description."""
+        """See `ImageNetwork.text`."""
         names = (ConvolutionalNetwork(_fitting(self.name, image), image).text for _, image in self.images)
         return f"{'; '.join(names)}; other values a layer of their own"
+
+    def _parts(self) -> tuple[tuple[tuple[int, Image, str], ...], tuple[int, int]]:
+        images = tuple((start, image, _fitting(self.name, image)) for start, image in self.images)
+        return images, (self.frames, self.row_values)
 
 
 def _fitting(name: NetworkName, image: Image) -> Literal["small", "nature", "impala"]:
@@ -143,7 +151,7 @@ _TITLES = {
 
 def choose_network(
     name: NetworkName, spec: EnvSpec, value_outputs: int = 0, noisy_sigma: float = 0.0
-) -> ConvolutionalNetwork | CombinedNetwork | None:
+) -> ImageNetwork | None:
     """Return the network `name` for the observations of `spec`; None for a perceptron over the flat observation.
 
     Args:
@@ -178,12 +186,7 @@ def choose_network(
 
 def with_shape(factory: Any, spec: EnvSpec) -> Any:
     """Return the user's network `factory`, with `observation_shape` bound if it has a parameter of that name."""
-    import inspect
-
-    try:
-        wants = "observation_shape" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # built-in callables have no signature
-        return factory
+    wants = "observation_shape" in parameters_of(factory)
     return ShapedNetwork(factory, spec.observation_shape) if wants else factory
 
 
@@ -201,7 +204,7 @@ class ShapedNetwork:
 
 def numpy_network(factory: Any) -> NumpyNetwork | None:
     """Return the network that `factory` makes, in NumPy; None for a factory of the user's own."""
-    return factory.numpy if isinstance(factory, ConvolutionalNetwork | CombinedNetwork) else None
+    return factory.numpy if isinstance(factory, ImageNetwork) else None
 
 
 def network_text(policy: Any) -> str:
@@ -210,4 +213,4 @@ def network_text(policy: Any) -> str:
     It is "" for a perceptron and for a user's module.
     """
     network = getattr(getattr(policy, "layout", None), "network", None)
-    return network.text if isinstance(network, ConvolutionalNetwork | CombinedNetwork) else ""
+    return network.text if isinstance(network, ImageNetwork) else ""

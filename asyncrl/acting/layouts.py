@@ -42,16 +42,27 @@ class ParameterReader:
         return self._flat[start : self._taken].reshape(shape)
 
 
-class WithStatistics:
-    """Base of the layouts: slices of the observation statistics at the end of a flat block, `[...][mean][1 / std]`.
+class NetworkLayout:
+    """Base class of the layouts of a policy's values in its flat block, `[network][...][obs mean][1 / obs std]`.
 
-    A subclass defines `inputs`, `normalized` and `network_count`. It overrides `statistics_start` if the block has
-    more than the network before the statistics.
+    A subclass overrides `statistics_start` if the block has more than the network before the statistics.
+
+    Attributes:
+        inputs: number of values of one flattened observation.
+        network: factory of a module in place of the perceptron, or None.
+        normalized: observations are normalised by the statistics at the end of the block.
+        network_count: number of values of the network.
     """
 
     inputs: int
+    network: NetworkFactory | None
     normalized: bool
     network_count: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths from the input to the head."""
+        raise NotImplementedError
 
     @property
     def statistics_start(self) -> int:

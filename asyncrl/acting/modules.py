@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
-from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.network import ActingLayout, ActingNetwork
+from asyncrl.acting.layouts import NetworkLayout, parameter_count
+from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.numpy_network import NumpyNetwork
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
 from asyncrl.errors import ConfigurationError
@@ -63,7 +63,6 @@ class ModuleActingNetwork(ActingNetwork):
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes and length of the block.
         network: factory of the module.
-        statistics: see `ActingNetwork`.
 
     Attributes:
         device: device of the module, to be set before the first call. It is not pickled.
@@ -71,14 +70,8 @@ class ModuleActingNetwork(ActingNetwork):
 
     device = "cpu"
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        layout: ActingLayout,
-        network: NetworkFactory,
-        statistics: tuple[slice, slice] | None = None,
-    ) -> None:
-        super().__init__(spec, layout, statistics=statistics)
+    def __init__(self, spec: EnvSpec, layout: NetworkLayout, network: NetworkFactory) -> None:
+        super().__init__(spec, layout)
         self._network = network
         self._numpy: NumpyNetwork | None = None
         self._module: nn.Module | None = None
@@ -150,20 +143,14 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
     """A recurrent acting network whose encoder is a torch module; torch runs all of it, or NumPy and numba.
 
     Args:
-        spec, layout, cell, relu, statistics: see `RecurrentActingNetwork`.
+        spec, layout, cell, relu: see `RecurrentActingNetwork`.
         network: factory of the encoder.
     """
 
     def __init__(
-        self,
-        spec: EnvSpec,
-        layout: ActingLayout,
-        cell: Cell,
-        network: NetworkFactory,
-        relu: bool = True,
-        statistics: tuple[slice, slice] | None = None,
+        self, spec: EnvSpec, layout: NetworkLayout, cell: Cell, network: NetworkFactory, relu: bool = True
     ) -> None:
-        super().__init__(spec, layout, cell, relu, statistics)
+        super().__init__(spec, layout, cell, relu)
         self._network = network
         self._made = RecurrentFactory(cell, layout.sizes, relu, network)
         self._numpy: NumpyNetwork | None = None
@@ -258,18 +245,14 @@ def require_torch() -> None:
 
 
 def make_acting_network(
-    spec: EnvSpec,
-    layout: ActingLayout,
-    network: NetworkFactory | None,
-    relu: bool = True,
-    statistics: tuple[slice, slice] | None = None,
-    cell: Cell | None = None,
+    spec: EnvSpec, layout: NetworkLayout, relu: bool = True, cell: Cell | None = None
 ) -> ActingNetwork:
-    """Return the perceptron of `layout`, or the module of the factory `network`; recurrent with a `cell`."""
+    """Return the perceptron of `layout`, or the module of its factory; recurrent with a `cell`."""
+    network = layout.network
     if cell is not None and network is not None:
-        return RecurrentModuleActingNetwork(spec, layout, cell, network, relu, statistics)
+        return RecurrentModuleActingNetwork(spec, layout, cell, network, relu)
     if cell is not None:
-        return RecurrentActingNetwork(spec, layout, cell, relu, statistics)
+        return RecurrentActingNetwork(spec, layout, cell, relu)
     if network is not None:
-        return ModuleActingNetwork(spec, layout, network, statistics)
-    return ActingNetwork(spec, layout, relu, statistics)
+        return ModuleActingNetwork(spec, layout, network)
+    return ActingNetwork(spec, layout, relu)

@@ -1,38 +1,21 @@
-"""The network of a policy in an actor, and the scaling of its outputs to a box. NumPy and numba, never torch."""
+"""The perceptron of a policy in an actor, and the scaling of its outputs to a box. NumPy and numba, never torch."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.kernels import mlp_forward
+from asyncrl.acting.kernels import mlp_forward, noisy_mlp_forward
+from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.envs.observations import unpacker
 from asyncrl.interfaces import BoxAction, EnvSpec
 
 OBSERVATION_CLIP = 10.0
 """Clip range of normalised observations, in standard deviations (10, as in Stable-Baselines3)."""
-
-
-class ActingLayout(Protocol):
-    """Order of a policy's values in its flat float32 block, which begins with the network."""
-
-    @property
-    def inputs(self) -> int:
-        """Values of one flattened observation."""
-        ...
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Widths from the input to the head."""
-        ...
-
-    @property
-    def weight_count(self) -> int:
-        """Length of the flat block."""
-        ...
 
 
 class ActingNetwork:
@@ -42,9 +25,8 @@ class ActingNetwork:
 
     Args:
         spec: the environment; uint8 observations are scaled to 0..1.
-        layout: sizes and length of the block.
+        layout: sizes and length of the block, and place of the statistics of observations in it.
         relu: ReLU between the layers, else tanh.
-        statistics: slices of the observations' means and inverse standard deviations in the block, or None.
 
     Attributes:
         weights: `[layout.weight_count]` float32, zero at first; values written into it are used from the next call on.
@@ -57,13 +39,7 @@ class ActingNetwork:
 
     answer: Callable[[], NDArray[np.float32]] | None = None
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        layout: ActingLayout,
-        relu: bool = True,
-        statistics: tuple[slice, slice] | None = None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, layout: NetworkLayout, relu: bool = True) -> None:
         inputs = spec.observation_values
         if layout.inputs != inputs:
             raise ValueError(
@@ -72,10 +48,10 @@ class ActingNetwork:
         self.weights = np.zeros(layout.weight_count, np.float32)
         self._inputs, self._outputs, self._widest = inputs, layout.sizes[-1], max(layout.sizes)
         self._sizes = np.array(layout.sizes, np.int64)
-        self._relu, self._statistics = relu, statistics
+        self._relu, self._statistics = relu, layout.statistics
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
         self._unpack = unpacker(spec)
-        self._plain = statistics is None and self._scale is None and self._unpack is None
+        self._plain = layout.statistics is None and self._scale is None and self._unpack is None
         self._reserve = np.empty((0, inputs), np.float32)
         self._allocate(0)
 
@@ -164,11 +140,53 @@ class ActingNetwork:
         return self.__dict__ | empty | {"answer": None}
 
 
+class NoisyActingNetwork(ActingNetwork):
+    """An `ActingNetwork` with noise in its weights (Fortunato et al. 2018); a plain call uses their means only.
+
+    Args:
+        spec: the environment; uint8 observations are scaled to 0..1.
+        layout: its flat block begins with the means of all layers, then the standard deviations of all but the first.
+    """
+
+    def __init__(self, spec: EnvSpec, layout: NetworkLayout) -> None:
+        self._noise_count = sum(a + b for a, b in itertools.pairwise(layout.sizes[1:]))
+        self._mean_count = parameter_count(layout.sizes)
+        super().__init__(spec, layout)
+
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
+        self._noise = np.empty((rows, self._noise_count), np.float32)
+        self._row_scratch = np.empty((4, self._widest), np.float32)
+
+    def perturbed(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+        """Values of the head `[E, sizes[-1]]` with fresh noise for every row of `obs` `[E, *obs_shape]`.
+
+        The noise is independent per stream, so streams explore differently, and per step, as in Rainbow (Hessel et al.
+        2018). It is factorised: inputs + outputs draws per layer, most of the extra cost in a small network.
+        """
+        self._observe(obs)
+        rng.standard_normal(dtype=np.float32, out=self._noise)
+        out = np.empty((obs.shape[0], self._outputs), np.float32)
+        noisy_mlp_forward(
+            self._x, self.weights, self._sizes, self._mean_count, self._noise, self._row_scratch, out
+        )
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_noise": self._noise[:0]}
+
+
+def has_finite_bounds(action: BoxAction) -> bool:
+    """Whether all bounds of the box are finite in float32."""
+    largest = float(np.finfo(np.float32).max)
+    return all(abs(bound) <= largest for bound in (*action.low, *action.high))
+
+
 class ActionBox:
     """Scaling of network outputs to actions in a box, float32, never outside of the float32 bounds.
 
     Args:
-        action: the box; all bounds are finite.
+        action: the box; see `has_finite_bounds`.
     """
 
     def __init__(self, action: BoxAction) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.acting.schedules import places
+
 
 class NoiseProcess:
     """Noise of the streams of one policy copy: a first-order autoregressive process with standard deviations `scales`.
@@ -74,20 +76,14 @@ class GaussianNoise:
             )
 
     def scales(self, first: int, count: int, total: int) -> NDArray[np.float32]:
-        """Scales `[count]` of streams `first .. first + count - 1` of `total`; `scale` for a single stream.
-
-        Raises:
-            ValueError: if these are not streams of `total`.
-        """
-        if first < 0 or count < 1 or first + count > total:
-            raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
+        """Scales `[count]` of these streams, `scale` for a single one. Raises ValueError as `places` does."""
+        place = places(first, count, total)
         if self.scale_last is None:
             return np.full(count, self.scale, np.float32)
-        place = np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
         return (self.scale ** (1.0 - place) * self.scale_last**place).astype(np.float32)
 
     def process(self, first: int, count: int, total: int, size: int) -> NoiseProcess:
-        """A process of its own for these streams, `size` values per draw. Raises ValueError as `scales` does."""
+        """A process of its own for these streams, `size` values per draw. Raises ValueError as `places` does."""
         return NoiseProcess(self.scales(first, count, total), size)
 
 
@@ -111,5 +107,5 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
             raise ValueError(f"theta must be above 0 and at most 1, got {self.theta}")
 
     def process(self, first: int, count: int, total: int, size: int) -> NoiseProcess:
-        """A process of its own for these streams, `size` values per draw. Raises ValueError as `scales` does."""
+        """A process of its own for these streams, `size` values per draw. Raises ValueError as `places` does."""
         return NoiseProcess(self.scales(first, count, total), size, 1.0 - self.theta)

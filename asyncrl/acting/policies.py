@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.layouts import WithStatistics, parameter_count
+from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
+from asyncrl.acting.network import NoisyActingNetwork
 from asyncrl.acting.network_policy import NetworkPolicy
-from asyncrl.acting.noisy import NoisyActingNetwork
 from asyncrl.acting.recurrent import Cell
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.envs.observations import allowed_choice, mask_reader
@@ -25,7 +25,7 @@ from asyncrl.interfaces import BoxAction, EnvSpec
 
 
 @dataclass(frozen=True)
-class QLayout(WithStatistics):
+class QLayout(NetworkLayout):
     """Shape of an action-value network and the order of its weights in a flat float32 block (see `layouts`).
 
     The layers are separated by ReLU. With `dueling` (Wang et al. 2016) the last hidden layer is twice as wide: its
@@ -39,14 +39,12 @@ class QLayout(WithStatistics):
     one hidden layer only the head is noisy.
 
     Attributes:
-        inputs: number of values of one flattened observation.
+        inputs, network, normalized: see `NetworkLayout`.
         hidden: widths of the hidden layers, at least one.
         num_actions: n, number of action values.
         dueling: two streams, else one.
         atoms: N, outputs for one action; 1 for its value.
         noisy: weights have standard deviations; those of a module are among its parameters.
-        network: factory of a module in place of the perceptron, or None.
-        normalized: observations are normalised by the statistics at the end of the block.
         cell: recurrent cell before the head, or None. Both streams of a dueling head are linear in its outputs.
     """
 
@@ -85,7 +83,10 @@ class QLayout(WithStatistics):
 
 def has_epsilon(policy: object) -> bool:
     """Whether `policy` takes random actions at an exploration rate epsilon above 0."""
-    return isinstance(policy, QPolicy) and (policy.epsilon.initial > 0 or policy.epsilon.final > 0)
+    if not isinstance(policy, QPolicy):
+        return False
+    epsilon = policy.epsilon
+    return epsilon.function is not None or epsilon.initial > 0 or epsilon.final > 0
 
 
 class QPolicy(NetworkPolicy):
@@ -111,18 +112,16 @@ class QPolicy(NetworkPolicy):
         support: NDArray[np.float32] | None = None,
     ) -> None:
         self._network = (
-            NoisyActingNetwork(spec, layout, layout.statistics)
+            NoisyActingNetwork(spec, layout)
             if layout.noisy and layout.network is None
-            else make_acting_network(
-                spec, layout, layout.network, statistics=layout.statistics, cell=layout.cell
-            )
+            else make_acting_network(spec, layout, cell=layout.cell)
         )
         self.layout, self.frame_stack = layout, spec.frame_stack
         self.support = support
         self._mask = mask_reader(spec)
         self.epsilon = epsilon or EpsilonSchedule()
         self.weight_count = layout.weight_count
-        self._base = self.epsilon.initial
+        self._base = self.epsilon.base(0)
         self.assign_streams(0, 1, 1)
 
     @property

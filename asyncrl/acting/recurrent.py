@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import tanh_in_place
-from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.network import ActingLayout, ActingNetwork
+from asyncrl.acting.layouts import NetworkLayout, parameter_count
+from asyncrl.acting.network import ActingNetwork
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.protocols import Memory
 from asyncrl.shm.kernel import inlined, kernel
@@ -71,7 +71,7 @@ def memory_of(policy: object) -> Memory | None:
 
 
 def next_states(
-    zeros: NDArray[np.float32], state: NDArray[Any] | None, episode_start: Any
+    zeros: NDArray[np.float32], state: NDArray[Any] | None, begins: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
     """Return states `[B, state_size]` before the next observation, for a caller that keeps them; a fresh array.
 
@@ -79,7 +79,7 @@ def next_states(
         zeros: `[B, state_size]`, states at the start of an episode.
         state: the states of the last call, `[B, state_size]` or, for one stream, `[state_size]`; None where all
             episodes begin.
-        episode_start: `[B]` or one bool, True where an episode begins; None means nowhere.
+        begins: `[B]`, whether an episode begins.
 
     Raises:
         ValueError: `state` has another shape.
@@ -87,13 +87,12 @@ def next_states(
     if state is None:
         return zeros.copy()
     given = np.array(state, np.float32)
-    if given.shape != zeros.shape and given.shape != zeros.shape[1:]:
+    if given.size != zeros.size or given.shape[-1:] != zeros.shape[1:]:
         raise ValueError(
             f"state must be what the last predict returned, of shape {zeros.shape}, got {given.shape}"
         )
     states = given.reshape(zeros.shape)
-    began = np.asarray(False if episode_start is None else episode_start, np.bool_)
-    states[np.broadcast_to(began, zeros.shape[:1])] = 0
+    states[begins] = 0
     return states
 
 
@@ -211,23 +210,16 @@ class RecurrentActingNetwork(ActingNetwork):
         spec: the environment; uint8 observations are scaled to 0..1.
         layout: sizes, `(inputs, *hidden, outputs)`, and length of the block.
         cell: recurrent cell between the last hidden layer and the head.
-        relu, statistics: see `ActingNetwork`.
+        relu: see `ActingNetwork`.
 
     Attributes:
         state: `[E, state_size]` float32 before the next observation; a fresh array after every call.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        layout: ActingLayout,
-        cell: Cell,
-        relu: bool = True,
-        statistics: tuple[slice, slice] | None = None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, layout: NetworkLayout, cell: Cell, relu: bool = True) -> None:
         self._cell = cell
         self.state: NDArray[np.float32] = np.zeros((0, cell.state_size), np.float32)
-        super().__init__(spec, layout, relu, statistics)
+        super().__init__(spec, layout, relu)
         self._sizes = np.array((*layout.sizes[:-1], cell.size, layout.sizes[-1]), np.int64)
 
     def _allocate(self, rows: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +38,7 @@ def require_rate(name: str, number: float | FunctionOfProgress | None, most: flo
     if not callable(number):
         require_positive(name, number)
         return
-    if "progress_remaining" in _parameters(number):
+    if "progress_remaining" in parameters_of(number):
         raise ValueError(
             f"{name} must be a function of progress, which rises from 0 to 1, got one of progress_remaining, which "
             "falls; write lambda progress: f(1 - progress)"
@@ -48,11 +50,23 @@ def require_rate(name: str, number: float | FunctionOfProgress | None, most: flo
             raise ValueError(f"{name} must be at least 0 and {limits}, got {value!r} at progress {progress}")
 
 
-def _parameters(function: FunctionOfProgress) -> tuple[str, ...]:
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters of a function; none of a built-in one, which has no signature."""
     try:
         return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):
         return ()
+
+
+def places(first: int, count: int, total: int) -> NDArray[np.float64]:
+    """Places `[count]` of streams `first .. first + count - 1` between the first of `total` (0) and the last (1).
+
+    Raises:
+        ValueError: if these are not streams of `total`.
+    """
+    if first < 0 or count < 1 or first + count > total:
+        raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
+    return np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
 
 
 @dataclass(frozen=True)
@@ -87,15 +101,8 @@ class EpsilonSchedule:
     function: FunctionOfProgress | None = None
 
     def exponents(self, first: int, count: int, total: int) -> NDArray[np.float64]:
-        """Exponents `[count]` of streams `first .. first + count - 1` of `total`; 1 for a single stream.
-
-        Raises:
-            ValueError: if these are not streams of `total`.
-        """
-        if first < 0 or count < 1 or first + count > total:
-            raise ValueError(f"streams {first} to {first + count - 1} must lie in the {total} of all actors")
-        place = np.arange(first, first + count, dtype=np.float64) / max(total - 1, 1)
-        return 1.0 + self.ladder * place
+        """Exponents `[count]` of these streams, 1 for a single one. Raises ValueError as `places` does."""
+        return 1.0 + self.ladder * places(first, count, total)
 
     def base(self, total_steps: int) -> float:
         """Base rate after `total_steps` environment steps of all actors."""

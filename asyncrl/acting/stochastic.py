@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.kernels import add_squashing, draw_choices, draw_gaussian
-from asyncrl.acting.layouts import WithStatistics
+from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, make_acting_network, network_size
-from asyncrl.acting.network import ActionBox
+from asyncrl.acting.network import ActionBox, has_finite_bounds
 from asyncrl.acting.network_policy import NetworkPolicy
 from asyncrl.acting.recurrent import Cell
 from asyncrl.envs.observations import FORBIDDEN, mask_reader
@@ -28,19 +28,17 @@ from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, F
 
 
 @dataclass(frozen=True)
-class ActorLayout(WithStatistics):
+class ActorLayout(NetworkLayout):
     """Shape of a policy network and the order of its values in a flat float32 block.
 
     The block is `[network][log_std][obs_mean][obs_scale]`; the order within the network is that of `layouts`.
 
     Attributes:
-        inputs: number of values of one flattened observation.
+        inputs, network, normalized: see `NetworkLayout`.
         hidden: widths of the hidden layers.
         action: the action space, which determines the network's outputs.
         activation: activation between the layers.
         squashed: tanh of a Gaussian's draw is scaled to the box; requires finite bounds.
-        normalized: observations are normalised by the statistics in the block.
-        network: factory of a module in place of the perceptron, or None.
         cell: recurrent cell between the hidden layers (the encoder) and the head, or None.
     """
 
@@ -60,7 +58,7 @@ class ActorLayout(WithStatistics):
             return
         if not isinstance(self.action, BoxAction):
             raise ValueError(f"squashed needs a Box action, got {type(self.action).__name__}")
-        if not np.isfinite([*self.action.low, *self.action.high]).all():
+        if not has_finite_bounds(self.action):
             raise ValueError(
                 f"squashed needs finite bounds, got low {self.action.low} and high {self.action.high}"
             )
@@ -146,10 +144,7 @@ class StochasticPolicy(NetworkPolicy):
     """
 
     def __init__(self, spec: EnvSpec, layout: ActorLayout) -> None:
-        relu = layout.activation == "relu"
-        self._network = make_acting_network(
-            spec, layout, layout.network, relu, layout.statistics, layout.cell
-        )
+        self._network = make_acting_network(spec, layout, layout.activation == "relu", layout.cell)
         if layout.action != spec.action:
             raise ValueError(f"layout.action must be the environment's, {spec.action}, got {layout.action}")
         self.layout, self.frame_stack = layout, spec.frame_stack

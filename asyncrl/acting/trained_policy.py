@@ -92,7 +92,7 @@ class TrainedPolicy:
         if memory is not None or not deterministic:
             self.policy.assign_streams(0, batch.shape[0], batch.shape[0])
         if memory is not None:
-            memory.state = next_states(memory.state, state, episode_start)
+            memory.state = next_states(memory.state, state, _begins(episode_start, batch.shape[0]))
         if deterministic:
             action = self.policy.greedy(batch)
         else:
@@ -105,7 +105,8 @@ class TrainedPolicy:
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """`predict` for single observations, with their stacks as the state."""
         single = obs.shape == self.spec.observation_shape
-        stacks = next_stacks(state, obs[None] if single else obs, episode_start, self.policy.frame_stack)
+        batch = obs[None] if single else obs
+        stacks = next_stacks(state, batch, _begins(episode_start, batch.shape[0]), self.policy.frame_stack)
         action, _ = self.predict(stacks, deterministic=deterministic)
         return (action[0], stacks[0]) if single else (action, stacks)
 
@@ -117,3 +118,8 @@ class TrainedPolicy:
             low, high = float32_bounds(kind)
             return np.clip(action, low, high)
         return action
+
+
+def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:
+    """`[rows]`, whether an episode begins, from the argument of `predict`."""
+    return np.broadcast_to(np.asarray(False if episode_start is None else episode_start, np.bool_), rows)

@@ -156,6 +156,12 @@ class Actor:
             writer.extras[name][:, slot] = values
         if self._stacks is not None or self._memory is not None:
             self._begin_episodes(events)
+        self._publish(slot, events)
+        return True
+
+    def _publish(self, slot: int, events: Events) -> None:
+        """Write version, rewards and flags of the row, count it and its episodes, and publish it."""
+        writer = self.writer
         self._stamp(slot)
         self._row += 1
         taken = count_row(
@@ -165,7 +171,6 @@ class Actor:
         )
         self._steps += taken
         writer.publish(1, taken)
-        return True
 
     def _write_reset_row(self, slot: int, next_slot: int) -> None:
         """Begin a later life with a RESET row, from the last life's next observation to the first one of this life.
@@ -180,12 +185,12 @@ class Actor:
         self._stamp(slot)
         writer.publish(1, 0)
 
-    def _begin_episodes(self, events: Events) -> None:
-        """Push the row's observations on the stacks; begin new stacks and recurrent states at RESET rows."""
+    def _begin_episodes(self, events: Events, streams: slice = slice(None)) -> None:
+        """Push observations of `streams` on their stacks; begin new stacks and recurrent states at RESET rows."""
         newest = self.streams.newest
         began = events[(events[:, 1] & RESET) != 0, 0]
         if self._stacks is not None:
-            self._stacks.push(slice(None), newest)
+            self._stacks.push(streams, newest[streams])
             if began.size:
                 self._stacks.begin(began, newest[began])
         if self._memory is not None and began.size:
@@ -236,7 +241,7 @@ class Actor:
             if env >= 0
             else f"The vector environment of actor {self.index}"
         )
-        call = "reset" if actions is None else "step"
+        call = "reset" if actions is None or self.streams.resetting else "step"
         return EnvironmentRaised(
             f"{who} raised {type(error).__name__} in {call}: {error_text(error)}",
             facts=facts,

@@ -1,7 +1,7 @@
 """Handle of the main process on a forked process: its id, its socket, its exit.
 
-Every forked process (actor, evaluator, probe, trial) has the life of this table. Who waits for it hears of its end at
-once, and every state has a limit:
+Every forked process (actor, evaluator, probe, trial) goes through the states of this table. Its end wakes all waiters
+at once, and every state has a limit:
 
     state      until                    limit                              at the limit
     forked     its process id arrives   `request_seconds` of the server    the fork server is replaced
@@ -18,22 +18,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.descriptors import descriptors_or_error
-from asyncrl.actors.forkserver import ChildExit, ForkServer
+from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameReader, send_frame
-from asyncrl.actors.stack_file import StackFile
+from asyncrl.actors.limits import AwakeClock
+from asyncrl.actors.requests import ChildExit
 
-_DEAF_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
 """Time limit for a process to end after it has closed its socket, in seconds; then it is killed."""
 _LOOK_SECONDS = 0.1
+_CRASH_MARK = "Fatal Python error: "
 
 
 class ChildDied(Exception):
@@ -59,7 +62,7 @@ class ChildSilent(Exception):
     """
 
     def __init__(self, seconds: float, stack: str) -> None:
-        super().__init__(f"nothing was heard for {seconds:.1f} s")
+        super().__init__(f"the process sent no frame for {seconds:.1f} s")
         self.seconds = seconds
         self.stack = stack
 
@@ -90,7 +93,7 @@ class Child:
         self._reader = FrameReader(self._channel)
         self._frames: deque[dict[str, Any]] = deque()
         self._news = asyncio.Event()  # set and cleared at once: wakes all waiters
-        self._deaf: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self, payload: bytes, fds: Mapping[str, int], *, log: Path | None = None) -> None:
@@ -203,7 +206,7 @@ class Child:
             self._loop.remove_reader(self._channel.fileno())
             # The fork server should report its exit now. If it does not, it is asked to kill the process. A server that
             # does not answer that either counts as lost, which is reported as the exit of every child.
-            self._deaf = self._loop.call_later(_DEAF_SECONDS, self.kill)
+            self._kill_timer = self._loop.call_later(_EXIT_SECONDS, self.kill)
         self._wake()
 
     def _on_exit(self, exit: ChildExit) -> None:
@@ -220,8 +223,8 @@ class Child:
         self._news.clear()
 
     def _stop_listening(self) -> None:
-        if self._deaf is not None:
-            self._deaf.cancel()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         if self._loop is not None and self._channel.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
 
@@ -230,3 +233,41 @@ class Child:
         self._channel.close()
         self._theirs.close()
         self._stack.close()
+
+
+class StackFile:
+    """Unnamed file to which `faulthandler` writes a process's Python stacks, on request and on a fatal signal."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+
+    def fileno(self) -> int:
+        """File descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
+
+    async def asked(self, ask: Callable[[], None]) -> str:
+        """Call `ask` and return what is written within half a second; "" if nothing is, or the file is closed."""
+        file = self._file.fileno()
+        before = size = os.fstat(file).st_size
+        ask()
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            if self._file.closed:  # the process died meanwhile
+                return ""
+            last, size = size, os.fstat(file).st_size
+            if size > before and size == last:
+                break
+        return os.pread(file, size - before, before).decode(errors="replace")
+
+    def crash_report(self) -> str:
+        """Return the interpreter's report on the fatal signal that ended the process; "" without one."""
+        if self._file.closed:
+            return ""
+        file = self._file.fileno()
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        _, mark, report = text.rpartition(_CRASH_MARK)
+        return mark + report if mark else ""

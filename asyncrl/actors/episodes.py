@@ -9,10 +9,11 @@ time limit only episodes that had begun are returned.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ from asyncrl.acting.frames import FrameStacks
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.streams import ActionForm, VectorStreams
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.closing import close_env
-from asyncrl.envs.packing import packed
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, EnvironmentRaised
 from asyncrl.interfaces import RESET, EnvSpec
@@ -31,7 +30,7 @@ from asyncrl.printable import error_text
 from asyncrl.protocols import Policy
 
 MAX_ENVS = 100
-"""Default limit of environments; more episodes than that take turns."""
+"""Default limit of environments."""
 
 EPISODE_STEPS = 27_000
 """Step limit of an episode if neither the caller nor the environment has one: half an hour of an Atari game at four
@@ -40,41 +39,13 @@ frames a step, the limit of the literature."""
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
-def run_episodes(
-    source: EnvSource | Sequence[Any] | Any,
-    policy: Policy,
-    episodes: int,
-    seed: int,
-    *,
-    max_envs: int = MAX_ENVS,
-    max_steps: int | None = None,
-) -> Episodes:
-    """Play `episodes` greedy episodes in this process; blocks until they end.
-
-    Args:
-        source: an `EnvSource`, or environments already built (one, a list, or one vector), which are not closed.
-        policy: the policy, with its weights loaded.
-        episodes: number of episodes, at least 1.
-        seed: seed from which each episode's reset is seeded (a vector environment is seeded with it once).
-        max_envs: largest number of environments to build.
-        max_steps: step limit of an episode; None for no limit.
-
-    Returns:
-        Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
-    """
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, got {episodes}")
-    with EpisodePlayer(source, policy, max_envs) as player:
-        return player.play(episodes, seed, max_steps)
-
-
 class EpisodePlayer:
     """Player of greedy episodes that keeps its environments between evaluations.
 
     Args:
-        source: as in `run_episodes`.
+        source: the environment, or a vector of them.
         policy: the policy whose greedy actions are taken.
-        max_envs: largest number of environments to build.
+        max_envs: largest number of environments to build; more episodes than that take turns.
         alive: callback with the number of finished episodes, after each build, reset and step of an environment.
 
     Attributes:
@@ -83,7 +54,7 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        source: EnvSource | Sequence[Any] | Any,
+        source: EnvSource,
         policy: Policy,
         max_envs: int = MAX_ENVS,
         alive: Callable[[int], None] = lambda _: None,
@@ -91,42 +62,35 @@ class EpisodePlayer:
         self._policy, self._memory = policy, memory_of(policy)
         self._states = np.zeros((0, 0), np.float32)  # recurrent state of each episode of a `play`
         self._alive = alive
-        self._source = source if isinstance(source, EnvSource) else None
-        self._max_envs = max_envs if self._source is not None else 0
-        built: Any = source.build() if isinstance(source, EnvSource) else source
+        self._source, self._max_envs = source, max_envs
+        built: Any = source.build()
         self._vector = built if hasattr(built, "num_envs") else None
-        self._envs: list[Any] = [] if self._vector is not None else _as_list(built)
-        name = self._source.name if self._source is not None else type(built).__name__
-        first = self._vector if self._vector is not None else self._envs[0]
+        self._envs: list[Any] = [] if self._vector is not None else [built]
         self._current = self._finished = 0
         self._max_steps: float = math.inf
         self._deadline: float = math.inf
         self.cut_episodes = 0
-        self._spec: EnvSpec = env_checks.spec_of(name, first)
-
-    def __enter__(self) -> EpisodePlayer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._source is not None:
-            self.close()
+        self._spec: EnvSpec = env_checks.spec_of(source.name, built)
 
     def close(self) -> None:
         """Close the environments."""
         for env in self._envs if self._vector is None else [self._vector]:
-            close_env(env)
+            env_checks.close_env(env)
 
     def play(
         self, episodes: int, seed: int, max_steps: int | None = None, max_seconds: float | None = None
     ) -> Episodes:
-        """Play exactly `episodes` episodes with the policy's current weights; see `run_episodes`.
+        """Play exactly `episodes` episodes with the policy's current weights.
 
         Args:
             episodes: number of episodes, at least 1.
-            seed: as in `run_episodes`.
+            seed: seed from which each episode's reset is seeded (a vector environment is seeded with it once).
             max_steps: step limit of an episode, None for no limit. An environment of a vector, which cannot be reset
                 alone, continues without a reset as its next episode.
             max_seconds: time limit after which all episodes are cut, and those that had begun are returned.
+
+        Returns:
+            Undiscounted returns, float64 `[episodes]`, and lengths in steps, int64 `[episodes]`.
 
         Raises:
             EnvironmentFailed: an environment raised or broke gymnasium's contract (ASYNC002, 012, 013).
@@ -134,10 +98,13 @@ class EpisodePlayer:
         self._max_steps = math.inf if max_steps is None else max_steps
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         self.cut_episodes = self._finished = 0
+        return self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
+
+    @contextlib.contextmanager
+    def _environment_calls(self, seed: int) -> Iterator[None]:
+        """Turn an exception of an environment into `EnvironmentRaised`."""
         try:
-            return (
-                self._play_vector(episodes, seed) if self._vector is not None else self._play(episodes, seed)
-            )
+            yield
         except AsyncRLError:
             raise
         except Exception as error:
@@ -150,7 +117,7 @@ class EpisodePlayer:
             ) from error
 
     def _play(self, episodes: int, seed: int) -> Episodes:
-        while self._source is not None and len(self._envs) < min(episodes, self._max_envs):
+        while len(self._envs) < min(episodes, self._max_envs):
             self._envs.append(self._source.build())
             self._alive(0)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
@@ -159,11 +126,13 @@ class EpisodePlayer:
         self._states = self._no_memory(episodes)
         form = ActionForm(self._envs[0].action_space)
         live = list(range(min(episodes, len(self._envs))))
-        for episode in live:
-            obs.begin(episode, self._reset(episode, seeds))
+        with self._environment_calls(seed):
+            for episode in live:
+                obs.begin(episode, self._reset(episode, seeds))
         while live:
             actions = form.rows(self._greedy(obs, live))
-            live = self._step(live, actions, obs, seeds, returns, lengths)
+            with self._environment_calls(seed):
+                live = self._step(live, actions, obs, seeds, returns, lengths)
             if live and time.monotonic() >= self._deadline:
                 self.cut_episodes += sum(bool(lengths[episode]) for episode in live)
                 break
@@ -234,12 +203,15 @@ class EpisodePlayer:
         rewards, row_returns, row_lengths = np.zeros(n), np.zeros(n), np.zeros(n, np.int64)
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int64)
         next_episode = list(range(n))  # environment i plays episodes i, i + n, ...
-        streams.reset([seed], obs)
+        with self._environment_calls(seed):
+            streams.reset([seed], obs)
         stacks = self._stacks(n)
         stacks.begin(slice(None), obs)
         self._no_memory(n)
         while min(next_episode) < episodes:
-            events = streams.step(self._policy.greedy(stacks.array), obs, rewards)
+            actions = self._policy.greedy(stacks.array)
+            with self._environment_calls(seed):
+                events = streams.step(actions, obs, rewards)
             stacks.push(slice(None), obs)
             for i, flag in events.tolist():
                 if flag == RESET:
@@ -263,10 +235,3 @@ class EpisodePlayer:
                 break
         begun = lengths > 0
         return returns[begun], lengths[begun]
-
-
-def _as_list(envs: Any) -> list[Any]:
-    built = [packed(env) for env in (envs if isinstance(envs, (list, tuple)) else [envs])]
-    if not built:
-        raise ValueError("source must hold at least one environment, got none")
-    return built

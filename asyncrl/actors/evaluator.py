@@ -13,18 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.child import Child, ChildDied, ChildSilent
-from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, EpisodePlayer, Episodes, run_episodes
+from asyncrl.actors.episodes import EPISODE_STEPS, MAX_ENVS, Episodes
 from asyncrl.actors.exit_errors import actor_killed, build_hung, evaluation_hung
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.limits import ProcessLimits
+from asyncrl.actors.limits import ProcessLimits, RestartBudget
 from asyncrl.actors.plans import EvaluatorPlan
-from asyncrl.actors.restarts import RestartBudget
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.interfaces import EnvSpec
 from asyncrl.shm.weights import WeightMailbox
-
-__all__ = ["EpisodePlayer", "RemoteEvaluator", "run_episodes"]
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.actors.forkserver import ChildExit
+from asyncrl.actors.requests import ChildExit
 from asyncrl.errors import ActorKilled, EnvironmentHung
 
 _GIB = 2.0**30
@@ -82,24 +82,14 @@ def build_hung(who: str, seconds: float, stack: str) -> EnvironmentHung:
         seconds: duration of the wait.
         stack: its Python stacks, most recent call first.
     """
-    return EnvironmentHung(
-        f"{who} was not built and reset within {seconds:.1f} s.",
-        facts={"seconds": f"{seconds:.1f}", **_stack_fact(stack)},
-        fix="mend what hangs there, or raise ready_timeout_seconds if it only takes that long",
-    )
+    what = f"{who} was not built and reset within {seconds:.1f} s."
+    return _hung(what, {"seconds": f"{seconds:.1f}"}, stack, "ready_timeout_seconds")
 
 
 def evaluation_hung(name: str, seconds: float, stack: str) -> EnvironmentHung:
     """Return ASYNC015 for an environment that hung in an evaluation; see `build_hung` for the arguments."""
-    return EnvironmentHung(
-        f"The environment {name} did not return for {seconds:.1f} s in an evaluation.",
-        facts={"seconds": f"{seconds:.1f}", **_stack_fact(stack)},
-        fix="mend what hangs there, or raise step_timeout_seconds if it only takes that long",
-    )
-
-
-def _stack_fact(stack: str) -> dict[str, object]:
-    return {"stack (most recent call first)": "\n" + (stack.rstrip() or "  not available")}
+    what = f"The environment {name} did not return for {seconds:.1f} s in an evaluation."
+    return _hung(what, {"seconds": f"{seconds:.1f}"}, stack, "step_timeout_seconds")
 
 
 def actor_hung(
@@ -115,19 +105,19 @@ def actor_hung(
         median_step_seconds: median duration of an environment step before, or None without steps.
         stack: its Python stacks, most recent call first.
     """
-    where = f"environment {env} of actor {actor}" if env >= 0 else f"an environment of actor {actor}"
+    where = f"Environment {env} of actor {actor}" if env >= 0 else f"An environment of actor {actor}"
     what = (
         f"did not return for {seconds:.1f} s" if ready else f"was not built and reset within {seconds:.1f} s"
     )
     median = "no step yet" if median_step_seconds is None else f"{median_step_seconds * 1e3:.3f} ms"
-    name = "step_timeout_seconds" if ready else "ready_timeout_seconds"
+    facts = {"actor": actor, "seconds": f"{seconds:.1f}", "median step time": median}
+    option = "step_timeout_seconds" if ready else "ready_timeout_seconds"
+    return _hung(f"{where} {what}.", facts, stack, option)
+
+
+def _hung(what: str, facts: dict[str, object], stack: str, option: str) -> EnvironmentHung:
     return EnvironmentHung(
-        f"{where[0].upper()}{where[1:]} {what}.",
-        facts={
-            "actor": actor,
-            "seconds": f"{seconds:.1f}",
-            "median step time": median,
-            **_stack_fact(stack),
-        },
-        fix=f"mend what hangs there, or raise {name} if it only takes that long",
+        what,
+        facts={**facts, "stack (most recent call first)": "\n" + (stack.rstrip() or "  not available")},
+        fix=f"mend what hangs there, or raise {option} if it only takes that long",
     )

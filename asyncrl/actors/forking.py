@@ -223,5 +223,6 @@ def _mirror(surroundings: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update({**surroundings["environ"], **threads})
     sys.path[:] = surroundings["sys_path"]
-    with contextlib.suppress(OSError):
-        os.chdir(surroundings["cwd"])
+    if surroundings["cwd"] is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(surroundings["cwd"])

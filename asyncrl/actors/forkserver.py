@@ -23,13 +23,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncrl.actors.descriptors import descriptors_or_error
-from asyncrl.actors.forked import ChildExit
 from asyncrl.actors.forking import serve
-from asyncrl.actors.restarts import WINDOW_SECONDS, RestartBudget
+from asyncrl.actors.limits import WINDOW_SECONDS, RestartBudget
+from asyncrl.actors.requests import OnExit
 from asyncrl.actors.server_process import ForkRefused, ServerLost, ServerProcess
 from asyncrl.errors import ResourceError
-
-__all__ = ["ChildExit", "ForkServer"]
 
 
 class ForkServer:
@@ -70,7 +68,7 @@ class ForkServer:
         payload: bytes,
         fds: Mapping[str, int],
         *,
-        on_exit: Callable[[ChildExit], None],
+        on_exit: OnExit,
         on_lost: Callable[[], Mapping[str, int]],
         log: Path | None = None,
     ) -> int:
@@ -88,7 +86,7 @@ class ForkServer:
         Raises:
             ResourceError: the fork server was not started, was closed, cannot fork, or dies too often.
         """
-        surroundings = {"sys_path": list(sys.path), "cwd": os.getcwd(), "environ": dict(os.environ)}
+        surroundings = {"sys_path": list(sys.path), "cwd": _working_directory(), "environ": dict(os.environ)}
         message = {
             "role": role,
             "fd_names": ["payload", *fds],
@@ -156,7 +154,7 @@ class ForkServer:
         async with self._replacement_lock():
             if self._life is not life or self._ending:
                 return  # another task has replaced it
-            await life.gone()
+            await life.ended()
             status = life.exit_status
             crashed = not life.was_ready and status is not None and 0 < status < 128
             pause = None if crashed else self._budget.spend(useful=life.was_ready)
@@ -180,6 +178,14 @@ class ForkServer:
         if self._replacing is None or self._replacing[0] is not loop:
             self._replacing = (loop, asyncio.Lock())
         return self._replacing[1]
+
+
+def _working_directory() -> str | None:
+    """Return the working directory, None if it was removed: actors are restarted nevertheless."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _guard(server: int, main: int) -> int:
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: kill_with_group(server))
     status = _wait_for(server, main)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_all()
@@ -108,7 +108,7 @@ def _end_all() -> None:
 
 
 def kill_with_group(pid: int) -> None:
-    """Send SIGKILL to a child that was not reaped, and to the process group that it leads, if any."""
+    """Send SIGKILL to a child, and to the process group that it leads, if any; do nothing if it was just reaped."""
     signal_group(pid, signal.SIGKILL)
 
 

@@ -16,15 +16,11 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
-from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.child import Child, ChildDied
 from asyncrl.actors.connections import Connections
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.limits import ProcessLimits
-from asyncrl.actors.lives import pause_after_death, quarantine, why_it_died
+from asyncrl.actors.limits import AwakeClock, ProcessLimits, RestartBudget
 from asyncrl.actors.plans import QUIT, SPACE, ActorPlan, PoolPlan
-from asyncrl.actors.probe import probe
-from asyncrl.actors.restarts import RestartBudget
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.errors import AsyncRLError, RingCorrupt
@@ -32,8 +28,6 @@ from asyncrl.shm.ring import RingReader
 from asyncrl.shm.ring_health import ring_corrupt
 from asyncrl.shm.ring_layout import WAIT_NS
 from asyncrl.shm.segment import Segment
-
-__all__ = ["ActorPool", "probe"]
 
 WATCH_SECONDS = 0.1
 QUARANTINE_SECONDS = 0.002
@@ -180,19 +174,19 @@ class ActorPool:
             try:
                 await self._live(actor)
             except ChildDied as died:
-                error = why_it_died(actor, died)
-                pause = pause_after_death(actor, died)
+                error = actor.why_it_died(died)
+                pause = actor.pause_after(died)
             except AsyncRLError as raised:
                 error = raised
                 if isinstance(raised, RingCorrupt):
-                    actor.ring.distrust(str(raised.facts["header"]))
+                    actor.ring.set_fault(str(raised.facts["header"]))
             if self._closing:
                 return
             if actor.ring.fault:
                 assert self._started is not None
                 error = ring_corrupt(actor.ring.fault)
                 # Before all have started the learner's thread does not read rows, and cannot reset the ring.
-                pause = quarantine(actor) if self._started.done() else None
+                pause = actor.quarantine() if self._started.done() else None
             actor.last_error = str(error).splitlines()[0]
             if self._on_death is not None:
                 self._on_death(actor.index)
@@ -215,12 +209,12 @@ class ActorPool:
             await child.start(pickle.dumps(plan), fds, log=actor.log)
             await child.receive()
             actor.set_ready()
-            self._say_started()
+            self._set_started()
             await actor.listen(child)
         finally:
             await child.end()
 
-    def _say_started(self) -> None:
+    def _set_started(self) -> None:
         assert self._started is not None
         if all(a.ever_ready for a in self._actors) and not self._started.done():
             self._started.set_result(None)
@@ -239,10 +233,10 @@ class ActorPool:
             await asyncio.sleep(WATCH_SECONDS)
             awake_seconds = clock.advance()
             for actor in self._actors:
-                await actor.take_pulse(awake_seconds, self._limits)
+                await actor.check(awake_seconds, self._limits)
 
-    def _spawn(self, story: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(story, name=name)
+    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
         task.add_done_callback(self._on_task_done)
         self._tasks.add(task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,19 +12,57 @@ READY = -1
 _LOOK_SECONDS = 0.25
 
 
+@dataclass(frozen=True)
+class ChildExit:
+    """Exit of a forked process.
+
+    Attributes:
+        pid: its process id.
+        status: exit status; the negative signal number if a signal killed it.
+        max_rss_bytes: its peak resident memory, 0 if unknown.
+        server_lost: the fork server died, and this process with it.
+    """
+
+    pid: int
+    status: int
+    max_rss_bytes: int
+    server_lost: bool = False
+
+
+OnExit = Callable[[ChildExit], None]
+"""Callback of a forked process for its exit."""
+
+
 @dataclass
-class _Request:
+class Request:
     """One request.
 
     Attributes:
         limit_seconds: time limit, counted while this process is awake and no frame arrives from the server.
+        on_exit: exit callback of the process that is to be forked; None for other requests.
         waiters: futures of the answer.
         waited_seconds: time so far, counted likewise.
     """
 
     limit_seconds: float
+    on_exit: OnExit | None = None
     waiters: list[asyncio.Future[dict[str, Any]]] = field(default_factory=list)
     waited_seconds: float = 0.0
+
+    def answer(self, frame: dict[str, Any]) -> bool:
+        """Set its futures; return whether one was still waiting."""
+        waiting = self._waiting()
+        for waiter in waiting:
+            waiter.set_result(frame)
+        return bool(waiting)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error in its futures."""
+        for waiter in self._waiting():
+            waiter.set_exception(error)
+
+    def _waiting(self) -> list[asyncio.Future[dict[str, Any]]]:
+        return [w for w in self.waiters if not w.done() and not w.get_loop().is_closed()]
 
 
 class Requests:
@@ -34,14 +73,18 @@ class Requests:
     """
 
     def __init__(self, ready_seconds: float) -> None:
-        self._open = {READY: _Request(ready_seconds)}
+        self._open = {READY: Request(ready_seconds)}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, tag: int, limit_seconds: float) -> None:
+    def add(self, tag: int, request: Request) -> None:
         """Add a request."""
-        self._open[tag] = _Request(limit_seconds)
+        self._open[tag] = request
+
+    def pop(self, tag: int) -> Request:
+        """Remove a request that was answered, and return it."""
+        return self._open.pop(tag)
 
     def wait_for(self, tag: int) -> asyncio.Future[dict[str, Any]]:
         """Return a future of the answer, on the running loop."""
@@ -49,14 +92,7 @@ class Requests:
         self._open[tag].waiters.append(waiter)
         return waiter
 
-    def answer(self, tag: int, frame: dict[str, Any]) -> bool:
-        """Remove a request and set its futures; return whether one was still waiting."""
-        waiters = [waiter for waiter in self._open.pop(tag).waiters if _can_hear(waiter)]
-        for waiter in waiters:
-            waiter.set_result(frame)
-        return bool(waiters)
-
-    def heard(self) -> None:
+    def restart_limits(self) -> None:
         """Reset the waiting times after a frame: the server is alive and answers in order."""
         for request in self._open.values():
             request.waited_seconds = 0.0
@@ -76,10 +112,4 @@ class Requests:
         """Remove all requests and set the error in their futures."""
         requests, self._open = self._open, {}
         for request in requests.values():
-            for waiter in request.waiters:
-                if _can_hear(waiter):
-                    waiter.set_exception(error)
-
-
-def _can_hear(waiter: asyncio.Future[dict[str, Any]]) -> bool:
-    return not waiter.done() and not waiter.get_loop().is_closed()
+            request.fail(error)

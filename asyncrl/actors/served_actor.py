@@ -32,10 +32,8 @@ from numpy.typing import NDArray
 from asyncrl.acting.served import ServedPolicy, own_weights
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import Events, Streams
-from asyncrl.interfaces import RESET
 from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RingWriter
-from asyncrl.shm.row_counts import count_row
 from asyncrl.shm.weights import WeightMailbox
 
 
@@ -157,10 +155,7 @@ class ServedActor(Actor):
             raise self._explain(error, writer.action[:, slot]) from error
         self._events.append(events)
         if self._stacks is not None:
-            self._stacks.push(rows, self.streams.newest[rows])
-            began = events[(events[:, 1] & RESET) != 0, 0]
-            if began.size:
-                self._stacks.begin(began, self.streams.newest[began])
+            self._begin_episodes(events, rows)
 
     def _finish_row(self, slot: int, next_slot: int, resets: bool) -> None:
         """Check, count and publish a row after its last part, or publish the RESET row of a later life."""
@@ -174,19 +169,9 @@ class ServedActor(Actor):
             self._write_reset_row(slot, next_slot)
             return
         self._refuse_non_finite(self.streams.newest, writer.action[:, slot])
-        self._stamp(slot)
-        self._row += 1
-        events: NDArray[np.int64] = (
-            self._events[0] if len(self._events) == 1 else np.concatenate(self._events)
-        )
+        events: Events = self._events[0] if len(self._events) == 1 else np.concatenate(self._events)
         self._events = []
-        taken = count_row(
-            *(events, self._rewards, self._returns, self._began_at, self._row),
-            *(writer.flags, writer.reward, slot),
-            *(writer.header, writer.episode_return, writer.episode_length),
-        )
-        self._steps += taken
-        writer.publish(1, taken)
+        self._publish(slot, events)
 
     def _exploration_rate(self) -> float:
         counts = [part.stop - part.start for part in self._parts]

@@ -14,17 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actors.awake import AwakeClock
-from asyncrl.actors.forked import ChildExit, Forked
 from asyncrl.actors.forking import THREAD_VARIABLES
-from asyncrl.actors.requests import READY, Requests
-from asyncrl.actors.wire import Wire
+from asyncrl.actors.frames import Wire
+from asyncrl.actors.limits import AwakeClock
+from asyncrl.actors.requests import READY, ChildExit, OnExit, Request, Requests
 
-_GONE_SECONDS = 4.0
+_END_SECONDS = 4.0
 _CLOSE_SECONDS = 0.7
 """Time limit of each stage of `close`, in seconds: the server exits, its guardian kills it, the guardian is killed."""
 
@@ -54,7 +53,8 @@ class ServerProcess:
 
     def __init__(self, ready_seconds: float, request_seconds: float) -> None:
         self._request_seconds = request_seconds
-        self._requests, self._forked = Requests(ready_seconds), Forked()
+        self._requests = Requests(ready_seconds)
+        self._children: dict[int, OnExit] = {}  # exit callbacks of the running children, by process id
         self._tags = itertools.count()
         self._ticking: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
@@ -90,14 +90,11 @@ class ServerProcess:
         if not self.was_ready:
             await self._requests.wait_for(READY)
 
-    async def fork(
-        self, message: Mapping[str, Any], fds: list[int], on_exit: Callable[[ChildExit], None]
-    ) -> int:
+    async def fork(self, message: Mapping[str, Any], fds: list[int], on_exit: OnExit) -> int:
         """Request a fork; return the child's process id. Raises `ServerLost` or `ForkRefused`."""
         if self.lost:
             raise ServerLost(self.lost)
-        tag = self._ask({"do": "fork", **message}, fds)
-        self._forked.expect(tag, on_exit)
+        tag = self._ask({"do": "fork", **message}, fds, on_exit)
         frame = await self._requests.wait_for(tag)
         if frame["event"] == "refused":
             raise ForkRefused(frame["why"])
@@ -106,17 +103,17 @@ class ServerProcess:
 
     def signal(self, pid: int, number: int, group: bool) -> None:
         """Request a signal to a child or to its group; do nothing if the child has ended."""
-        if pid in self._forked and not self.lost:
+        if pid in self._children and not self.lost:
             self._ask({"do": "signal", "pid": pid, "signal": int(number), "group": group})
 
     def hang_up(self) -> None:
         """Shut the socket down, which ends it; any thread or signal handler, never blocks."""
         self._wire.shut_down()
 
-    async def gone(self) -> None:
-        """Wait until it and all its descendants have ended, for at most `_GONE_SECONDS`, and close it."""
+    async def ended(self) -> None:
+        """Wait until it and all its descendants have ended, for at most `_END_SECONDS`, and close it."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _GONE_SECONDS
+        deadline = loop.time() + _END_SECONDS
         while self._process.poll() is None and loop.time() < deadline:
             await asyncio.sleep(0.005)
         self.close()
@@ -125,14 +122,14 @@ class ServerProcess:
         """End the server and all its children; takes milliseconds, a few seconds at most; idempotent."""
         self._detach()
         self._wire.close()
-        for hasten in (self._process.terminate, self._process.kill, self._forked.kill_groups):
+        for kill in (self._process.terminate, self._process.kill, self._kill_children):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_SECONDS)
                 break
-            hasten()
+            kill()
         if not self.lost:
             self.lost = "the fork server was closed"
-        self._forked.forget()
+        self._children.clear()
         self._requests.fail(ServerLost(self.lost))
 
     def _detach(self) -> None:
@@ -141,11 +138,11 @@ class ServerProcess:
             self._ticking = None
         self._wire.detach()
 
-    def _ask(self, message: dict[str, Any], fds: list[int] | None = None) -> int:
+    def _ask(self, message: dict[str, Any], fds: Sequence[int] = (), on_exit: OnExit | None = None) -> int:
         """Send a request; return its tag."""
         tag = next(self._tags)
-        self._wire.send({**message, "tag": tag}, fds or [])
-        self._requests.add(tag, self._request_seconds)
+        self._wire.send({**message, "tag": tag}, fds)
+        self._requests.add(tag, Request(self._request_seconds, on_exit))
         loop = self._wire.loop
         if self._ticking is None and loop is not None:
             self._clock.advance()
@@ -159,7 +156,7 @@ class ServerProcess:
             return
         limit = self._requests.overdue(self._clock.advance())
         if limit is not None:
-            self._process.terminate()  # its guardian; `gone` waits for the effect
+            self._process.terminate()  # its guardian; `ended` waits for the effect
             self._on_lost(f"the fork server did not answer for {limit:g} s and was killed")
             return
         self._ticking = self._wire.loop.call_later(self._requests.look_seconds(), self._tick)
@@ -167,31 +164,39 @@ class ServerProcess:
     def _on_readable(self) -> None:
         for frame in self._wire.frames():
             self._on_frame(frame)
-        self._requests.heard()
+        self._requests.restart_limits()
         if self._wire.eof and not self.lost:
             self._on_lost("the fork server ended")
 
     def _on_frame(self, frame: dict[str, Any]) -> None:
         if frame["event"] == "ready":
             self.was_ready, self.pid = True, frame["pid"]
-            self._requests.answer(READY, frame)
+            self._requests.pop(READY).answer(frame)
         elif frame["event"] == "exited":
-            self._forked.end(ChildExit(frame["pid"], frame["status"], frame["max_rss_bytes"]))
-        elif frame["event"] == "forked":
-            self._forked.begin(frame["tag"], frame["pid"])
-            if not self._requests.answer(frame["tag"], frame):  # its caller was cancelled
-                self.signal(frame["pid"], signal.SIGKILL, group=True)
+            if (on_exit := self._children.pop(frame["pid"], None)) is not None:
+                on_exit(ChildExit(frame["pid"], frame["status"], frame["max_rss_bytes"]))
         else:
-            self._forked.refuse(frame["tag"])
-            self._requests.answer(frame["tag"], frame)
+            request = self._requests.pop(frame["tag"])
+            if frame["event"] == "forked" and request.on_exit is not None:
+                self._children[frame["pid"]] = request.on_exit
+            if not request.answer(frame) and frame["event"] == "forked":  # its caller was cancelled
+                self.signal(frame["pid"], signal.SIGKILL, group=True)
 
     def _on_lost(self, why: str) -> None:
         """Mark the server as lost and fail its requests; kill its children, in case kernel and guardian do not."""
         self.lost = why
         self._detach()
-        self._forked.kill_groups()
+        self._kill_children()
         self._requests.fail(ServerLost(why))
-        self._forked.lose()
+        children, self._children = self._children, {}
+        for pid, on_exit in children.items():
+            on_exit(ChildExit(pid, -signal.SIGKILL, 0, server_lost=True))
+
+    def _kill_children(self) -> None:
+        """Kill the process groups of all children."""
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -16,13 +16,12 @@ gymnasium is not imported: the environments are built by `EnvSource`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.closing import close_env
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, EnvSpec
 from asyncrl.shm.row_counts import find_events
@@ -32,8 +31,14 @@ Events = NDArray[np.int64]
 _NO_EVENTS: Events = np.empty((0, 2), np.int64)
 
 
-class Streams(Protocol):
-    """E streams that step together.
+class Streams:
+    """Base class of E streams that step together.
+
+    Args:
+        num_envs: E.
+        spec: spec of one environment.
+        shape: shape of what the environments return: one observation, or those of a vector.
+        obs_space, action_space: spaces of one environment.
 
     Attributes:
         num_envs: E.
@@ -41,21 +46,35 @@ class Streams(Protocol):
             the next call. It is the caller's array, or the environment's own, which is denser.
     """
 
-    num_envs: int
-    newest: NDArray[Any]
+    def __init__(
+        self, num_envs: int, spec: EnvSpec, shape: tuple[int, ...], obs_space: Any, action_space: Any
+    ) -> None:
+        self.num_envs = num_envs
+        self._name, self._shape = spec.name, shape
+        self._dtype: np.dtype[Any] = np.dtype(obs_space.dtype)
+        self._action_form = ActionForm(action_space)
+        self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
+        self.show_current_in(np.empty(1, np.int64))
 
     @property
     def current(self) -> int:
         """Index of the stream being reset or stepped; -1 between rows, and for a vector environment."""
-        ...
+        return int(self._current[0])
 
     def show_current_in(self, word: NDArray[np.int64]) -> None:
         """Store `current` in `word` `[1]` from now on, which is shared memory that the supervisor reads."""
-        ...
+        # A memoryview: storing an integer takes 30 ns, in an array 80.
+        self._current = memoryview(word)  # type: ignore[arg-type]
+        self._current[0] = -1
+
+    @property
+    def resetting(self) -> bool:
+        """Whether a single environment is being reset in a `step`, because its episode has ended."""
+        return False
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """Begin an episode in every stream; write the first observations to `obs` `[E, *obs_shape]`."""
-        ...
+        raise NotImplementedError
 
     def step(
         self, actions: NDArray[Any], next_obs: NDArray[Any], rewards: NDArray[np.float64], first: int = 0
@@ -71,11 +90,14 @@ class Streams(Protocol):
         Returns the streams with flags; read-only, valid until the next step. Raises `ObservationOffSpace`, `OldGymAPI`
         (ASYNC012, ASYNC013), and whatever an environment raises.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the environments."""
-        ...
+        raise NotImplementedError
+
+    def _checked(self, obs: Any, call: str) -> NDArray[Any]:
+        return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
 
 
 def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
@@ -121,25 +143,7 @@ class ActionForm:
         return list(self.batch(actions))
 
 
-class _CurrentStream:
-    """Storage of the index of the stream being stepped."""
-
-    def __init__(self) -> None:
-        self.show_current_in(np.empty(1, np.int64))
-
-    @property
-    def current(self) -> int:
-        """See `Streams.current`."""
-        return int(self._current[0])
-
-    def show_current_in(self, word: NDArray[np.int64]) -> None:
-        """See `Streams.show_current_in`."""
-        # A memoryview: storing an integer takes 30 ns, in an array 80.
-        self._current = memoryview(word)  # type: ignore[arg-type]
-        self._current[0] = -1
-
-
-class PlainStreams(_CurrentStream):
+class PlainStreams(Streams):
     """Streams of single environments, stepped one after the other.
 
     Args:
@@ -148,17 +152,16 @@ class PlainStreams(_CurrentStream):
     """
 
     def __init__(self, envs: Sequence[Any], spec: EnvSpec) -> None:
-        super().__init__()
+        first, shape = envs[0], spec.observation_shape
+        super().__init__(len(envs), spec, shape, first.observation_space, first.action_space)
         self.envs = list(envs)
-        self.num_envs = len(self.envs)
-        self._name = spec.name
-        self._shape = spec.observation_shape
-        space = self.envs[0].observation_space
-        self._dtype: np.dtype[Any] = np.dtype(space.dtype)
-        self._action_form = ActionForm(self.envs[0].action_space)
         self._steps = [env.step for env in self.envs]
-        self.newest: NDArray[Any] = np.empty((0, *self._shape))
         self._ended = [False] * self.num_envs
+
+    @property
+    def resetting(self) -> bool:
+        """See `Streams.resetting`."""
+        return self.current >= 0 and self._ended[self.current]
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """See `Streams.reset`."""
@@ -174,13 +177,8 @@ class PlainStreams(_CurrentStream):
     ) -> Events:
         """See `Streams.step`."""
         events: list[tuple[int, int]] = []
-        ended, steps, shape, dtype, current = (
-            self._ended,
-            self._steps,
-            self._shape,
-            self._dtype,
-            self._current,
-        )
+        ended, steps, current = self._ended, self._steps, self._current
+        shape, dtype = self._shape, self._dtype
         row_rewards = []
         for i, action in enumerate(self._action_form.rows(actions), first):
             current[0] = i
@@ -213,10 +211,7 @@ class PlainStreams(_CurrentStream):
     def close(self) -> None:
         """See `Streams.close`."""
         for env in self.envs:
-            close_env(env)
-
-    def _checked(self, obs: Any, call: str) -> NDArray[Any]:
-        return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)
+            env_checks.close_env(env)
 
     def _store_rewards(self, values: list[Any], out: NDArray[np.float64], first: int) -> None:
         try:
@@ -231,7 +226,7 @@ class PlainStreams(_CurrentStream):
             raise
 
 
-class VectorStreams(_CurrentStream):
+class VectorStreams(Streams):
     """Streams of one native vector environment.
 
     A vector in DISABLED mode resets only on request and always steps all its environments. For a row in which some
@@ -244,17 +239,13 @@ class VectorStreams(_CurrentStream):
     """
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
-        super().__init__()
+        count = int(env.num_envs)
+        shape = (count, *spec.observation_shape)
+        super().__init__(count, spec, shape, env.single_observation_space, env.single_action_space)
         self.env = env
-        self.num_envs = int(env.num_envs)
-        self._name = spec.name
         self._disabled = env_checks.autoreset_mode(spec.name, env) == env_checks.DISABLED
-        self._shape = (self.num_envs, *spec.observation_shape)
-        self._dtype: np.dtype[Any] = np.dtype(env.single_observation_space.dtype)
-        self._action_form = ActionForm(env.single_action_space)
-        self._ended: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self._events: Events = np.empty((self.num_envs, 2), np.int64)
-        self.newest: NDArray[Any] = np.empty((0, *spec.observation_shape))
+        self._ended: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self._events: Events = np.empty((count, 2), np.int64)
 
     def reset(self, seeds: Sequence[int], obs: NDArray[Any]) -> None:
         """See `Streams.reset`; a vector is seeded with the first of `seeds`."""
@@ -283,7 +274,7 @@ class VectorStreams(_CurrentStream):
 
     def close(self) -> None:
         """See `Streams.close`."""
-        close_env(self.env)
+        env_checks.close_env(self.env)
 
     def _store(self, obs: NDArray[Any], out: NDArray[Any]) -> None:
         """Copy the observations `obs` to `out`; use the environment's array as `newest` if its dtype is the same."""
@@ -292,6 +283,3 @@ class VectorStreams(_CurrentStream):
 
     def _reset_some(self, mask: NDArray[np.bool_]) -> Any:
         return env_checks.check_reset(self._name, self.env.reset(options={"reset_mask": mask.copy()}))
-
-    def _checked(self, obs: Any, call: str) -> NDArray[Any]:
-        return env_checks.check_observation(self._name, call, obs, self._shape, self._dtype)

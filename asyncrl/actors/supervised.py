@@ -1,22 +1,26 @@
-"""State of one actor in the pool, over all its restarts."""
+"""An actor of the pool, over all its restarts; and the states of all actors at one position."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actors.child import Child
-from asyncrl.actors.exit_errors import actor_too_large
+from asyncrl.actors.child import Child, ChildDied
+from asyncrl.actors.exit_errors import actor_killed, actor_too_large
 from asyncrl.actors.heartbeat import Heartbeat, private_bytes
-from asyncrl.actors.limits import ProcessLimits
+from asyncrl.actors.limits import ProcessLimits, RestartBudget
 from asyncrl.actors.plans import SAVE
-from asyncrl.actors.restarts import RestartBudget
-from asyncrl.errors import ActorKilled, EnvironmentHung
+from asyncrl.errors import ActorKilled, AsyncRLError, EnvironmentHung, RingQuarantined
 from asyncrl.shm.ring import PUBLISHED, RingReader
 
-WEIGH_SECONDS = 1.0
+MEMORY_CHECK_SECONDS = 1.0
 """Interval at which an actor's private memory is compared with its limit."""
+_LOOK_SECONDS = 0.002
 
 
 class SupervisedActor:
@@ -53,7 +57,7 @@ class SupervisedActor:
         self._began_at = 0
         self.restarts = 0
         self.killed_for: EnvironmentHung | ActorKilled | None = None
-        self._unlooked_seconds = 0.0
+        self._since_memory_check = 0.0
         self.last_error = ""
         self.heartbeat = Heartbeat(index, ring)
         self.episodes_seen = 0
@@ -105,7 +109,7 @@ class SupervisedActor:
         self._began_at = int(self.ring.header[PUBLISHED])
         self.heartbeat.begin_life()
 
-    async def take_pulse(self, awake_seconds: float, limits: ProcessLimits) -> None:
+    async def check(self, awake_seconds: float, limits: ProcessLimits) -> None:
         """Kill it if its ring is corrupt, its memory too large, or if it had no heartbeat for too long.
 
         Args:
@@ -113,25 +117,30 @@ class SupervisedActor:
             limits: time limits of a step and of becoming ready, limit of memory.
         """
         child = self.child
-        if not self.ring.look_over() and self.alive and child is not None:
-            child.kill()
+        if not self.ring.check_header():  # its words are not to be read, for the rates either
+            if self.alive and child is not None:
+                child.kill()
             return
-        self._weigh(awake_seconds, limits.max_actor_bytes)
+        self._check_memory(awake_seconds, limits.max_actor_bytes)
         silent = self.heartbeat.poll(awake_seconds)
+        if child is None or not self.alive:
+            # The fork server may take longer to start than the limit: the time of a life counts from its fork.
+            self.heartbeat.begin_life()
+            return
         limit = limits.step_timeout_seconds if self.ready else limits.ready_timeout_seconds
-        if silent <= limit or not self.alive or child is None or self.killed_for is not None:
+        if silent <= limit or self.killed_for is not None:
             return
         stack = await child.python_stack()
         if self.child is child and self.alive:  # it may have died meanwhile
             self.killed_for = self.heartbeat.hung(silent, self.ready, stack)
             child.kill()
 
-    def _weigh(self, awake_seconds: float, limit_bytes: int | None) -> None:
-        """Kill it if its private memory exceeds the limit; looks every `WEIGH_SECONDS`."""
-        self._unlooked_seconds += awake_seconds
-        if limit_bytes is None or self._unlooked_seconds < WEIGH_SECONDS:
+    def _check_memory(self, awake_seconds: float, limit_bytes: int | None) -> None:
+        """Kill it if its private memory exceeds the limit; looks every `MEMORY_CHECK_SECONDS`."""
+        self._since_memory_check += awake_seconds
+        if limit_bytes is None or self._since_memory_check < MEMORY_CHECK_SECONDS:
             return
-        self._unlooked_seconds = 0.0
+        self._since_memory_check = 0.0
         child = self.child
         if child is None or not self.alive or self.killed_for is not None:
             return
@@ -139,6 +148,40 @@ class SupervisedActor:
         if held > limit_bytes:
             self.killed_for = actor_too_large(self.index, child.pid, held, limit_bytes)
             child.kill()
+
+    def why_it_died(self, died: ChildDied) -> AsyncRLError:
+        """Return the error for a life that ended without an error frame; append a crash report to the actor's log."""
+        if self.log is not None and died.crash:
+            with contextlib.suppress(OSError), self.log.open("a") as lines:
+                lines.write(died.crash)
+        if self.killed_for is not None:
+            return self.killed_for
+        return actor_killed(f"Actor {self.index}", died.exit, self.restarts, crash=died.crash, log=self.log)
+
+    def pause_after(self, died: ChildDied) -> float | None:
+        """Return the pause before its next life in seconds, or None if there will be none."""
+        if died.exit.server_lost:
+            return 0.0
+        if self.killed_for is not None and not self.ever_ready:
+            return None
+        return self.budget.spend(useful=self.useful)
+
+    def quarantine(self) -> float | None:
+        """Mark the ring of the actor, which has ended, as abandoned, for the learner's thread to reset, with a warning.
+
+        Returns the pause before the next life as `pause_after` does; with None nothing is marked.
+        """
+        pause = self.budget.spend(useful=False)
+        if pause is None:
+            return None
+        text = (
+            f"[ASYNC043] the ring of actor {self.index} was overwritten from outside ({self.ring.fault}); its rows "
+            "are given up and the actor is started again; look for native code in the environment that writes "
+            "outside of its own arrays"
+        )
+        warnings.warn(RingQuarantined(text), stacklevel=2)
+        self.ring.abandoned = True
+        return pause
 
     def set_ready(self) -> None:
         """Record that its environments are built and reset."""
@@ -158,3 +201,40 @@ class SupervisedActor:
         if self.child.exited is not None or self.ring.fault:
             return "restarting"
         return self.ring.statistics().state if self.ready else "starting"
+
+
+async def states_of(
+    actors: Sequence[SupervisedActor], positions: Sequence[int], limit_seconds: float
+) -> tuple[list[bytes] | None, str]:
+    """Return the state of every actor at its position; or None and the reason.
+
+        coordinator                                         actors
+        learner is paused (no further grants)               make all rows that were granted, then sleep
+        waits until every ring has them ── SAVE ──>         answer between two rows: rows published, state
+        accepts answers at these positions
+
+    Every wait has a limit, and the answer of an actor that dies is None at once. If one state is missing the others are
+    useless: then the checkpoint contains no states.
+
+    Args:
+        actors: in the order of their rings.
+        positions: number of rows that each will have published once it has used its grant.
+        limit_seconds: time limit of both waits together.
+    """
+    end = time.monotonic() + limit_seconds
+    for actor, position in zip(actors, positions, strict=True):
+        while not actor.ring.reached(position):
+            if actor.ended or time.monotonic() >= end:
+                return None, f"actor {actor.index} did not reach row {position:,}"
+            await asyncio.sleep(_LOOK_SECONDS)
+    asked = [actor.ask_state() for actor in actors]
+    await asyncio.wait(asked, timeout=max(0.0, end - time.monotonic()))
+    states: list[bytes] = []
+    for actor, position, answer in zip(actors, positions, asked, strict=True):
+        frame = answer.result() if answer.done() else None
+        if frame is None or frame["published"] != position:
+            return None, f"actor {actor.index} did not answer"
+        if frame["state"] is None:
+            return None, str(frame["why"])
+        states.append(frame["state"])
+    return states, ""

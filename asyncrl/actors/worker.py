@@ -36,7 +36,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.printable import TRACEBACK_LIMIT, describe_error, printable, shown
 from asyncrl.protocols import Policy
 from asyncrl.shm.doorbell import DoorbellWriter
-from asyncrl.shm.requests import ActorRequests, RequestLayout
+from asyncrl.shm.requests import ActorRequests
 from asyncrl.shm.ring import RUNNING, STARTING, WAITING_FOR_GRANT, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -145,16 +145,12 @@ def _make_actor(plan: ActorPlan, writer: RingWriter, fds: dict[str, int]) -> Act
         actor = Actor(streams, policy, writer, mailbox, **identity)
     else:
         policies = [pickle.loads(pool.policy) for _ in pool.requests.slices]
-        requests = _attach_requests(pool.requests, fds)
+        bell = DoorbellWriter.attach(fds["server_bell"], fds["server_bell_pipe"])
+        requests = ActorRequests(Segment.attach(fds["requests"], pool.requests.arrays()), pool.requests, bell)
         actor = ServedActor(streams, policies, writer, mailbox, requests, **identity)
     if pool.among is not None:
         actor.place_among(*pool.among)
     return actor
-
-
-def _attach_requests(layout: RequestLayout, fds: dict[str, int]) -> ActorRequests:
-    bell = DoorbellWriter.attach(fds["server_bell"], fds["server_bell_pipe"])
-    return ActorRequests(Segment.attach(fds["requests"], layout.arrays()), layout, bell)
 
 
 def _step_until_quit(actor: Actor, commands: _Commands) -> None:
@@ -202,27 +198,22 @@ def _play_probe(source: EnvSource, channel: socket.socket, fds: dict[str, int]) 
 def _play_trial(plan: tuple[EnvSource, float], channel: socket.socket, fds: dict[str, int]) -> None:
     from asyncrl.envs.trial import try_out
 
-    send_frame(channel, {"kind": "trial", "trial": try_out(*plan)})
-
-
-class _SignsOfLife:
-    """Sender of "alive" frames during an evaluation, about once a second."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._next = time.monotonic() + _ALIVE_SECONDS
-
-    def give(self, finished_episodes: int) -> None:
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + _ALIVE_SECONDS
-            send_frame(self._channel, {"kind": "alive", "episodes": finished_episodes})
+    try_out(*plan, lambda trial: send_frame(channel, {"kind": "trial", "trial": trial}))
 
 
 def _play_evaluator(plan: EvaluatorPlan, channel: socket.socket, fds: dict[str, int]) -> None:
     policy: Policy = pickle.loads(plan.policy)
     policy.assign_streams(0, 1, 1)
     mailbox = WeightMailbox.attach(fds["weights"], policy.weight_count, writable=False)
-    player = EpisodePlayer(plan.source, policy, plan.max_envs, _SignsOfLife(channel).give)
+    due = time.monotonic() + _ALIVE_SECONDS
+
+    def alive(finished_episodes: int) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _ALIVE_SECONDS
+            send_frame(channel, {"kind": "alive", "episodes": finished_episodes})
+
+    player = EpisodePlayer(plan.source, policy, plan.max_envs, alive)
     weights, version = np.empty(policy.weight_count, np.float32), 0
     send_frame(channel, {"kind": "ready"})
     while (received := receive_frame(channel)) is not None:

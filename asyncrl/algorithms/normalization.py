@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.layouts import WithStatistics
+from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
@@ -120,7 +120,7 @@ class ObservationStatistics:
 
     EVERY_BATCH, INTERVAL = 256, 16
 
-    def __init__(self, layout: WithStatistics) -> None:
+    def __init__(self, layout: NetworkLayout) -> None:
         self._layout = layout
         self._moments, self._batches = RunningMoments(layout.inputs), 0
         self.mean, self.scale = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)

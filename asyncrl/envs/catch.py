@@ -75,9 +75,3 @@ class Catch(gymnasium.Env[NDArray[np.uint8], np.int64]):
         image[GROUND:, self._paddle - PADDLE : self._paddle + PADDLE + 1] = LIGHT
         image[self._row - BALL : self._row + BALL + 1, self._column - BALL : self._column + BALL + 1] = LIGHT
         return image
-
-
-def register() -> None:
-    """Register `asyncrl/Catch-v0` with gymnasium; idempotent."""
-    if "asyncrl/Catch-v0" not in gymnasium.registry:
-        gymnasium.register("asyncrl/Catch-v0", "asyncrl.envs.catch:Catch", reward_threshold=0.95)

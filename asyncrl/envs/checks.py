@@ -1,4 +1,4 @@
-"""Checks of an environment before a run starts: spaces that rings can store, and the results of reset and step.
+"""Checks of an environment: spaces that rings can store, and the results of reset and step; and its closing.
 
 This module uses attributes of spaces and environments only; it does not import gymnasium.
 """
@@ -6,12 +6,14 @@ This module uses attributes of spaces and environments only; it does not import 
 from __future__ import annotations
 
 import math
+import sys
 import traceback
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.envs.observations import mask_reader
 from asyncrl.errors import (
     AsyncRLError,
     AutoresetUnknown,
@@ -22,7 +24,7 @@ from asyncrl.errors import (
     SpacesDoNotFit,
 )
 from asyncrl.interfaces import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
-from asyncrl.printable import error_text
+from asyncrl.printable import TRACEBACK_LIMIT, error_text, printable
 
 NEXT_STEP, DISABLED = "NextStep", "Disabled"
 _CHECK_SEED = 0
@@ -123,12 +125,26 @@ def check_calls(name: str, env: Any, spec: EnvSpec) -> None:
     """
     batch = () if spec.vector_envs is None else (spec.vector_envs,)
     obs = check_reset(name, _call(name, "reset(seed=0)", lambda: env.reset(seed=_CHECK_SEED)))
-    space = env.observation_space
-    check_observation(name, "reset", obs, (*batch, *spec.observation_shape), np.dtype(space.dtype))
+    shape, dtype = (*batch, *spec.observation_shape), np.dtype(env.observation_space.dtype)
+    obs = check_observation(name, "reset", obs, shape, dtype)
     env.action_space.seed(_CHECK_SEED)
-    action = env.action_space.sample()
+    action = random_action(env, spec, obs)
     step = check_step(name, _call(name, "step", lambda: env.step(action), action), batch)
-    check_observation(name, "step", step[0], (*batch, *spec.observation_shape), np.dtype(space.dtype))
+    check_observation(name, "step", step[0], shape, dtype)
+
+
+def random_action(env: Any, spec: EnvSpec, obs: Any) -> Any:
+    """Return a sample of the action space, of the actions that the mask in the observation `obs` allows.
+
+    An environment may raise for a forbidden action. Masks of MultiBinary spaces are ignored.
+    """
+    space, read = env.action_space, mask_reader(spec)
+    if read is None or type(space).__name__ == "MultiBinary":
+        return space.sample()
+    mask = read(np.asarray(obs)[None])[0].astype(np.int8)
+    if isinstance(spec.action, MultiDiscreteAction):
+        return space.sample(tuple(np.split(mask, np.cumsum(spec.action.nvec)[:-1])))
+    return space.sample(mask)
 
 
 def _call(name: str, call: str, function: Any, action: object = None) -> Any:
@@ -138,12 +154,8 @@ def _call(name: str, call: str, function: Any, action: object = None) -> Any:
         raise
     except Exception as error:
         if isinstance(error, TypeError) and call.startswith("reset") and "seed" in error_text(error):
-            raise _old(
-                name,
-                "reset(seed=0)",
-                f"raised {error_text(error)}",
-                "take the keyword arguments seed and options",
-            ) from error
+            must = "take the keyword arguments seed and options"
+            raise _old(name, "reset(seed=0)", f"raised {error_text(error)}", must) from error
         facts: dict[str, object] = {"call": call, "seed": _CHECK_SEED}
         if action is not None:
             facts["action"] = action
@@ -167,16 +179,12 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
     must = "return (observation, reward, terminated, truncated, info)"
     if not (isinstance(returned, tuple) and len(returned) == 5):
         raise _old(name, "step", f"returned {_shape_of(returned)}", must)
-    for value, what in zip(returned[1:4], _SCALARS, strict=True):
-        if np.shape(value) != batch:
-            kind = "number" if not batch else f"array of shape {batch}"
-            raise _old(
-                name,
-                "step",
-                f"returned {what} {value!r} of shape {np.shape(value)}",
-                f"return a {kind} there",
-            )
     for value, what, kind in zip(returned[1:4], _SCALARS, ("number", "bool", "bool"), strict=True):
+        if (shape := np.shape(value)) != batch:
+            wanted = "number" if not batch else f"array of shape {batch}"
+            raise _old(
+                name, "step", f"returned {what} {value!r} of shape {shape}", f"return a {wanted} there"
+            )
         if not is_real(value):
             kind = kind if not batch else f"array of {kind}s"
             raise _old(name, "step", f"returned {value!r} as {what}", f"return a {kind} there")
@@ -239,3 +247,12 @@ def _shape_of(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values ({', '.join(type(v).__name__ for v in value)})"
     return f"{type(value).__name__}"
+
+
+def close_env(env: Any) -> None:
+    """Close an environment; an exception is written to standard error (an actor's log) and suppressed."""
+    try:
+        env.close()
+    except Exception:
+        text = f"The environment raised in close(), which does not affect the run:\n{traceback.format_exc()}"
+        print(printable(text, TRACEBACK_LIMIT), file=sys.stderr)

@@ -24,11 +24,7 @@ def pack_factory(factory: Callable[[], object]) -> bytes:
     Raises:
         FactoryNotPicklable: it contains an object that does not pickle (ASYNC001).
     """
-    try:
-        packed: bytes = cloudpickle.dumps(factory)
-        return packed
-    except Exception as error:
-        raise _explain(factory, error) from error
+    return _pack(factory, "environment factory")
 
 
 def pack_policy(policy: object) -> bytes:
@@ -37,29 +33,25 @@ def pack_policy(policy: object) -> bytes:
     Raises:
         FactoryNotPicklable: its network factory contains an object that does not pickle (ASYNC001).
     """
-    try:
-        packed: bytes = cloudpickle.dumps(policy)
-        return packed
-    except Exception as error:
-        raise _explain(policy, error, "policy") from error
+    return _pack(policy, "policy")
 
 
 def pack_network(network: Callable[[int, int], object]) -> bytes:
     """Pickle the factory of a network. Raises `FactoryNotPicklable` as `pack_factory` does."""
-    try:
-        packed: bytes = cloudpickle.dumps(network)
-        return packed
-    except Exception as error:
-        raise _explain(network, error, "network factory") from error
+    return _pack(network, "network factory")
 
 
 def pack_functions(functions: Mapping[str, Callable[[float], float] | None]) -> bytes:
     """Pickle functions by name. Raises `FactoryNotPicklable` as `pack_factory` does."""
+    return _pack(dict(functions), "functions")
+
+
+def _pack(thing: object, what: str) -> bytes:
     try:
-        packed: bytes = cloudpickle.dumps(dict(functions))
+        packed: bytes = cloudpickle.dumps(thing)
         return packed
     except Exception as error:
-        raise _explain(dict(functions), error, "functions") from error
+        raise _explain(thing, error, what) from error
 
 
 def factory_name(factory: object) -> str:
@@ -72,9 +64,9 @@ def factory_name(factory: object) -> str:
     return name
 
 
-def _explain(factory: object, error: Exception, what: str = "environment factory") -> FactoryNotPicklable:
-    name = factory_name(factory)
-    path, culprit = _find_culprit(factory)
+def _explain(thing: object, error: Exception, what: str) -> FactoryNotPicklable:
+    name = factory_name(thing)
+    path, culprit = _find_culprit(thing)
     described = f"{_short_repr(culprit)} of type {_type_name(culprit)}"
     where = " -> ".join([name, *path])
     return FactoryNotPicklable(

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.interfaces import EnvSpec, Leaf
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
 
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
@@ -97,11 +98,23 @@ class Unpacker:
 
 
 def mask_of(spec: EnvSpec) -> slice | None:
-    """Slice of the action mask in a row, in values of a float32 row or bytes of a byte row; None without a mask."""
+    """Slice of the action mask in a row, in values of a float32 row or bytes of a byte row; None without a mask.
+
+    Where actions are real-valued the key has no special meaning.
+
+    Raises:
+        SpacesDoNotFit: the mask has not one number per choice of the action (ASYNC005).
+    """
     start = 0
     for leaf in spec.leaves:
         size = leaf.row_bytes if spec.observation_dtype == "uint8" else leaf.values
-        if leaf.path == (MASK_KEY,):
+        if leaf.path == (MASK_KEY,) and not isinstance(spec.action, BoxAction):
+            choices = spec.action.n if isinstance(spec.action, DiscreteAction) else sum(spec.action.nvec)
+            if leaf.values != choices:
+                raise SpacesDoNotFit(
+                    f"{MASK_KEY} of {spec.name} must have {choices} numbers, one per action, got {leaf.values}.",
+                    fix="make it a MultiBinary space of that size, or give the key another name",
+                )
             return slice(start, start + size)
         start += size
     return None
@@ -142,11 +155,16 @@ def allowed_choice(mask: NDArray[np.bool_], share: NDArray[np.float64]) -> NDArr
     return chosen
 
 
+class NotFinite(ValueError):
+    """An observation that is stored as bytes holds NaN or infinity."""
+
+
 def pack(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     """Convert one structured observation to a row `[n]` of the spec's dtype; a fresh array.
 
     Raises:
-        ValueError: a leaf is missing or misshapen, a choice is out of range, or a value in a row of bytes not finite.
+        ValueError: a leaf is missing or misshapen, or a choice is out of range.
+        NotFinite: a value in a row of bytes is not finite. (Of float32 rows the actor checks it.)
     """
     return _row_of([_array_of(obs, leaf) for leaf in spec.leaves], spec)
 
@@ -168,6 +186,8 @@ def rows_of(obs: Any, spec: EnvSpec) -> NDArray[Any]:
     arrays = [_array_of(obs, leaf) for leaf in spec.leaves]
     if arrays[0].ndim == len(spec.leaves[0].shape):
         return _row_of(arrays, spec)
+    if len(lengths := {array.shape[:1] for array in arrays}) > 1:
+        raise ValueError(f"all leaves of a batch must have one first axis, got {sorted(lengths)}")
     return np.stack([_row_of([array[i] for array in arrays], spec) for i in range(len(arrays[0]))])
 
 
@@ -186,7 +206,7 @@ def _row_of(arrays: list[NDArray[Any]], spec: EnvSpec) -> NDArray[Any]:
     if spec.observation_dtype != "uint8":
         return np.concatenate(parts)
     if not all(np.isfinite(part).all() for part in parts):
-        raise ValueError("an observation holds NaN or infinity")
+        raise NotFinite("an observation holds NaN or infinity")
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 

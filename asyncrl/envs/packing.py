@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from asyncrl.envs.observations import MASK_KEY, image_of, pack
-from asyncrl.errors import ObservationOffSpace
+from asyncrl.envs.observations import MASK_KEY, NotFinite, image_of, pack
+from asyncrl.errors import NonFiniteStep, ObservationOffSpace, SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
 STRUCTURED = (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.MultiDiscrete)
@@ -77,9 +77,14 @@ class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._row = EnvSpec("", (size,), dtype, DiscreteAction(1), leaves=leaves)
 
     def observation(self, observation: Any) -> Any:
-        """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012)."""
+        """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012) or `NonFiniteStep` (ASYNC011)."""
         try:
             return pack(observation, self._row)
+        except NotFinite as error:
+            raise NonFiniteStep(
+                "An observation is NaN or infinite.",
+                fix="mend the environment (a diverged simulation?); nothing of this step was stored",
+            ) from error
         except ValueError as error:
             raise ObservationOffSpace(
                 f"An observation is off its space: {error}",
@@ -92,11 +97,18 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that adds `info["action_mask"]` to the observation, which becomes a Dict `observation`, `action_mask`.
 
     Usage: `Trainer(env, ..., wrappers=["asyncrl.envs.packing:MaskFromInfo"])`. Without a mask all actions are allowed.
+
+    Raises:
+        SpacesDoNotFit: the actions are not Discrete (ASYNC005).
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        assert isinstance(env.action_space, spaces.Discrete)
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise SpacesDoNotFit(
+                f"MaskFromInfo needs Discrete actions, got {env.action_space}.",
+                fix="leave the wrapper out, or put the mask into a Dict observation under the key action_mask",
+            )
         self._count = int(env.action_space.n)
         mask = spaces.MultiBinary(self._count)
         self.observation_space = spaces.Dict({"observation": env.observation_space, MASK_KEY: mask})

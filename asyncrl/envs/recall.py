@@ -68,9 +68,3 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
         if symbol is not None:
             obs[2 + symbol] = 1.0
         return obs
-
-
-def register() -> None:
-    """Register `asyncrl/Recall-v0` with gymnasium; idempotent."""
-    if "asyncrl/Recall-v0" not in gymnasium.registry:
-        gymnasium.register("asyncrl/Recall-v0", "asyncrl.envs.recall:Recall", reward_threshold=0.95)

@@ -18,6 +18,7 @@ _EXTRAS = (
     ("mujoco", "mujoco", re.compile(r"mujoco", re.IGNORECASE)),
     ("box2d", "Box2D", re.compile(r"box2d", re.IGNORECASE)),
 )
+_OWN = {"asyncrl/Catch-v0": "asyncrl.envs.catch:Catch", "asyncrl/Recall-v0": "asyncrl.envs.recall:Recall"}
 
 
 def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., Any]:
@@ -37,10 +38,9 @@ def find(name: str, main_only: bool = False) -> GymnasiumSpec | Callable[..., An
     if env_id not in gymnasium.registry and _EXTRAS[0][2].search(env_id):
         _register_atari()
     if env_id.startswith("asyncrl/"):
-        from asyncrl.envs import catch, recall
-
-        catch.register()
-        recall.register()
+        for own_id, entry_point in _OWN.items():
+            if own_id not in gymnasium.registry:
+                gymnasium.register(own_id, entry_point, reward_threshold=0.95)
     if env_id not in gymnasium.registry and callable(made):
         maker: Callable[..., Any] = made
         return maker

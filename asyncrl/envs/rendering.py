@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.envs.changes import unpack_changes
-from asyncrl.envs.closing import close_env
+from asyncrl.envs.checks import close_env
 from asyncrl.envs.registered import find
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
@@ -95,17 +95,19 @@ def _made_again(source: EnvSource, env: Any, mode: str) -> gymnasium.Env[Any, An
     """Make the same environment with the render mode, from the spec that gymnasium recorded."""
     import gymnasium
 
+    from asyncrl.envs.packing import PackedObservations, packed
+
     try:
-        spec = env.spec
+        spec = (env.env if isinstance(env, PackedObservations) else env).spec
         if spec is None:
             raise ValueError("it was not made by gymnasium.make")
-        again = gymnasium.make(spec, render_mode=mode)
+        again: Any = packed(gymnasium.make(spec, render_mode=mode))
     except Exception as error:  # also that of a wrapper without a spec
         raise _no_choice(source, mode, error_text(error)) from error
     if again.render_mode != mode:
         close_env(again)
         raise _no_choice(source, mode, f"it was made with {again.render_mode!r}")
-    return again
+    return again  # type: ignore[no-any-return]
 
 
 def _other(modes: list[str]) -> str:

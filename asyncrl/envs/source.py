@@ -21,7 +21,6 @@ import cloudpickle
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.changes import Wrapper, name_of_wrapper, pack_changes, unpack_changes, wrapped
-from asyncrl.envs.closing import close_env
 from asyncrl.envs.factory_pickle import factory_name, pack_factory
 from asyncrl.envs.registered import extra_for, find
 from asyncrl.errors import AsyncRLError, ConfigurationError, EnvironmentNotBuilt, UnknownEnvironment
@@ -232,11 +231,11 @@ class EnvSource:
         )
 
 
-def describe(source: EnvSource, say: Callable[[EnvSpec], None] = lambda spec: None) -> EnvSpec:
+def describe(source: EnvSource, report: Callable[[EnvSpec], None] = lambda spec: None) -> EnvSpec:
     """Build one environment, check its spaces, reset and step it once, and return its `EnvSpec`.
 
-    Runs in a separate process (`asyncrl.actors.pool.probe`), because constructors may start threads, open windows or
-    crash. `say` is called with the spec before the environment is closed, because `close` may hang.
+    Runs in a separate process (`asyncrl.actors.probe`), because constructors may start threads, open windows or
+    crash. `report` is called with the spec before the environment is closed, because `close` may hang.
 
     Raises:
         EnvironmentFailed: it does not build, raises, or breaks gymnasium's contract (ASYNC002, 004, 012, 013, 018).
@@ -246,10 +245,10 @@ def describe(source: EnvSource, say: Callable[[EnvSpec], None] = lambda spec: No
     try:
         spec = env_checks.spec_of(source.name, env)
         env_checks.check_calls(source.name, env, spec)
-        say(spec)
+        report(spec)
         return spec
     finally:
-        close_env(env)
+        env_checks.close_env(env)
 
 
 def _made(maker: Callable[..., Any], render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from asyncrl.envs import checks as env_checks
-from asyncrl.envs.closing import close_env
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
 
@@ -29,8 +29,8 @@ class Trial:
         steps_per_second: steps per second of one environment (of all of a vector) in one process.
         steps: number of steps taken.
         episodes: number of episodes that ended.
-        length_mean, return_mean: their means, None if no episode ended.
-        reward_low, reward_high: smallest and largest reward of a step.
+        length_mean, return_mean: their means, None if no episode ended; a reward that is not finite counts as 0.
+        reward_low, reward_high: smallest and largest finite reward of a step; infinity and -infinity without one.
         autoreset: autoreset mode of a vector environment; "" for a single one, which the actor resets.
         problems: sentences about problems that do not prevent training.
     """
@@ -49,8 +49,10 @@ class Trial:
     problems: tuple[str, ...]
 
 
-def try_out(source: EnvSource, seconds: float) -> Trial:
+def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] = lambda trial: None) -> Trial:
     """Build the environment, check it as a run does, and step it with random actions for `seconds`.
+
+    `report` is called with the result before the environment is closed, because `close` may hang.
 
     Raises:
         AsyncRLError: a run would refuse the environment.
@@ -62,94 +64,90 @@ def try_out(source: EnvSource, seconds: float) -> Trial:
         spec = env_checks.spec_of(source.name, env)
         env_checks.check_calls(source.name, env, spec)
         before = time.perf_counter()
-        env.reset(seed=_SEED)
+        obs, _ = env.reset(seed=_SEED)
         reset = time.perf_counter() - before
         autoreset = "" if spec.vector_envs is None else env_checks.autoreset_mode(source.name, env)
         walk = _Walk(env, spec, autoreset)
-        walk.go(seconds)
-        problems = (*walk.problems(), *_of_seeds(env))
+        walk.go(obs, seconds)
+        trial = Trial(
+            spec,
+            built,
+            reset,
+            walk.steps / walk.seconds,
+            walk.steps,
+            len(walk.lengths),
+            _mean(walk.lengths),
+            _mean(walk.returns),
+            walk.low,
+            walk.high,
+            autoreset,
+            (*walk.problems(), *_of_seeds(env, spec)),
+        )
+        report(trial)
+        return trial
     finally:
-        close_env(env)
-    return Trial(
-        spec,
-        built,
-        reset,
-        walk.steps / walk.seconds,
-        walk.steps,
-        len(walk.lengths),
-        _mean(walk.lengths),
-        _mean(walk.returns),
-        walk.low,
-        walk.high,
-        autoreset,
-        problems,
-    )
+        env_checks.close_env(env)
 
 
 class _Walk:
     """Random steps, with their statistics and problems; RESET rows of a vector are not counted."""
 
     def __init__(self, env: Any, spec: EnvSpec, autoreset: str) -> None:
-        self.env, self.count, self.autoreset = env, spec.vector_envs or 1, autoreset
+        self.env, self.spec, self.count, self.autoreset = env, spec, spec.vector_envs or 1, autoreset
         self.steps, self.seconds = 0, 1e-9
         self.low, self.high = math.inf, -math.inf
         self.lengths: list[float] = []
         self.returns: list[float] = []
-        self._odd: dict[str, None] = {}
-        self._limit = spec.max_episode_steps
+        self._seen: dict[str, None] = {}
 
-    def go(self, seconds: float) -> None:
-        """Step for `seconds`; `self.seconds` sums the time of `step` only."""
+    def go(self, obs: Any, seconds: float) -> None:
+        """Step for `seconds` from the observation `obs` on; `self.seconds` sums the time of `step` only."""
         lengths, totals = np.zeros(self.count), np.zeros(self.count)
         ended = np.zeros(self.count, bool)
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             stepped = ~ended if self.autoreset == env_checks.NEXT_STEP else np.ones(self.count, bool)
-            action = self.env.action_space.sample()
+            action = env_checks.random_action(self.env, self.spec, obs)
             before = time.perf_counter()
             obs, reward, terminated, truncated, _ = self.env.step(action)
             self.seconds += time.perf_counter() - before
             rewards = np.ravel(np.asarray(reward, np.float64))
             self.steps += int(stepped.sum())
-            lengths, totals = lengths + stepped, totals + rewards * stepped
-            self._look(obs, rewards[stepped])
+            lengths += stepped
+            totals += np.where(stepped & np.isfinite(rewards), rewards, 0.0)
+            self._check(obs, rewards[stepped])
             ended = stepped & np.ravel(np.logical_or(terminated, truncated))
             self.lengths += lengths[ended].tolist()
             self.returns += totals[ended].tolist()
             lengths[ended] = totals[ended] = 0
-            self._reset(ended)
+            if ended.any() and self.autoreset != env_checks.NEXT_STEP:
+                obs, _ = self.env.reset(options={"reset_mask": ended} if self.autoreset else None)
 
-    def _reset(self, ended: np.ndarray) -> None:
-        """Reset the environments that have ended, unless the vector resets them at its next step."""
-        if not ended.any() or self.autoreset == env_checks.NEXT_STEP:
-            return
-        self.env.reset(options={"reset_mask": ended} if self.autoreset else None)
-
-    def _look(self, obs: Any, rewards: np.ndarray) -> None:
+    def _check(self, obs: Any, rewards: np.ndarray) -> None:
         if not np.isfinite(rewards).all():
-            self._odd["a reward is NaN or infinite: a run ends there (ASYNC011)"] = None
+            self._seen["a reward is NaN or infinite: a run ends there (ASYNC011)"] = None
         elif rewards.size:
             self.low, self.high = min(self.low, rewards.min()), max(self.high, rewards.max())
         if np.asarray(obs).dtype.kind == "f" and not np.isfinite(obs).all():
-            self._odd["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None
+            self._seen["an observation has NaN or infinite values: a run ends there (ASYNC011)"] = None
         elif not self.env.observation_space.contains(obs):
-            self._odd["an observation lies outside of observation_space"] = None
+            self._seen["an observation lies outside of observation_space"] = None
 
     def problems(self) -> list[str]:
         """Return sentences about the problems."""
-        found = list(self._odd)
-        if self.high <= self.low:
+        found = list(self._seen)
+        if self.low == self.high:
             found.append(f"every reward was {self.high:g}: random actions do not show what is wanted")
-        elif max(abs(self.low), abs(self.high)) > 500:
+        elif self.low < self.high and max(abs(self.low), abs(self.high)) > 500:
             found.append(
                 f"rewards reach from {self.low:g} to {self.high:g}: scale them (reward_scale, a wrapper)"
             )
-        if self._limit is None and not self.lengths:
+        if self.spec.max_episode_steps is None and not self.lengths:
             found.append(f"no episode ended within {self.steps:,} steps, and there is no time limit")
         return found
 
 
-def _of_seeds(env: Any) -> list[str]:
+def _of_seeds(env: Any, spec: EnvSpec) -> list[str]:
     """Return a sentence if the same seed does not give the same episode, else an empty list."""
     runs = []
     for _ in range(2):
@@ -157,7 +155,7 @@ def _of_seeds(env: Any) -> list[str]:
         env.action_space.seed(_SEED)
         seen = [np.array(obs)]
         for _ in range(_COMPARED_STEPS):
-            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            obs, _, terminated, truncated, _ = env.step(env_checks.random_action(env, spec, obs))
             seen.append(np.array(obs))
             if np.any(terminated) or np.any(truncated):
                 break

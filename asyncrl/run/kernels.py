@@ -7,7 +7,7 @@ import threading
 
 from asyncrl.acting.served import is_served
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import probe
+from asyncrl.actors.probe import probe
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import EnvSpec
@@ -48,7 +48,7 @@ async def _probe(
 
 async def _prepare(algorithm: Algorithm, told: threading.Event) -> None:
     """Load or compile the kernels of the learner's side; a cancellation takes effect after the current kernel."""
-    replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_gather",)}
+    replay = {"segments": ("asyncrl.replay",), "replay": ("asyncrl.replay.sequence_replay",)}
     without: tuple[str, ...] = replay.get(algorithm.update_loop, ())
     if not is_served(algorithm):
         without += ("asyncrl.shm.requests",)

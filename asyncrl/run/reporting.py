@@ -160,7 +160,7 @@ class Reporting:
     def evaluated(self, result: EvaluationResult) -> None:
         """Write an evaluation at once, call the callbacks, and make a report due that shows it."""
         if self._writers is not None:
-            self._writers.write_evaluation(result)
+            self._writers.write(result)
         self.callbacks.evaluation(result)
         self._times.ask()
 

@@ -8,7 +8,7 @@
                                  together with save_replay_buffer
 
 The learner is held while rows or actor states are written. Before actor states are taken, the actors use up their
-grants (`actors/actor_states.py`). A lockstep run that stops anywhere and is resumed therefore ends with the same
+grants (`states_of`). A lockstep run that stops anywhere and is resumed therefore ends with the same
 numbers as one that never stopped. If the environments' state cannot be saved (`envs/env_state.py`), the actors start
 new incarnations, as after a crash, each with a reset row that ends the trajectories in its ring.
 """
@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.actor_states import states_of
 from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.supervised import states_of
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.segment_balance import is_exact

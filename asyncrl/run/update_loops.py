@@ -28,8 +28,8 @@ from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
-from asyncrl.learning.segment_loop import SegmentLoop
-from asyncrl.learning.segment_options import SegmentOptions, SegmentParts
+from asyncrl.learning.segment_intake import SegmentOptions
+from asyncrl.learning.segment_loop import SegmentLoop, SegmentParts
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm

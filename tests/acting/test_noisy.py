@@ -6,7 +6,7 @@ from oracles import layers_of
 
 from asyncrl.acting.kernels import layer_forward, noisy_mlp_forward
 from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.noisy import NoisyActingNetwork
+from asyncrl.acting.network import NoisyActingNetwork
 from asyncrl.acting.policies import QLayout, QPolicy
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.acting.trained_policy import TrainedPolicy

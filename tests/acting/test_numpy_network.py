@@ -110,10 +110,7 @@ def test_a_recurrent_network_with_such_an_encoder_is_that_of_torch(
     layout = ActorLayout(
         image.values, (5,), spec.action, activation=activation, network=network, cell=cell, normalized=True
     )
-    both = [
-        make_acting_network(spec, layout, network, activation == "relu", layout.statistics, cell)
-        for _ in range(2)
-    ]
+    both = [make_acting_network(spec, layout, activation == "relu", cell) for _ in range(2)]
     weights = rng.normal(scale=0.05, size=layout.weight_count).astype(np.float32)
     weights[layout.obs_scale] = 0.01
     for acting in both:

@@ -61,7 +61,7 @@ def test_steps_give_what_torch_gives_for_the_sequence(
     layout = layout_of(kind, hidden, activation=activation)
     module = RecurrentModule(Cell(kind, 7), layout.sizes, activation)
     assert layout.network_count == layout.weight_count == flat_size([module])
-    network = make_acting_network(SPEC, layout, None, activation == "relu", cell=layout.cell)
+    network = make_acting_network(SPEC, layout, activation == "relu", layout.cell)
     assert isinstance(network, RecurrentActingNetwork)
     network.load(flat_of(module))
     network.forget(STREAMS)

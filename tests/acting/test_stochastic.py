@@ -95,6 +95,8 @@ def test_layout_by_hand() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="squashed needs a Box action, got DiscreteAction"):
         ActorLayout(4, (8,), DISCRETE, squashed=True)
+    with pytest.raises(ValueError, match="squashed needs finite bounds, got low"):
+        ActorLayout(4, (8,), BoxAction((-1e39,), (1e39,), (1,)), squashed=True)  # infinite in float32
     with pytest.raises(ValueError, match=r"squashed needs finite bounds, got low \(-inf"):
         ActorLayout(4, (8,), FREE, squashed=True)
     with pytest.raises(ValueError, match="activation must be 'tanh' or 'relu', got 'gelu'"):

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 from fakes import RandomPolicy
+from numpy.typing import NDArray
 
 from asyncrl.actors.connections import Connections
+from asyncrl.actors.episodes import MAX_ENVS, EpisodePlayer
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.actors.plans import PoolPlan
-from asyncrl.actors.pool import ActorPool, probe
+from asyncrl.actors.pool import ActorPool
+from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError
 from asyncrl.interfaces import FieldSpec
@@ -39,6 +42,17 @@ def poison(pool: ActorPool) -> None:
         for array in ring.segment.arrays:
             if not array.control:
                 ring.segment[array.name].reshape(-1).view(np.uint8)[:] = POISON
+
+
+def run_episodes(
+    env: Any, policy: Any, episodes: int, seed: int, max_envs: int = MAX_ENVS
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Play greedy episodes in this process; return their returns and lengths."""
+    player = EpisodePlayer(EnvSource.from_user(env), policy, max_envs)
+    try:
+        return player.play(episodes, seed)
+    finally:
+        player.close()
 
 
 class Rig:

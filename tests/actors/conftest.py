@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import probe
+from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 
 

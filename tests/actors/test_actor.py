@@ -256,6 +256,26 @@ def test_failed_row_is_not_published_and_names_its_place(benches: list[Bench]) -
     assert isinstance(e.value.__cause__, UnicodeTranslateError)
 
 
+class RaisesInSecondReset(fakes.FixedLength):
+    """Environment whose level is lost after its first episode."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None:
+            raise RuntimeError("no map for this level")
+        return super().reset(seed=seed)
+
+
+def test_failure_of_a_reset_between_episodes_is_told_as_one(benches: list[Bench]) -> None:
+    bench = make(benches, RaisesInSecondReset)
+    actor = bench.actor()
+    bench.mailbox.publish(np.ones(3, np.float32))
+    bench.reader.grant(8)
+    with pytest.raises(EnvironmentRaised, match=r"raised RuntimeError in reset: no map for this level"):
+        while actor.step():
+            pass
+    assert bench.reader.published() == 3
+
+
 def test_non_finite_first_observation_is_refused(benches: list[Bench]) -> None:
     class Broken(fakes.SimpleEnv):
         def observe(self) -> Any:

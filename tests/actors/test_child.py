@@ -10,9 +10,9 @@ import socket
 from typing import Any
 
 from asyncrl.actors.child import Child
-from asyncrl.actors.forked import ChildExit
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import send_frame
+from asyncrl.actors.requests import ChildExit
 from asyncrl.actors.server_process import ServerLost
 
 

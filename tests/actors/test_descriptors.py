@@ -12,7 +12,7 @@ from actors_rig import Rig
 
 from asyncrl.actors.descriptors import PER_ACTOR, descriptors_or_error, require_descriptors
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import probe
+from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import TooFewDescriptors
 

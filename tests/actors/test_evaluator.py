@@ -13,13 +13,13 @@ import fakes
 import gymnasium
 import numpy as np
 import pytest
-from actors_rig import until
+from actors_rig import run_episodes, until
 from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.actors import evaluator as evaluator_module
 from asyncrl.actors.child import Child
 from asyncrl.actors.episodes import EpisodePlayer
-from asyncrl.actors.evaluator import RemoteEvaluator, run_episodes
+from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.limits import ProcessLimits
 from asyncrl.envs.source import EnvSource, describe
@@ -47,55 +47,60 @@ def expected_lengths(seed: int, episodes: int) -> list[int]:
 
 @pytest.mark.parametrize(("episodes", "max_envs"), [(1, 100), (7, 100), (20, 6), (9, 1)])
 def test_exactly_the_seeded_episodes_are_played(episodes: int, max_envs: int) -> None:
-    source = EnvSource.from_user(Lottery)
-    returns, lengths = run_episodes(source, fakes.RandomPolicy(), episodes, 3, max_envs=max_envs)
+    returns, lengths = run_episodes(Lottery, fakes.RandomPolicy(), episodes, 3, max_envs=max_envs)
     assert lengths.tolist() == expected_lengths(3, episodes)
     assert returns.tolist() == [n / 2 for n in lengths]
 
 
-def test_built_environments_are_used_and_left_open() -> None:
-    envs = [fakes.FixedLength(), fakes.FixedLength()]
-    returns, lengths = run_episodes(envs, fakes.RandomPolicy(), 5, 0)
-    assert lengths.tolist() == [3] * 5 and returns.tolist() == [3.0] * 5
-    envs[0].reset(seed=0)
-
-
 @pytest.mark.parametrize("vector", [False, True])
 def test_the_player_tells_how_many_episodes_have_finished(vector: bool) -> None:
-    envs: Any = SyncVectorEnv([fakes.FixedLength] * 3) if vector else [fakes.FixedLength() for _ in range(3)]
+    env: Any = (lambda: SyncVectorEnv([fakes.FixedLength] * 3)) if vector else fakes.FixedLength
     told: list[int] = []
-    with EpisodePlayer(envs, fakes.RandomPolicy(), alive=told.append) as player:
-        player.play(7, 0)
-        assert told == sorted(told) and told[0] == 0 and max(told) >= 6 and len(set(told)) > 2
-        told.clear()
-        player.play(2, 0)
-        assert told[0] == 0, "each evaluation counts its own"
-    if vector:
-        envs.close()
+    player = EpisodePlayer(EnvSource.from_user(env), fakes.RandomPolicy(), 3, told.append)
+    player.play(7, 0)
+    assert told == sorted(told) and told[0] == 0 and max(told) >= 6 and len(set(told)) > 2
+    told.clear()
+    player.play(2, 0)
+    assert told[0] == 0, "each evaluation counts its own"
+    player.close()
 
 
 def test_vector_environments_play_their_share_each() -> None:
     class Longer(fakes.FixedLength):
         length = 9
 
-    vector = SyncVectorEnv([fakes.FixedLength, Longer])
-    returns, lengths = run_episodes(vector, fakes.RandomPolicy(), 7, 0)
+    def make() -> Any:
+        return SyncVectorEnv([fakes.FixedLength, Longer])
+
+    returns, lengths = run_episodes(make, fakes.RandomPolicy(), 7, 0)
     assert lengths.tolist() == [3, 9, 3, 9, 3, 9, 3], "not the first seven to end"
     assert returns.tolist() == lengths.tolist()
-    vector.close()
 
 
 def test_cartpole_pushed_one_way_falls_soon() -> None:
     policy = fakes.RandomPolicy(num_actions=2)
-    _, lengths = run_episodes(EnvSource.from_user("CartPole-v1"), policy, 20, 0)
+    _, lengths = run_episodes("CartPole-v1", policy, 20, 0)
     assert lengths.min() >= 8 and lengths.max() <= 11
 
 
-def test_episodes_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
-        run_episodes(EnvSource.from_user("CartPole-v1"), fakes.RandomPolicy(), 0, 0)
-    with pytest.raises(ValueError, match="source must hold at least one environment"):
-        run_episodes([], fakes.RandomPolicy(), 1, 0)
+class RaisesInGreedy(fakes.RandomPolicy):
+    def greedy(self, obs: Any) -> Any:
+        raise ArithmeticError("the network of the user")
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_environment_is_not_blamed_for_its_policy(vector: bool) -> None:
+    env: Any = (lambda: SyncVectorEnv([fakes.FixedLength])) if vector else fakes.FixedLength
+    with pytest.raises(ArithmeticError, match="the network of the user"):
+        run_episodes(env, RaisesInGreedy(), 1, 0)
+
+
+def test_episodes_must_be_positive(server: ForkServer) -> None:
+    async def story(evaluator: RemoteEvaluator) -> None:
+        with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
+            await evaluator.evaluate(weights(0), 0)
+
+    remotely(server, fakes.SimpleEnv, story)
 
 
 class EchoesAction(fakes.FixedLength):

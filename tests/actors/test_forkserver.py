@@ -23,7 +23,7 @@ from actors_rig import PATIENCE_SECONDS, Rig, until
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameWriter, receive_frame
-from asyncrl.actors.pool import probe
+from asyncrl.actors.probe import probe
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import EnvironmentNotBuilt, ResourceError, UnknownEnvironment
 
@@ -147,7 +147,7 @@ def test_main_process_imports_neither_gymnasium_nor_torch(tmp_path: Path) -> Non
     server = ForkServer()
     server.start()
     assert "numpy" not in sys.modules, "starting the server comes before every heavy import"
-    from asyncrl.actors.pool import probe
+    from asyncrl.actors.probe import probe
     from asyncrl.envs.source import EnvSource
     spec = asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))
     server.close()
@@ -238,10 +238,21 @@ def test_surroundings_of_the_main_process_are_mirrored(
         asyncio.run(probe(server, EnvSource.from_user(ShowsSurroundings)))
 
 
+def test_actors_are_forked_though_the_working_directory_was_removed(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    source = EnvSource.from_user("CartPole-v1")
+    gone.rmdir()
+    assert asyncio.run(probe(server, source)).name == "CartPole-v1"
+
+
 def test_what_actors_import_is_there_before_the_fork() -> None:
     code = (
         "import sys; from asyncrl.actors.forking import _preload; _preload();"
-        "names = ['actors.worker', *('acting.' + n for n in ('policies', 'box', 'stochastic', 'noisy', 'kernels'))];"
+        "names = ['actors.worker', *('acting.' + n for n in ('policies', 'box', 'stochastic', 'kernels'))];"
         "missing = [n for n in names if 'asyncrl.' + n not in sys.modules]; assert not missing, missing;"
         "assert 'torch' not in sys.modules"
     )

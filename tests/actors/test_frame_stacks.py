@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from actors_rig import run_episodes
 from fakes import RandomPolicy
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FrameStackObservation
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from asyncrl.acting.frames import FrameStacks, next_stacks
 from asyncrl.actors.actor import Actor, actor_seeds
-from asyncrl.actors.episodes import run_episodes
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import Batch
@@ -203,7 +203,7 @@ class Mirror(RandomPolicy):
 
 def test_evaluation_shows_the_stacks_of_gymnasiums_wrapper() -> None:
     policy, episodes = Mirror(3), 7
-    returns, lengths = run_episodes([Noise(), Noise()], policy, episodes, seed=5)
+    returns, lengths = run_episodes(Noise, policy, episodes, seed=5, max_envs=2)
     seeds = [int(s) for s in np.random.SeedSequence(5).generate_state(episodes)]
     shown = {stack.tobytes() for stack in policy.seen}
     for episode, seed in enumerate(seeds):
@@ -228,9 +228,10 @@ def test_stacks_of_a_vector_begin_where_its_episodes_do() -> None:
 
 
 def test_state_of_predict_is_the_stack() -> None:
-    first = next_stacks(None, np.array([1, 2]), None, 3)
+    nowhere = np.zeros(2, np.bool_)
+    first = next_stacks(None, np.array([1, 2]), nowhere, 3)
     assert first.tolist() == [[1, 1, 1], [2, 2, 2]]
     second = next_stacks(first, np.array([3, 4]), np.array([False, True]), 3)
     assert second.tolist() == [[1, 1, 3], [4, 4, 4]] and first.tolist() == [[1, 1, 1], [2, 2, 2]]
     with pytest.raises(ValueError, match="state must be what the last predict returned"):
-        next_stacks(first, np.array([1, 2, 3]), None, 3)
+        next_stacks(first, np.array([1, 2, 3]), nowhere, 3)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from asyncrl.actors.awake import AwakeClock
 from asyncrl.actors.exit_errors import actor_hung, actor_killed, how_it_ended
-from asyncrl.actors.forkserver import ChildExit
 from asyncrl.actors.heartbeat import Heartbeat, private_bytes
+from asyncrl.actors.limits import AwakeClock, ProcessLimits, RestartBudget
+from asyncrl.actors.requests import ChildExit
+from asyncrl.actors.supervised import SupervisedActor
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.shm import RingLayout, RingReader, Segment
 from asyncrl.shm.ring import CURRENT_ENV, HEARTBEAT_NS, STEPS
@@ -40,6 +43,44 @@ def test_any_movement_is_a_sign_of_life() -> None:
     watched.poll(2.0)
     watched.begin_life()
     assert watched.poll(0.5) == 0.5
+
+
+def test_time_before_the_fork_does_not_count() -> None:
+    """The fork server may take longer to start than an actor may take to become ready."""
+    killed: list[bool] = []
+    child = SimpleNamespace(pid=0, exited=None, kill=lambda: killed.append(True), python_stack=_no_stack)
+    actor, limits = (
+        SupervisedActor(0, make_ring(), RestartBudget(3)),
+        ProcessLimits(ready_timeout_seconds=1.0),
+    )
+    actor.begin_life(child)  # type: ignore[arg-type]
+    for _ in range(30):
+        asyncio.run(actor.check(0.5, limits))
+    child.pid = os.getpid()
+    asyncio.run(actor.check(0.1, limits))
+    assert not killed
+    for _ in range(3):
+        asyncio.run(actor.check(0.5, limits))
+    assert killed and "was not built and reset within 1." in str(actor.killed_for)
+
+
+def test_an_overwritten_header_is_not_measured() -> None:
+    ring, limits = make_ring(), ProcessLimits()
+    actor = SupervisedActor(0, ring, RestartBudget(3))
+    ring.grant(4)
+    ring.header[STEPS] = 1 << 62
+    asyncio.run(actor.check(0.1, limits))
+    assert ring.fault
+    ring.abandoned = True
+    ring.begin_again(4, 8)
+    ring.header[STEPS] = 8
+    asyncio.run(actor.check(0.1, limits))
+    error = actor.heartbeat.hung(1.0, True, "")
+    assert error.facts["median step time"] == "12.500 ms"
+
+
+async def _no_stack() -> str:
+    return ""
 
 
 def test_report_of_a_hang_names_the_median_step() -> None:

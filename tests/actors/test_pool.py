@@ -17,7 +17,7 @@ from actors_rig import Rig, until
 
 from asyncrl.actors import supervised
 from asyncrl.actors.forkserver import ForkServer
-from asyncrl.actors.pool import probe
+from asyncrl.actors.probe import probe, trial
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import (
     ActorKilled,
@@ -230,7 +230,7 @@ def test_actor_within_its_limit_is_left_alone(
 ) -> None:
     looks: list[int] = []
     monkeypatch.setattr(supervised, "private_bytes", lambda pid: looks.append(pid) or 10**11)
-    monkeypatch.setattr(supervised, "WEIGH_SECONDS", 0.0)
+    monkeypatch.setattr(supervised, "MEMORY_CHECK_SECONDS", 0.0)
 
     async def story() -> None:
         async with Rig(server, fakes.SimpleEnv, max_actor_bytes=limit) as rig:
@@ -475,6 +475,11 @@ def test_probe_of_an_environment_that_hangs_ends_with_its_stack(server: ForkServ
     assert error.what.startswith("The environment ") and "was not built and reset within 0." in error.what
     assert ("in __init__" if env is fakes.HangsWhenBuilt else "in reset") in str(error)
     assert "raise ready_timeout_seconds" in error.fix
+
+
+def test_trial_of_an_environment_whose_close_hangs_has_a_result(server: ForkServer) -> None:
+    source = EnvSource.from_user(misbehaving.CloseHangs)
+    assert asyncio.run(trial(server, source, 0.05, 5.0)).steps > 0
 
 
 def test_waiting_for_a_grant_is_not_hanging(server: ForkServer) -> None:

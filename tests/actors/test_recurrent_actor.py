@@ -8,13 +8,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from actors_rig import run_episodes
 from gymnasium.spaces import Box, Discrete
 
 from asyncrl import PPO
 from asyncrl.acting.recurrent import memory_of
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.actor_state import restore_actor, state_frame
-from asyncrl.actors.episodes import run_episodes
 from asyncrl.actors.streams import PlainStreams
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import RESET
@@ -194,16 +194,18 @@ def test_evaluated_episodes_have_states_of_their_own() -> None:
     expected = played(policy_of(), 12, seed=5)
     assert len(set(expected)) > 3
     for envs in (1, 3, 12):
-        found, _ = run_episodes([Noise() for _ in range(envs)], policy_of(), 12, seed=5)
+        found, _ = run_episodes(Noise, policy_of(), 12, seed=5, max_envs=envs)
         assert found.tolist() == expected
-    assert run_episodes([Noise()], policy_of(1), 12, seed=5)[0].tolist() != expected, "the policy matters"
+    assert run_episodes(Noise, policy_of(1), 12, seed=5, max_envs=1)[0].tolist() != expected, (
+        "the policy matters"
+    )
 
 
 def test_vectors_are_evaluated_with_states() -> None:
     vector = gymnasium.vector.SyncVectorEnv(
         [Noise] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
     )
-    found, _ = run_episodes(vector, policy_of(), 18, seed=5)
+    found, _ = run_episodes(lambda: vector, policy_of(), 18, seed=5)
     policy = policy_of()
     obs, _ = vector.reset(seed=5)
     policy.assign_streams(0, 3, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncrl import C51, DQN, QRDQN, SAC, TD3, CrossQ, Rainbow, Trainer
-from asyncrl.acting.layouts import WithStatistics
+from asyncrl.acting.layouts import NetworkLayout
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
@@ -88,7 +88,7 @@ def test_state_holds_the_statistics(record: Any, spec: EnvSpec) -> None:
     assert "observations" not in record().make_updater(spec, "cpu", 0).state_dict()
 
 
-class Layout(WithStatistics):
+class Layout(NetworkLayout):
     inputs, normalized, network_count = 2, True, 3
 
 

@@ -18,6 +18,7 @@ import pytest
 from gymnasium.spaces import Dict, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
     AutoresetUnknown,
@@ -355,6 +356,14 @@ def test_action_spaces_that_no_policy_has() -> None:
         SpacesDoNotFit, match=r"must be Discrete, MultiDiscrete, MultiBinary or Box, got Dict"
     ):
         described(Odd)
+
+
+def test_structured_environment_of_a_factory_is_made_again_to_render() -> None:
+    source = EnvSource.from_user(lambda: gymnasium.make("FrozenLake-v1"))
+    env: Any = build_rendering(source, "rgb_array")
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (16,) and env.render().ndim == 3
+    env.close()
 
 
 def test_wrapped_observation_is_taken() -> None:

@@ -21,8 +21,9 @@ from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.envs.observations import FORBIDDEN, Unpacker, allowed_choice, mask_reader, pack, rows_of
 from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
-from asyncrl.errors import ObservationOffSpace
-from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.trial import try_out
+from asyncrl.errors import NonFiniteStep, ObservationOffSpace, SpacesDoNotFit
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf
 from asyncrl.sequences import SequenceBatch
 
 VECTORS = spaces.Dict(
@@ -63,8 +64,8 @@ class Plain(gymnasium.Env[Any, Any]):
         )
 
 
-def spec_of(space: spaces.Space[Any]) -> EnvSpec:
-    return describe(EnvSource.from_user(lambda: Plain(space)))
+def spec_of(space: spaces.Space[Any], actions: int = 3) -> EnvSpec:
+    return describe(EnvSource.from_user(lambda: Plain(space, actions)))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,9 @@ def test_predict_takes_what_the_environment_gives() -> None:
     batch = {"a": np.zeros((4, 2), np.int64)}
     made = rows_of(batch, spec_of(spaces.Dict({"a": spaces.MultiDiscrete([2, 2])})))
     assert made.tolist() == [[1, 0, 1, 0]] * 4
+    several = spec_of(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    with pytest.raises(ValueError, match="all leaves of a batch must have one first axis"):
+        rows_of({"a": np.zeros(3, int), "b": np.zeros(2, int)}, several)
 
 
 def test_images_go_to_convolutions_and_the_rest_to_a_layer() -> None:
@@ -211,18 +215,65 @@ class OneAllowed(gymnasium.Env[Any, Any]):
         return obs, reward, self.steps == 20, False, info
 
 
-class AnyAtFirst(OneAllowed):
-    """Environment that accepts the unmasked sample of `describe`."""
+class OnlyOne(OneAllowed):
+    """Environment that always allows the same action only."""
 
-    def step(self, action: Any) -> Any:
-        self.mask[action] |= self.steps == 0
-        return super().step(action)
+    def __init__(self, only: int) -> None:
+        self.only = only
+
+    def _see(self) -> tuple[Any, dict[str, Any]]:
+        self.mask = np.arange(4) == self.only
+        return np.zeros(4, np.float32), {"action_mask": self.mask.astype(np.int8)}
+
+
+class TwoAllowed(gymnasium.Env[Any, Any]):
+    """Environment with two components of an action; one choice of each is allowed, others raise."""
+
+    action_space = spaces.MultiDiscrete([3, 2], start=[5, 0])
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return {"action_mask": np.array([0, 0, 1, 1, 0], np.int8)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action.tolist() == [7, 0]
+        return *self.reset()[:1], 1.0, False, False, {}
+
+
+def test_checks_and_trials_take_allowed_actions_only() -> None:
+    for only in range(4):
+        source = EnvSource.from_user(lambda only=only: MaskFromInfo(OnlyOne(only)))
+        assert describe(source).action == DiscreteAction(4)
+        assert try_out(source, 0.02).steps > 0
+    assert try_out(EnvSource.from_user(TwoAllowed), 0.02).steps > 0
+
+
+def test_masks_of_another_size_than_the_action_are_refused() -> None:
+    spec = replace(spec_of(VECTORS), leaves=(), observation_shape=(1,))
+    masked = replace(spec, leaves=(Leaf(("action_mask",), "values", (4,)),), observation_shape=(4,))
+    with pytest.raises(SpacesDoNotFit, match=r"ASYNC005\] action_mask of .* must have 3 numbers.*got 4"):
+        mask_reader(masked)
+    real = replace(masked, action=BoxAction((-1.0,), (1.0,), (1,)))
+    assert mask_reader(real) is None, "a box has no choices to forbid"
+    with pytest.raises(SpacesDoNotFit, match="MaskFromInfo needs Discrete actions, got Box"):
+        MaskFromInfo(gymnasium.make("Pendulum-v1"))
+
+
+def test_non_finite_values_beside_images_are_told_as_such() -> None:
+    class Diverged(Plain):
+        def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+            obs, info = super().reset(**kwargs)
+            return {**obs, "speed": np.array([0, np.nan], np.float32)}, info
+
+    with pytest.raises(NonFiniteStep, match=r"ASYNC011\]"):
+        packed(Diverged(IMAGES)).reset(seed=0)
 
 
 def test_masks_are_read_out_of_rows_of_either_kind() -> None:
     image = spaces.Dict({**MASKED.spaces, "camera": spaces.Box(0, 255, (9, 9), np.uint8)})
     for space in (MASKED, image):
-        spec = spec_of(space)
+        spec = spec_of(space, actions=4)
         samples = [space.sample() for _ in range(30)]
         rows = np.stack([pack(obs, spec) for obs in samples])
         read = mask_reader(spec)
@@ -246,7 +297,7 @@ def test_random_choices_are_uniform_over_what_is_allowed() -> None:
 
 @pytest.mark.parametrize("record", [DQN, QRDQN, R2D2, PPO, IMPALA])
 def test_no_policy_takes_a_forbidden_action(record: Any) -> None:
-    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    spec = spec_of(MASKED, actions=4)
     algorithm = record()
     core, policy = algorithm.make_updater(spec, "cpu", 0), algorithm.make_policy(spec)
     weights = np.empty(core.weight_count, np.float32)
@@ -266,7 +317,7 @@ def test_no_policy_takes_a_forbidden_action(record: Any) -> None:
 
 
 def test_targets_bootstrap_from_allowed_actions() -> None:
-    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    spec = spec_of(MASKED, actions=4)
     algorithm = DQN(double=False, prioritized=True, huber_delta=None, bound_targets=False)
     core, batch = algorithm.make_updater(spec, "cpu", 0), Batch.allocate(16, spec)
     batch.obs[:] = [pack(MASKED.sample(), spec) for _ in range(16)]
@@ -285,7 +336,7 @@ def test_targets_bootstrap_from_allowed_actions() -> None:
 
 
 def test_sequences_bootstrap_from_allowed_actions() -> None:
-    spec = replace(spec_of(MASKED), action=DiscreteAction(4))
+    spec = spec_of(MASKED, actions=4)
     algorithm = R2D2(sequence_length=3, burn_in=2, n_step=2, batch_size=8, double=False)
     batch = SequenceBatch.allocate(8, algorithm.sequence_shape, spec, algorithm.extra_fields(spec))
     batch.obs[:] = np.reshape([pack(MASKED.sample(), spec) for _ in range(8 * 7)], batch.obs.shape)
@@ -325,7 +376,7 @@ UNIFORM = DQN.preset("CartPole-v1", prioritized=False, dueling=False)
 @pytest.mark.parametrize("algorithm", [UNIFORM, PPO.preset("CartPole-v1")])
 def test_masked_actions_are_learned_through_real_actors(algorithm: Any) -> None:
     def make() -> Any:
-        return MaskFromInfo(AnyAtFirst())
+        return MaskFromInfo(OneAllowed())
 
     options = {**algorithm.preset_options("CartPole-v1"), "eval_interval_steps": 4000}
     with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:

@@ -32,8 +32,8 @@ from snapshots import make_snapshot
 from asyncrl import DQN, errors
 from asyncrl.actors.episodes import EpisodePlayer
 from asyncrl.actors.streams import PlainStreams
-from asyncrl.cli import playing
-from asyncrl.cli.eval_options import EvalOptions
+from asyncrl.cli import eval as eval_command
+from asyncrl.cli.eval import EvalOptions
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
@@ -307,12 +307,12 @@ def test_weights_that_do_not_fit_their_options_are_refused(
 
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(playing, "RemoteEvaluator", Plays)
+    monkeypatch.setattr("asyncrl.actors.evaluator.RemoteEvaluator", Plays)
     path = tmp_path / "latest"
     told = {**option_values(ALGORITHM), **options}
     save(path, {"weights": np.zeros(weights, np.float32)}, meta(options=told))
     play = EvalOptions(run=str(path), episodes=1)
-    error = refused(path, lambda _: playing.evaluate(play, UnusedServer()))  # type: ignore[arg-type]
+    error = refused(path, lambda _: eval_command.run(play, UnusedServer()))  # type: ignore[arg-type]
     assert says in error.what
 
 
@@ -401,7 +401,7 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytes
 def test_a_report_that_cannot_be_written_is_missing_and_the_others_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writers = RunWriters(tmp_path, tensorboard=False)
+    writers = RunWriters(tmp_path)
     files = [tmp_path / "metrics.jsonl", tmp_path / "progress.csv"]
     writers.write(make_snapshot(env_steps=1))
     before = [file.read_bytes() for file in files]
@@ -644,7 +644,7 @@ def test_an_exception_whose_str_raises_is_named_by_its_type() -> None:
     with pytest.raises(
         errors.EnvironmentRaised, match=r"raised Unspeakable in an evaluation: .*str.* raised Runtime"
     ):
-        EpisodePlayer(RaisesUnspeakable(), RandomPolicy()).play(1, 0)
+        EpisodePlayer(EnvSource.from_user(RaisesUnspeakable), RandomPolicy()).play(1, 0)
 
 
 def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
@@ -687,7 +687,7 @@ def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) 
     with pytest.raises(errors.OldGymAPI, match=says):
         streams.step(np.zeros(1, np.int64), obs, np.zeros(1))
     with pytest.raises(errors.OldGymAPI, match=says):
-        EpisodePlayer(Wrong(), RandomPolicy()).play(1, 0)
+        EpisodePlayer(EnvSource.from_user(Wrong), RandomPolicy()).play(1, 0)
 
 
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
@@ -702,13 +702,13 @@ def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Pat
 
 
 def test_an_episode_without_an_end_is_ended_at_the_limit_of_steps() -> None:
-    player = EpisodePlayer([SimpleEnv(), SimpleEnv()], RandomPolicy())
+    player = EpisodePlayer(EnvSource.from_user(SimpleEnv), RandomPolicy(), max_envs=2)
     returns, lengths = player.play(3, 0, max_steps=11)
     assert (returns.tolist(), lengths.tolist(), player.cut_episodes) == ([11.0] * 3, [11] * 3, 3)
 
 
 def test_episodes_are_ended_as_they_stand_when_the_time_is_over() -> None:
-    player = EpisodePlayer([SimpleEnv(), SimpleEnv()], RandomPolicy())
+    player = EpisodePlayer(EnvSource.from_user(SimpleEnv), RandomPolicy(), max_envs=2)
     returns, lengths = player.play(5, 0, max_seconds=0.05)
     assert len(returns) == player.cut_episodes == 2
     assert (lengths >= 1).all()
@@ -720,7 +720,7 @@ def test_a_vector_without_ends_is_ended_too(limits: dict[str, Any]) -> None:
 
     mode = gymnasium.vector.AutoresetMode.NEXT_STEP
     vector = gymnasium.vector.SyncVectorEnv([SimpleEnv, SimpleEnv], autoreset_mode=mode)
-    player = EpisodePlayer(vector, RandomPolicy())
+    player = EpisodePlayer(EnvSource.from_user(lambda: vector), RandomPolicy())
     _, lengths = player.play(4, 0, **limits)
     if "max_seconds" in limits:
         assert len(lengths) == player.cut_episodes == 2

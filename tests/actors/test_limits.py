@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.actors.restarts import PAUSES_SECONDS, WINDOW_SECONDS, RestartBudget
+from asyncrl.actors.limits import PAUSES_SECONDS, WINDOW_SECONDS, RestartBudget
 
 
 def test_restarts_are_counted_in_a_window() -> None:
