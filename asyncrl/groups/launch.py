@@ -91,7 +91,7 @@ class Launch:
 
 
 def _options(agents: int, each: int, node: int, endpoint: str, job: str, max_restarts: int) -> dict[str, Any]:
-    return {
+    options = {
         "min_nodes": agents,
         "max_nodes": agents,
         "nproc_per_node": each,
@@ -102,6 +102,9 @@ def _options(agents: int, each: int, node: int, endpoint: str, job: str, max_res
         "max_restarts": max_restarts if node or agents == 1 else 0,
         "shutdown_timeout": SHUTDOWN_SECONDS,
     }
+    if not hasattr(LaunchConfig, "shutdown_timeout"):  # older versions of torch: always 30 seconds
+        del options["shutdown_timeout"]
+    return options
 
 
 def free_port() -> int:

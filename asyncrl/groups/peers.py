@@ -99,7 +99,9 @@ class Peers:
             self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise PeerLost(f"{name}: {first_line(error)}") from error
-        self._group.set_timeout(FOREVER)
+        # Older versions of torch have the private method only.
+        set_timeout = getattr(self._group, "set_timeout", None) or self._group._set_default_timeout
+        set_timeout(FOREVER)
         self._pending = Pending(self._group)
 
     def sum(self, vector: Tensor) -> None:

@@ -666,7 +666,7 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
 @pytest.mark.parametrize(
     ("which", "value"),
     [
-        *((1, value) for value in ("1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5))),
+        *((1, value) for value in ("1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5, "s"))),
         *((2, value) for value in ("False", np.str_("False"), 1j)),
         (3, b"no"),
     ],

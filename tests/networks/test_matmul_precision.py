@@ -6,6 +6,10 @@ import torch
 from asyncrl.networks import matmul_precision
 from asyncrl.networks.matmul_precision import MatmulPrecision
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no precision of products to set"
+)
+
 
 def setting() -> str:
     return str(torch.backends.mkldnn.matmul.fp32_precision)
