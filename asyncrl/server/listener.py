@@ -122,7 +122,7 @@ class HttpServer:
 
     def _application(self) -> web.Application:
         app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[self._mark_busy(), answer_in_json(self._gate)]
+            client_max_size=MAX_BODY_BYTES + 1, middlewares=[self._mark_busy(), answer_in_json(self._gate)]
         )
         app.on_response_prepare.append(_add_headers)
         self._register(app)

@@ -151,9 +151,12 @@ async def read_body(request: web.Request, *, timeout_seconds: float = 5.0) -> by
     """Read the whole body. Raises `web.HTTPException` 413 if it is too long, Refusal 408 if it is too slow."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await request.read()
+            body = await request.read()
     except TimeoutError:
         raise Refusal(408, f"the body did not come within {timeout_seconds:g} s") from None
+    if len(body) > MAX_BODY_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, len(body))
+    return body
 
 
 def answer_in_json(gate: Gate) -> Middleware:

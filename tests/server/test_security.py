@@ -177,7 +177,7 @@ def test_a_large_body_is_refused_before_it_is_read(server: ServerThread, method:
 
 
 def test_a_large_body_of_unknown_length_is_refused(server: ServerThread) -> None:
-    body = (b"x" * 1000 for _ in range(70))
+    body = (b"x" * 1000 for _ in range(65))
     refused(server.ask("/stop", method="POST", token=TOKEN, body=body, chunked=True), 413)
     assert server.run.stops == 0
 
@@ -213,7 +213,8 @@ def test_what_is_not_http_gets_an_error_and_the_door(
         answer = b""
         while part := connection.recv(65536):
             answer += part
-    assert answer.startswith(b"HTTP/1.") and b" 400 " in answer[:20]
+    # The long line has no Host: some versions of aiohttp leave that to our own check, which answers 421.
+    assert answer.startswith(b"HTTP/1.") and answer[8:13] in (b" 400 ", b" 421 ")
     assert server.ask("/healthz").status == 200
     assert capfd.readouterr() == ("", "")
     # pytest listens to every logger; without it, only this keeps errors off the screen.
