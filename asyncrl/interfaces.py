@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,33 +37,33 @@ class DiscreteAction:
 
     n: int
     start: int = 0
+    dtype: ClassVar[str] = "int64"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one action: a scalar."""
         return ()
 
-    @property
-    def dtype(self) -> str:
-        """Storage dtype of one action."""
-        return "int64"
-
 
 @dataclass(frozen=True)
 class MultiDiscreteAction:
-    """Vector of discrete actions, the i-th from 0 to `nvec[i] - 1`; stored as int64 of shape `[len(nvec)]`."""
+    """Vector of discrete actions; rings and batches hold each one from 0, as int64 of shape `[len(nvec)]`.
+
+    Attributes:
+        nvec: number of choices of each.
+        start: the environment's lowest value of each; empty if all are 0.
+        space_shape: shape of the environment's actions; empty if it is `[len(nvec)]`.
+    """
 
     nvec: tuple[int, ...]
+    start: tuple[int, ...] = ()
+    space_shape: tuple[int, ...] = ()
+    dtype: ClassVar[str] = "int64"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one action."""
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> str:
-        """Storage dtype of one action."""
-        return "int64"
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,7 @@ class BoxAction:
     low: tuple[float, ...]
     high: tuple[float, ...]
     shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> str:
-        """Storage dtype of one action."""
-        return "float32"
+    dtype: ClassVar[str] = "float32"
 
 
 ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction

@@ -45,6 +45,7 @@ CASES = {
     },
     "ppo normalised": (asyncrl.PPO(normalize_observations=True), DiscreteAction(3)),
     "ppo multidiscrete": (asyncrl.PPO(), MultiDiscreteAction((2, 3))),
+    "ppo multidiscrete, moved": (asyncrl.PPO(), MultiDiscreteAction((2, 3, 4, 2), (0, -2, 5, 0), (2, 2))),
     "ppo squashed": (asyncrl.PPO(normalize_observations=True, squashed=True), BOX),
     "dqn dueling, noisy": (asyncrl.DQN(dueling=True, noisy=True, hidden_sizes=(8, 8)), DiscreteAction(3)),
 }

@@ -66,7 +66,7 @@ class TrainedPolicy:
             deterministic: the greedy action; if False, explore at the schedule's final rate, or draw from the policy.
 
         Returns:
-            Actions, `[*act_shape]` for one observation, `[B, *act_shape]` for a batch, and the state: `[state_size]` or
+            Actions of the environment's shape, with an axis B in front for a batch, and the state: `[state_size]` or
             `[B, state_size]` of a recurrent policy, the stacks if single observations were given to a frame stack,
             else None.
 
@@ -117,7 +117,8 @@ class TrainedPolicy:
         if isinstance(kind, BoxAction):
             low, high = float32_bounds(kind)
             return np.clip(action, low, high)
-        return action
+        moved = action + np.array(kind.start, np.int64) if kind.start else action
+        return moved.reshape(-1, *kind.space_shape) if kind.space_shape else moved
 
 
 def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:

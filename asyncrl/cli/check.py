@@ -96,7 +96,9 @@ def _action(action: ActionSpec) -> str:
         return f"Box from {min(action.low):g} to {max(action.high):g} of shape {action.shape}"
     if isinstance(action, DiscreteAction):
         return f"Discrete({action.n}" + (f", start={action.start})" if action.start else ")")
-    return f"MultiDiscrete({list(action.nvec)})"
+    start = f", start={list(action.start)}" if action.start else ""
+    shape = f" of shape {action.space_shape}" if action.space_shape else ""
+    return f"MultiDiscrete({list(action.nvec)}{start}){shape}"
 
 
 def _has_preset(algo: str, env: str) -> bool:

@@ -101,10 +101,13 @@ def _action_spec(name: str, space: Any) -> ActionSpec:
     kind = type(space).__name__
     if kind == "Discrete":
         return DiscreteAction(int(space.n), int(space.start))
-    if kind == "MultiDiscrete":
-        return MultiDiscreteAction(tuple(int(n) for n in np.ravel(space.nvec)))
-    if kind == "MultiBinary":
-        return MultiDiscreteAction((2,) * math.prod(space.shape))
+    if kind in ("MultiDiscrete", "MultiBinary"):
+        shape = tuple(int(n) for n in space.shape)
+        counts = (
+            (2,) * math.prod(shape) if kind == "MultiBinary" else tuple(int(n) for n in np.ravel(space.nvec))
+        )
+        start = tuple(int(n) for n in np.ravel(getattr(space, "start", ())))
+        return MultiDiscreteAction(counts, start if any(start) else (), shape if len(shape) != 1 else ())
     if kind == "Box":
         low, high = (tuple(float(x) for x in np.ravel(bound)) for bound in (space.low, space.high))
         return BoxAction(low, high, tuple(int(n) for n in space.shape))

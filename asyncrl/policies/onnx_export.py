@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from asyncrl.acting.policies import QPolicy, float32_bounds
 from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
 from asyncrl.acting.trained_policy import TrainedPolicy
 from asyncrl.errors import ConfigurationError
-from asyncrl.interfaces import BoxAction, DiscreteAction
+from asyncrl.interfaces import BoxAction, DiscreteAction, MultiDiscreteAction
 from asyncrl.policies.onnx_networks import Graph, can_export, network_outputs
 from asyncrl.storage.checkpoint_format import write_atomically
 from asyncrl.version import __version__
@@ -85,7 +85,9 @@ def onnx_model(policy: TrainedPolicy) -> Any:
         return helper.make_tensor_value_info(name, kind, ["batch", *shape])
 
     inputs = [info("obs", spec.observation_dtype, seen)]
-    outputs = [info("action", spec.action.dtype, spec.action.shape)]
+    outputs = [
+        info("action", spec.action.dtype, getattr(spec.action, "space_shape", ()) or spec.action.shape)
+    ]
     if policy.recurrent:
         shape = policy.policy.layout.cell.field.shape  # type: ignore[attr-defined]
         inputs.append(info("state", "float32", shape))
@@ -141,6 +143,14 @@ def _choice(graph: Graph, policy: TrainedPolicy, index: str) -> None:
     graph.add("Add", index, graph.constant(action.start, "int64"), name="action")
 
 
+def _choices(graph: Graph, policy: TrainedPolicy, indices: Sequence[str]) -> None:
+    action = policy.spec.action
+    assert isinstance(action, MultiDiscreteAction)
+    start = graph.constant(action.start or 0, "int64")
+    values = graph.add("Add", graph.add("Concat", *indices, axis=1), start)
+    graph.add("Identity", graph.reshape(values, -1, *(action.space_shape or action.shape)), name="action")
+
+
 def _squashed(graph: Graph, policy: TrainedPolicy, out: str) -> None:
     """Tanh of the first d outputs, scaled to the box; see `ActionBox.squash`."""
     action = policy.spec.action
@@ -181,7 +191,7 @@ def _likeliest(graph: Graph, policy: TrainedPolicy, out: str) -> None:
         if isinstance(policy.spec.action, DiscreteAction):
             _choice(graph, policy, graph.reshape(best[0], -1))
         else:
-            graph.add("Concat", *best, name="action", axis=1)
+            _choices(graph, policy, best)
 
 
 _HEADS: dict[type[Any], Callable[[Graph, Any, str], None]] = {

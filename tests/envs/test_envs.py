@@ -15,9 +15,11 @@ import fakes
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Dict, Discrete, MultiBinary, Text, Tuple
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from portable_policies import portable
 
+import asyncrl
 from asyncrl.envs.rendering import build_rendering
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.errors import (
@@ -122,7 +124,36 @@ def test_spaces_are_translated() -> None:
             return np.ones(3, np.int8)
 
     spec = described(Bits)
-    assert spec.observation_dtype == "int8" and spec.action == MultiDiscreteAction((2, 2, 2, 2))
+    assert spec.observation_dtype == "int8"
+    assert spec.action == MultiDiscreteAction((2, 2, 2, 2), space_shape=(2, 2))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        MultiDiscrete([2, 3, 4]),
+        MultiDiscrete([2, 3, 4], start=[0, 5, -3]),
+        MultiDiscrete([[2, 3], [4, 5]], start=[[7, 0], [0, -9]]),
+        MultiBinary(3),
+        MultiBinary((2, 2)),
+    ],
+    ids=str,
+)
+def test_predicted_actions_are_of_the_environments_space(space: Any) -> None:
+    class Several(fakes.SimpleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space
+
+    spec = described(Several)
+    policy = portable(asyncrl.PPO(hidden_sizes=(4,)), spec)
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(200):
+        obs = rng.normal(0, 100, spec.observation_shape).astype(spec.observation_dtype)
+        action, _ = policy.predict(obs, deterministic=False)
+        assert action.shape == space.shape and space.contains(action.astype(space.dtype)), action
+        seen.add(action.tobytes())
+    assert len(seen) >= 8, "some of all choices"
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
