@@ -10,8 +10,11 @@ then raises the exception. Later events still call the other callbacks; of the f
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
@@ -51,15 +54,16 @@ class Callbacks:
         error: the first exception that a callback has raised, or None.
 
     Raises:
-        TypeError: an object has none of the methods, or is a class.
+        TypeError: an object has none of the methods, is a class, or has a method that is a coroutine function.
     """
 
     def __init__(self, trainer: Any, callbacks: Sequence[Any] = ()) -> None:
+        callbacks = tuple(callbacks)
         for index, callback in enumerate(callbacks):
             _check(index, callback)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._trainer = trainer
-        self._callbacks = tuple(callbacks)
+        self._callbacks = callbacks
         self._failed: list[Any] = []
         self._started = False
         self._stop: Callable[[], None] = lambda: None
@@ -107,12 +111,13 @@ class Callbacks:
             if method is None or any(callback is failed for failed in self._failed):
                 continue
             try:
-                if method(self._trainer, *event) is False and hook != "on_end":
+                answer = method(self._trainer, *event)
+                if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # raised at the end of the run
                 self._note(callback, error)
 
-    def _note(self, callback: Any, error: Exception) -> None:
+    def _note(self, callback: Any, error: BaseException) -> None:
         self._failed.append(callback)
         if self.error is None:
             self.error = error
@@ -128,3 +133,8 @@ def _check(index: int, callback: Any) -> None:
             f"callbacks[{index}] must have one of the methods {', '.join(HOOKS)}, "
             f"got {type(callback).__name__}"
         )
+    for hook in HOOKS:
+        if inspect.iscoroutinefunction(getattr(callback, hook, None)):
+            raise TypeError(
+                f"callbacks[{index}].{hook} must not be a coroutine function; write def, not async def"
+            )

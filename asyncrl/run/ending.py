@@ -185,10 +185,15 @@ class Ending:
             return report, weights, error
         try:
             report = await _limited(self.learner.report())
+        except Exception as raised:
+            # A learner whose error ended the run may fail again here; the first error is kept.
+            error = error or raised
+            if isinstance(raised, AsyncRLError):  # it does not answer, or has diverged
+                return report, weights, error
+        try:
             if weights is None and not isinstance(error, TrainingDiverged):
                 weights, _ = await _limited(self.learner.current_weights())
         except Exception as raised:
-            # A learner whose error ended the run may fail again here; the first error is kept.
             error = error or raised
         return report, weights, error
 
@@ -199,7 +204,7 @@ class Ending:
     async def _evaluate(self) -> tuple[EvaluationResult | None, str | None]:
         """Make the final evaluation; returns its result or None, and the reason for None."""
         assert self.schedule is not None and self.evaluator is not None
-        seconds = evaluation_seconds(self.clock)
+        seconds, before = evaluation_seconds(self.clock), self.schedule.last
         self.evaluator.max_seconds = seconds
         playing = asyncio.create_task(self.schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
         stopping = asyncio.create_task(self.stop_requested.wait(), name="stop-requested")
@@ -214,6 +219,8 @@ class Ending:
             stopping.cancel()
             playing.cancel()
             await asyncio.wait({playing, stopping}, timeout=STEP_SECONDS)
+        if self.schedule.last is not before:  # it was played, and only its file hangs
+            return self.schedule.last, None
         if failure != "interrupted":
             text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
             warnings.warn(EvaluationIncomplete(text), stacklevel=2)

@@ -36,14 +36,15 @@ def own_place(config: TrainerConfig) -> Place | None:
     Raises:
         ConfigurationError: `groups` is neither 1 nor the number of ranks.
     """
-    if "WORLD_SIZE" not in os.environ:
+    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         return None
     from asyncrl.groups.place import place_of_process
 
     place = place_of_process()
-    if place is not None and config.groups not in (1, place.size):
+    ranks = 1 if place is None else place.size
+    if config.groups not in (1, ranks) and "RANK" in os.environ:  # a rank starts no groups
         raise ConfigurationError(
-            f"groups must be how many ranks torchrun started, {place.size}, got {config.groups}",
+            f"groups must be how many ranks torchrun started, {ranks}, got {config.groups}",
             fix="leave --groups out under torchrun: every rank is a group",
         )
     return place

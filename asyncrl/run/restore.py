@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actors.pool import ActorPool
-from asyncrl.errors import CheckpointError
+from asyncrl.errors import AsyncRLError
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner
+from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import error_text
 from asyncrl.run.evaluate import EvaluationSchedule
@@ -27,6 +29,18 @@ from asyncrl.storage.checkpoint import does_not_fit
 from asyncrl.storage.replay_file import split_rings
 from asyncrl.storage.resume import Resumption
 from asyncrl.storage.resume_rules import refused_change
+
+
+@contextlib.contextmanager
+def _refused_if_damaged(path: Path) -> Iterator[None]:
+    """Turn an error about a missing or wrong part of the checkpoint into `CheckpointError` (ASYNC019)."""
+    try:
+        yield
+    except AsyncRLError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
+        raise does_not_fit(path, lacks or type(error).__name__) from error
 
 
 def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> None:
@@ -41,7 +55,11 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
         ConfigurationError: the rings have no room for the rows (ASYNC017).
         CheckpointError: the rows have other shapes (ASYNC019).
     """
-    positions = _positions(pool, resumed, segment_length)
+    with _refused_if_damaged(resumed.path):
+        _restore_rings(pool, resumed, _positions(pool, resumed, segment_length))
+
+
+def _restore_rings(pool: ActorPool, resumed: Resumption, positions: list[RingPosition]) -> None:
     rings = split_rings(resumed.rows) if resumed.rows is not None else []
     firsts = resumed.run["rings"]["first"].tolist()
     for index, (actor, position) in enumerate(zip(pool.actors, positions, strict=True)):
@@ -52,12 +70,9 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
                 f"{actor.ring.num_slots:,} rows",
                 "the checkpoint holds more",
             )
-        try:
-            begin_at(actor.ring, position)
-            if rings:
-                put_rows(actor.ring, firsts[index], rings[index])
-        except (ValueError, KeyError) as error:
-            raise does_not_fit(resumed.path, error_text(error)) from error
+        begin_at(actor.ring, position)
+        if rings:
+            put_rows(actor.ring, firsts[index], rings[index])
         actor.first_incarnation = position.incarnation + (resumed.states is None)
         actor.first_state = resumed.states[index] if resumed.states is not None else None
 
@@ -77,6 +92,11 @@ def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> lis
 
 async def restore_learner(learner: Learner, resumed: Resumption) -> None:
     """Restore the learner. Raises `CheckpointError` if the state does not fit it (ASYNC019)."""
+    with _refused_if_damaged(resumed.path):
+        await _restore_learner(learner, resumed)
+
+
+async def _restore_learner(learner: Learner, resumed: Resumption) -> None:
     priorities: list[tuple[int, NDArray[np.float32]]] | None = None
     if resumed.rows is not None:
         firsts = resumed.run["rings"]["first"].tolist()
@@ -87,14 +107,9 @@ async def restore_learner(learner: Learner, resumed: Resumption) -> None:
             if "priorities" in ring
         ]
     state = {**resumed.run["learner"], "core": resumed.core}
-    try:
-        if resumed.another_group:
-            state |= await _own_random_numbers(learner, state)
-        await learner.restore(state, priorities)
-    except CheckpointError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise does_not_fit(resumed.path, error_text(error) or type(error).__name__) from error
+    if resumed.another_group:
+        state |= await _own_random_numbers(learner, state)
+    await learner.restore(state, priorities)
 
 
 async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +129,20 @@ async def restore_records(
     clock: TrainClock,
     resumed: Resumption,
 ) -> None:
-    """Restore evaluations, episodes and times; after `restore_learner`."""
+    """Restore evaluations, episodes and times; after `restore_learner`. Raises `CheckpointError` (ASYNC019)."""
+    report = await learner.report()
+    with _refused_if_damaged(resumed.path):
+        _restore_records(learner, schedule, reporting, clock, resumed, report)
+
+
+def _restore_records(
+    learner: Learner,
+    schedule: EvaluationSchedule,
+    reporting: Reporting,
+    clock: TrainClock,
+    resumed: Resumption,
+    report: LearnerReport,
+) -> None:
     run = resumed.run
     clock.go_on_from(*run["clock"])
     evaluations = _records(run["evaluations"])
@@ -125,7 +153,6 @@ async def restore_records(
     waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
     learner.snapshots.go_on_from(waiting, run["next_copy"])
     reporting.episodes.restore(run["episodes"])
-    report = await learner.report()
     assert reporting.pool is not None
     reporting.builder.go_on_from(
         reporting.pool.statistics(), report, float(run["actor_wait_seconds"]), int(run["actor_restarts"])

@@ -88,7 +88,7 @@ class RunCapture:
                 *run["rings"]["granted"].tolist(),
             )
             if self.written != (name, where) or not (folder / name).exists():
-                await asyncio.to_thread(write_rows, folder / name, self._row_arrays(run["rings"], states))
+                await asyncio.to_thread(_write_rows, folder / name, self._row_arrays(run["rings"], states))
                 self.written = (name, where)
         finally:
             self.learner.resume()
@@ -167,6 +167,11 @@ class RunCapture:
                 parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
                 found.append(RowArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
+
+
+def _write_rows(path: Path, arrays: list[RowArray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)  # the run directory may have been removed
+    write_rows(path, arrays)
 
 
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ Writing may fail because the disk is full, or the directory is gone or read-only
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,9 @@ from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.run_directory import RunDirectory
+
+BEST_SECONDS = 60.0
+"""Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
 
 
 class CheckpointSaver:
@@ -93,8 +97,15 @@ class CheckpointSaver:
         return await self._save(weights, None)
 
     async def save_best(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
-        """Save the learner with the best weights so far; if this fails, the next save writes them too."""
-        await self._save(weights, result)
+        """Save the learner with the best weights so far; if this fails, the next save writes them too.
+
+        Evaluations go on after `BEST_SECONDS`, while the file is still being written.
+        """
+        if self.hangs:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEST_SECONDS):
+                await self._save(weights, result)
 
     async def save_on_request(self) -> str:
         """Save the learner now; returns the path, "" without a directory.

@@ -19,6 +19,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.options import near_miss, option_help, parse_count
+from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.storage.checkpoint import CheckpointMeta, does_not_fit, load
 from asyncrl.storage.config_file import TRAINER, make_record, read_config
@@ -195,11 +196,14 @@ def prepare_resumption(
     state, meta = load(path, expect_env=config.env, expect_algo=config.algo)
     if not isinstance(state.get("run"), dict) or "core" not in state:
         raise does_not_fit(path, "it holds no run to go on from, only a policy")
-    done = _steps_made(state["run"], meta) if state["run"].get("rows") else meta.env_steps
-    done += _of_others(state["run"], "env_steps")
+    damage, saved = _damage(path, state["run"], meta), state["run"]
+    own = _steps_made(saved, meta) if damage is None and saved.get("rows") else meta.env_steps
+    done = own if damage is not None else own + _of_others(saved, "env_steps")
     total = total_of(total_steps, done)
     more = {} if total is None else {"total_steps": total}
     config, algorithm = changed_options(config, algorithm, {**changes, **more})
+    if damage is not None:
+        raise damage
     refuse_if_used_up(config, done, meta.train_seconds)
     resumption = _resumption(path, (state, meta), config, algorithm, restore_episodes)
     if _target_reached(config, state["run"]["evaluations"]):
@@ -213,6 +217,20 @@ def prepare_resumption(
         config = dataclasses.replace(config, target_return=None)
         resumption = dataclasses.replace(resumption, notes=(*resumption.notes, note))
     return config, algorithm, resumption
+
+
+def _damage(path: Path, run: Mapping[str, Any], meta: CheckpointMeta) -> CheckpointError | None:
+    """Error (ASYNC019) about a missing or wrong part that is read before the run is built; None if there is none."""
+    try:
+        _steps_made(run, meta)
+        int(run["rings"]["num_actors"])
+        _ = [_of_others(run, name) for name in ("env_steps", "updates")]
+        _ = [np.asarray(run["evaluations"][name], np.float64) for name in ("return_mean", "episodes")]
+        _ = [int(copy["env_steps"]) for copy in run["pending"]]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else error_text(error)
+        return does_not_fit(path, lacks)
+    return None
 
 
 def _target_reached(config: TrainerConfig, evaluations: Mapping[str, NDArray[Any]]) -> bool:

@@ -64,7 +64,7 @@ def algorithm_and_options(
     """Return the algorithm's record and the run's options; an algorithm's name adds the options of its preset.
 
     Raises:
-        TypeError: the algorithm is a class instead of a record, or an option does not exist.
+        TypeError: the algorithm is neither a record nor a name, or an option does not exist.
         ConfigurationError: no algorithm has that name (ASYNC017).
     """
     if isinstance(algorithm, str):
@@ -74,6 +74,8 @@ def algorithm_and_options(
             f"algorithm must be a record or a name, got the class {algorithm.__name__}; "
             f"write {algorithm.__name__}()"
         )
+    elif not hasattr(algorithm, "update_loop"):
+        raise TypeError(f"algorithm must be a record or a name, got {algorithm!r}")
     check_options(options, algorithm)
     return algorithm, options
 
@@ -101,7 +103,7 @@ def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
 
 def check_options(options: dict[str, Any], algorithm: Algorithm) -> None:
     """Raise TypeError for a name that is not an option of the run."""
-    known = option_help(TrainerConfig).keys() - {"env_file"}  # the environment itself is given
+    known = option_help(TrainerConfig).keys() - {"env", "env_file", "algo"}  # these are given themselves
     for name in options:
         if name not in known:
             if name in option_help(type(algorithm)):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.errors import AsyncRLError
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
@@ -50,8 +51,11 @@ class Channel:
         self._socket, self._lock = connection, threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send a message. Raises OSError if the other end is closed."""
-        data = pickle.dumps(message)
+        """Send a message; functions in it may be lambdas. Raises OSError if the other end is closed."""
+        try:
+            data = pickle.dumps(message)
+        except Exception:  # a policy holds its algorithm's functions and its network's factory
+            data = pack_policy(message)
         with self._lock:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 

@@ -41,6 +41,9 @@ END_SECONDS = 15.0
 LOST_SECONDS = 20.0
 """Time limit for all ranks to end after one has reported a lost rank, before they are killed; it may be suspended."""
 
+MOST_PATH_BYTES = 64
+"""Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
+
 
 class Ranks:
     """One run of several groups; made and used on the run's event-loop thread, like `Coordinator`.
@@ -104,7 +107,8 @@ class Ranks:
         """Start the ranks, relay their messages and wait for their end. Raises the error that ended the run."""
         from asyncrl.groups.launch import Launch
 
-        with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder:
+        long = len(os.fsencode(tempfile.gettempdir())) > MOST_PATH_BYTES
+        with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-", dir="/tmp" if long else None) as folder:
             directory = Path(folder)
             (directory / JOB).write_bytes(pack_policy(self._job))
             listener = socket.socket(socket.AF_UNIX)

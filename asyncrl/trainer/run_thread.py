@@ -7,10 +7,9 @@ training, a caller's loop is never blocked, and scripts, asyncio and Jupyter use
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import StoppedWhileStarting
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
-from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.trainer.run_end import Workers, close_at_exit, forget, print_failure
 from asyncrl.trainer.shown_result import ShownResult
 
 if TYPE_CHECKING:
@@ -130,7 +128,9 @@ class RunThread:
         """Coordinator of the run; None before the thread has made it."""
         return self._coordinator
 
-    def start(self, config: TrainerConfig, callbacks: Callbacks) -> None:
+    def start(
+        self, config: TrainerConfig, callbacks: Callbacks, listener: Callable[[Snapshot], None] | None = None
+    ) -> None:
         """Start the run and return at once. Raises RuntimeError if it was started before."""
         with self._lock:
             if self._thread is not None:
@@ -138,7 +138,9 @@ class RunThread:
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
-            atexit.register(self.close)
+            close_at_exit(self)
+            if listener is not None:
+                self.listeners.append(listener)
             self._callbacks = callbacks
             self._thread = threading.Thread(
                 target=self._run, args=(config,), name="asyncrl-coordinator", daemon=True
@@ -151,7 +153,9 @@ class RunThread:
         Raises the error that ended the run before that.
         """
         try:
-            self._served.wait(SERVED_SECONDS)
+            end = time.monotonic() + SERVED_SECONDS
+            while not self._served.wait(SIGNAL_SECONDS) and time.monotonic() < end:  # see `wait`
+                pass
         except KeyboardInterrupt:
             self.stop("interrupted")
             raise
@@ -190,7 +194,8 @@ class RunThread:
 
     def stop_or_kill(self) -> None:
         """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
-        assert self._thread is not None
+        if self._thread is None:  # interrupted while it started
+            return self.close()
         try:
             self.stop("interrupted")
             self._thread.join(CLOSE_SECONDS)
@@ -201,12 +206,15 @@ class RunThread:
 
     def close(self) -> None:
         """Stop the run and wait for its end; kill it after `CLOSE_SECONDS`. Idempotent."""
-        atexit.unregister(self.close)
+        if threading.current_thread() is self._thread:  # a callback cannot wait for its own run
+            self.stop("interrupted")
+            return
+        forget(self)
         if self._thread is None:
             if self._server is not None:
                 self._server.close()
             return
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive():
             self.stop_or_kill()
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
@@ -216,27 +224,19 @@ class RunThread:
         error: BaseException | None = None
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.get_loop().set_default_executor(Workers(thread_name_prefix="asyncio"))
                 result = runner.run(self._main(config))
         except BaseException as raised:
             error = raised
-        # The registration would keep this object and its memory until the process ends.
-        atexit.unregister(self.close)
+        forget(self)
         with self._lock:
             if result is not None:
                 self.done.set_result(result)
             else:
                 self.done.set_exception(error)
             if error is not None and not self.awaited:
-                self._print(config, error)
+                print_failure(config, error)
         self._served.set()
-
-    def _print(self, config: TrainerConfig, error: BaseException) -> None:
-        """Print the error that ended a background run."""
-        if isinstance(error, StoppedWhileStarting):
-            return
-        text = f"asyncrl: the run of {config.algo} in {config.env} has failed\n{describe_error(error)}"
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
 
     async def _main(self, config: TrainerConfig) -> TrainResult:
         assert self._server is not None
@@ -273,9 +273,11 @@ class RunThread:
         if snapshot.error is None:  # else the run ends now, and `wait_until_served` raises its error
             self._served.set()
         if snapshot.return_mean is not None:
-            self._returns.append((snapshot.env_steps, snapshot.return_mean))
+            point = (snapshot.env_steps, snapshot.return_mean)
+            if point not in self._returns[-1:]:  # a new state of the run is shown with the old numbers
+                self._returns.append(point)
             if len(self._returns) > MOST_RETURNS:
-                del self._returns[::2]
+                del self._returns[1::2]
         for listener in self.listeners:
             listener(snapshot)
 

@@ -36,7 +36,7 @@ class _Started:
 
 
 _started: list[_Started] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may call `stop_all` while its thread holds it
 
 
 def add(run: Run, cell: Cell | None) -> None:

@@ -59,7 +59,8 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         server: ForkServer | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
-        wrappers = tuple(options.pop("wrappers", ()))
+        wrappers = options.pop("wrappers", ())
+        wrappers = tuple(wrappers.split(",") if isinstance(wrappers, str) else wrappers)
         source = EnvSource.from_user(env)
         record, given = algorithm_and_options(algorithm, source.name, dict(options))
         named = tuple(described(wrapper) for wrapper in wrappers)
@@ -129,10 +130,8 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
                 facts={"called from": "a coroutine or a notebook cell"},
                 fix="write `result = await trainer.run(...)`",
             )
-        if on_snapshot is not None:
-            self._run.listeners.append(on_snapshot)
-        self._start(total_steps, max_seconds, target_return, callbacks)
         try:
+            self._start(total_steps, max_seconds, target_return, callbacks, on_snapshot)
             return self._run.wait()
         except KeyboardInterrupt:
             self._run.stop_or_kill()
@@ -161,7 +160,8 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         finally:
             shower.cancel()
             if self._run.snapshot is not None:
-                card.show(self._run.snapshot)
+                with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
+                    card.show(self._run.snapshot)
 
     def start(
         self,
@@ -190,6 +190,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         max_seconds: float | None,
         target_return: float | None,
         callbacks: Sequence[Any],
+        on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> None:
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -198,7 +199,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         called = Callbacks(self, callbacks)
         if not self._run.started:
             self.config = config
-        self._run.start(config, called)
+        self._run.start(config, called, on_snapshot)
         running.add(self, running_cell())
         self._run.done.add_done_callback(lambda _: running.remove(self))
 

@@ -613,7 +613,7 @@ class Rig:
     max_seconds: float | None = None
     hangs, failure = False, ""
     cut_episodes = finished_episodes = 0
-    best = best_weights = None
+    best = best_weights = last = None
 
     def __init__(self, run: Path | None, fails: str = "") -> None:
         from asyncrl.learning.clock import TrainClock

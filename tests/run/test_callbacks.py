@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_records import small
 
@@ -101,6 +103,25 @@ def test_a_callback_stops_the_run_by_false() -> None:
     assert result.stop_reason == "stopped" and 1_000 <= result.summary["env_steps"] < 100_000
 
 
+def test_a_numpy_false_stops_the_run_too() -> None:
+    class Enough(Callback):
+        def on_report(self, trainer: Trainer, snapshot: Any) -> Any:
+            return np.float64(1.0) < np.float64(0.0)
+
+    stopped: list[bool] = []
+    callbacks = Callbacks(None, [Enough()])
+    callbacks.attach(lambda: stopped.append(True), lambda error: None)
+    callbacks.start()
+    callbacks.report(None)  # type: ignore[arg-type]
+    assert stopped == [True]
+
+
+def test_callbacks_may_come_from_a_generator() -> None:
+    journal = Journal()
+    trainer().learn(total_steps=300, callbacks=(own for own in [journal]))  # type: ignore[arg-type]
+    assert journal.events("end")
+
+
 class Pruned(Exception):
     """Exception like `optuna.TrialPruned`."""
 
@@ -126,6 +147,19 @@ def test_an_exception_ends_the_run_in_good_order_and_is_raised(tmp_path: Path) -
     assert journal.events("end") == [own.result], "the others are called to the end"
 
 
+def test_sys_exit_in_a_callback_ends_the_run_in_good_order(tmp_path: Path) -> None:
+    class Exits(Callback):
+        def on_report(self, trainer: Trainer, snapshot: Any) -> None:
+            if snapshot.updates:
+                sys.exit(3)
+
+    journal, own = Journal(), trainer(tmp_path)
+    with pytest.raises(SystemExit):
+        own.learn(callbacks=[Exits(), journal])
+    assert own.result is not None and own.result.stop_reason == "failed"
+    assert journal.events("end") == [own.result]
+
+
 def test_an_exception_in_on_end_is_raised_and_one_in_on_start_trains_nothing() -> None:
     own = trainer()
     with pytest.raises(Pruned):
@@ -148,6 +182,12 @@ def test_a_callback_must_be_one() -> None:
         TypeError, match=r"callbacks\[1\] must have one of the methods on_start, .* got function"
     ):
         Callbacks(None, [Journal(), lambda: None])
+
+    class Async:
+        async def on_report(self, trainer: Any, snapshot: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"callbacks\[0\].on_report must not be a coroutine function"):
+        Callbacks(None, [Async()])
 
 
 def test_any_object_with_a_method_will_do() -> None:

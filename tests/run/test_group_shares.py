@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from asyncrl.actors import worker
 from asyncrl.actors.actor import Actor, actor_seeds
 from asyncrl.actors.plans import ActorPlan, PoolPlan
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import ConfigurationError
 from asyncrl.groups.place import Place
 from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -27,7 +29,7 @@ from asyncrl.run import parts
 from asyncrl.run.alone import Alone
 from asyncrl.run.group_counters import made_before
 from asyncrl.run.group_shares import actor_indices, seed_of, share_of, share_of_algorithm, shared_options
-from asyncrl.run.grouped import Group
+from asyncrl.run.grouped import Group, own_place
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
@@ -198,3 +200,19 @@ print([name for name in sys.modules if name.startswith(("asyncrl.groups", "torch
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_groups_are_not_ignored_by_the_only_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert own_place(CONFIG) is None
+    with pytest.raises(ConfigurationError, match="groups must be how many ranks torchrun started, 1, got 2"):
+        own_place(dataclasses.replace(CONFIG, groups=2))
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(ConfigurationError, match="groups must be"):
+        own_place(dataclasses.replace(CONFIG, groups=2))

@@ -133,6 +133,19 @@ def test_a_class_in_place_of_a_record_is_refused() -> None:
         Trainer("CartPole-v1", PPO)  # type: ignore[arg-type]
 
 
+def test_arguments_of_wrong_kinds_are_named() -> None:
+    with pytest.raises(TypeError, match="algorithm must be a record or a name, got None"):
+        Trainer("CartPole-v1", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Trainer has no option 'algo'"):
+        Trainer("CartPole-v1", algo="ppo")  # type: ignore[call-arg]
+
+
+def test_wrappers_may_be_written_as_in_a_file() -> None:
+    wrappers = "gymnasium.wrappers:NormalizeReward,gymnasium.wrappers:ClipReward"
+    own = trainer(wrappers=wrappers)
+    assert own.config.wrappers == tuple(wrappers.split(","))
+
+
 def test_the_typed_options_are_those_of_the_record() -> None:
     typed, real = typing.get_type_hints(RunOptions), typing.get_type_hints(TrainerConfig)
     assert set(typed) == set(real) - {"env", "env_file", "algo"}

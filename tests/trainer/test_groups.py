@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from asyncrl import DQN, Snapshot, Trainer
+from asyncrl import DQN, PPO, Snapshot, Trainer
 from asyncrl.errors import GroupLost
 from asyncrl.groups.launch import free_port
 from asyncrl.trainer.ranks import Ranks
@@ -41,6 +42,18 @@ class Checkpoints:
     def on_checkpoint(self, trainer: Trainer, path: str) -> None:
         assert isinstance(trainer, Trainer)
         self.paths.append(path)
+
+
+def test_the_result_may_hold_a_function_and_the_temporary_folder_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lambda is no name that the launcher could import; the path of a socket has at most a hundred bytes."""
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    schedule = lambda progress: 1e-3 * (1 - progress)  # noqa: E731
+    own = Trainer("CartPole-v1", PPO(learning_rate=schedule), total_steps=1_000, groups=2, **SMALL)
+    assert own.learn().policy.algorithm.learning_rate(0.5) == 5e-4  # type: ignore[attr-defined]
 
 
 def test_two_groups_from_python_train_one_policy_and_leave_one_summary(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl import DQN, PPO, Trainer
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import CheckpointError, ConfigurationError
+from asyncrl.storage.checkpoint import load, save
 from asyncrl.storage.resume import changed_options, options_of_run, total_of
 from asyncrl.storage.resume_rules import FIXED, FIXED_IN_LOCKSTEP, check_changes
 
@@ -118,6 +120,22 @@ def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path)
     higher.close()
 
 
+def test_a_training_target_that_was_reached_no_longer_ends_the_run(tmp_path: Path) -> None:
+    low = {**SMALL, "target_training_return": 5.0, "eval_interval_steps": None}
+    first = Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path, **low).learn(total_steps=100_000)
+    assert first.stop_reason == "target_training_return"
+    with pytest.raises(ConfigurationError, match="has reached its target_training_return, 5") as raised:
+        Trainer.resume(tmp_path)
+    assert "--steps +100k" in raised.value.fix
+    higher = Trainer.resume(tmp_path, target_training_return=1e9)
+    assert higher.config.target_training_return == 1e9
+    trainer = Trainer.resume(tmp_path, "+400")
+    assert "target_training_return 5 was reached and no longer ends the run" in trainer.resumed_from
+    result = trainer.learn()
+    assert result.stop_reason == "total_steps"
+    assert result.summary["env_steps"] > first.summary["env_steps"] + 200
+
+
 def test_there_must_be_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no run in"):
         Trainer.resume(tmp_path)
@@ -127,6 +145,73 @@ def test_total_steps_or_so_many_more() -> None:
     assert [total_of(steps, 7) for steps in (None, 5, "200k", "+3")] == [None, 5, 200_000, 10]
     with pytest.raises(ConfigurationError, match="total_steps must be a whole number"):
         total_of("+many", 7)
+
+
+def test_numbers_of_other_types_are_numbers(run: Path) -> None:
+    for steps in (np.int64(4_000), 4e3, 4_000):
+        trainer = Trainer.resume(run, steps)  # type: ignore[arg-type]
+        assert trainer.config.total_steps == 4_000
+    newest = max(int(file.name) for file in (run / "checkpoints").iterdir() if file.name.isdecimal())
+    (path, *_) = Trainer.resume(run, "+1", checkpoint=newest).resumed_from  # type: ignore[arg-type]
+    assert f"checkpoints/{newest}:" in path
+    with pytest.raises(ConfigurationError, match=r"total_steps must be a whole number, or .*1.5"):
+        Trainer.resume(run, 1.5)  # type: ignore[arg-type]
+
+
+LACKING = (
+    "rings",
+    "evaluations",
+    "pending",
+    "clock",
+    "rounds",
+    "episodes",
+    "learner",
+    "next_copy",
+    "actor_restarts",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [*LACKING, "rings/steps", "rings/first", "rings/num_actors", "rings/published"]
+)
+def test_a_checkpoint_whose_run_lacks_a_key_is_refused(run: Path, name: str) -> None:
+    """Written by another version, or by another program: its digest is right."""
+    latest = run / "checkpoints" / "latest"
+    state, meta = load(latest)
+    *tables, key = ["run", *name.split("/")]
+    table = state
+    for outer in tables:
+        table = table[outer]
+    del table[key]
+    save(latest, state, meta)
+    with pytest.raises(CheckpointError, match=f"does not fit: it lacks '{key}'"):
+        Trainer.resume(run, "+100").learn()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("groups", 3), ("evaluations", 3), ("pending", None), ("clock", [1.0])]
+)
+def test_a_checkpoint_whose_run_holds_something_else_is_refused(run: Path, name: str, value: object) -> None:
+    latest = run / "checkpoints" / "latest"
+    state, meta = load(latest)
+    state["run"][name] = value
+    save(latest, state, meta)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        Trainer.resume(run, "+100").learn()
+
+
+def test_a_directory_that_is_gone_is_made_again_with_the_replay(tmp_path: Path) -> None:
+    class Removes:
+        def on_report(self, trainer: Trainer, snapshot: Any) -> bool:
+            if snapshot.updates and snapshot.state == "training":
+                shutil.rmtree(tmp_path / "run")
+            return not snapshot.updates
+
+    options = {**SMALL, "eval_interval_steps": None, "report_interval_steps": 50}
+    own = Trainer("CartPole-v1", ALGORITHM, run_dir=tmp_path / "run", save_replay_buffer=True, **options)
+    assert own.learn(callbacks=[Removes()]).stop_reason == "stopped"
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+    assert len(list((tmp_path / "run" / "checkpoints").glob("*.replay"))) == 1
 
 
 def test_options_that_may_not_change_are_refused_by_name_and_values(run: Path) -> None:

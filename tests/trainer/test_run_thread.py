@@ -1,0 +1,245 @@
+"""The run's thread: its ends by the script's end, a disk that hangs, interrupts and callbacks; the curve of returns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from small_records import small
+from snapshots import make_snapshot
+from waiting import wait_until
+
+from asyncrl import Snapshot, Trainer
+from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
+from asyncrl.learning.learner import Learner
+from asyncrl.run import ending, saving
+from asyncrl.run.saving import CheckpointSaver
+from asyncrl.storage.checkpoint import read_policy
+from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.trainer import run_end, running
+from asyncrl.trainer import trainer as trainer_module
+
+
+def trainer(env: Any = "CartPole-v1", **options: Any) -> Trainer:
+    given = {"num_actors": 1, "envs_per_actor": 4, "http": "off", "target_eval_episodes": 2, **options}
+    return Trainer(env, small("dqn", learning_starts=200, samples_per_insert=4.0), **given)
+
+
+def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
+    """Python ends its thread pools before it calls `atexit`; a checkpoint is written by one of them."""
+    script = f"""
+        import time
+        from asyncrl import DQN, Trainer
+        trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
+                          num_actors=1, envs_per_actor=4, http="off", run_dir={str(tmp_path / "run")!r})
+        trainer.start()
+        while (snapshot := trainer.snapshot()) is None or snapshot.updates == 0:
+            time.sleep(0.01)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_policy(tmp_path / "run" / "checkpoints" / "latest").meta.updates > 0
+
+
+def test_a_forked_child_closes_no_runs_of_its_parent() -> None:
+    """As one of `multiprocessing`, which ends by the same functions of `threading`."""
+    run = trainer()._run
+    run_end.close_at_exit(run)
+    try:
+        child = os.fork()
+        if not child:
+            os._exit(len(run_end._open))
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        run_end.forget(run)
+
+
+@pytest.mark.parametrize("interval", [None, 500])
+def test_a_disk_that_hangs_costs_only_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: int | None
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(CheckpointFolder, "save", lambda *given, **named: released.wait(60))
+    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(saving, "BEST_SECONDS", 0.5, raising=False)
+    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    results = []
+    run = trainer(run_dir=tmp_path, eval_interval_steps=interval, eval_episodes=1)
+    with pytest.warns(FilesNotWritten, match="cannot be written"):
+        thread = threading.Thread(target=lambda: results.append(run.learn(total_steps=1_500)))
+        thread.start()
+        thread.join(20)
+        waits = thread.is_alive()
+        released.set()
+        thread.join(30)
+    assert not waits
+    assert run._run._thread is not None and not run._run._thread.is_alive()
+    (result,) = results
+    assert result.evaluation is not None and result.evaluation.episodes == 2
+    assert result.unsaved == "the disk did not answer in time"
+
+
+def test_a_final_evaluation_is_kept_though_its_file_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs_later(folder: CheckpointFolder, *given: Any, **named: Any) -> Path:
+        if named["best"]:
+            released.wait(60)
+        return save(folder, *given, **named)
+
+    save, released = CheckpointFolder.save, threading.Event()
+    monkeypatch.setattr(CheckpointFolder, "save", hangs_later)
+    monkeypatch.setattr(ending, "EVALUATION_SECONDS", 5.0)
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    try:
+        with pytest.warns(FilesNotWritten, match="the last checkpoint cannot be written"):
+            result = trainer(run_dir=tmp_path, eval_interval_steps=None).learn(total_steps=1_000)
+    finally:
+        released.set()
+    assert result.evaluation is not None and result.summary["eval"]["episodes"] == 2
+
+
+class SlowToBuild(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self) -> None:
+        time.sleep(60)
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+def test_an_interrupt_after_a_stop_ends_a_run_that_is_being_built() -> None:
+    run = trainer(env=SlowToBuild)
+    run.start()
+    wait_until(lambda: run._run.coordinator is not None, "the coordinator")
+    run.stop()
+    run.stop("interrupted")
+    assert isinstance(run._run.done.exception(timeout=8), StoppedWhileStarting)
+    run.close()
+
+
+def test_an_interrupt_while_learn_starts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "add", interrupted)
+    run = trainer()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.learn()
+        assert run.done
+    finally:
+        run.close()
+
+
+def test_a_listener_of_a_refused_call_is_not_called_twice() -> None:
+    run, shown = trainer(), list[Snapshot]()
+    with pytest.raises(ValueError, match="total_steps must be at least 1"):
+        run.learn(total_steps=0, on_snapshot=shown.append)
+    run.learn(total_steps=300, on_snapshot=shown.append)
+    assert len({id(snapshot) for snapshot in shown}) == len(shown)
+
+
+def test_an_interrupt_that_another_thread_receives_ends_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ended = trainer(), threading.Event()
+    monkeypatch.setattr(run._run, "_receive", lambda snapshot: None)  # so that the page has no address
+
+    def interrupt() -> None:
+        while run._run.coordinator is None:
+            ended.wait(0.01)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not ended.wait(5):
+            os.kill(os.getpid(), signal.SIGINT)  # else the test would wait for `SERVED_SECONDS`
+            heard_late.append(True)
+
+    heard_late: list[bool] = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.start()
+    finally:
+        ended.set()
+        thread.join()
+        run.close()
+    assert not heard_late
+
+
+def test_a_card_that_cannot_be_shown_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card:
+        def show(self, snapshot: Snapshot) -> None:
+            raise OSError("the front end is gone")
+
+    monkeypatch.setattr(trainer_module, "live_card", Card)
+    result = asyncio.run(trainer().run(total_steps=300))
+    assert result.stop_reason == "total_steps"
+
+
+def test_a_signal_handler_may_list_runs_while_one_is_added() -> None:
+    """The handler runs on the main thread between any two instructions, also while that thread holds the lock."""
+    listed = threading.Event()
+
+    def handle() -> None:
+        with running._lock:
+            running.running()
+        listed.set()
+
+    threading.Thread(target=handle, daemon=True).start()
+    assert listed.wait(5)
+
+
+def test_a_callback_may_close_its_trainer() -> None:
+    class Closes:
+        def on_report(self, trainer: Trainer, snapshot: Snapshot) -> None:
+            if snapshot.updates:
+                trainer.close()
+
+    result = trainer(max_seconds=20.0).learn(callbacks=[Closes()])
+    assert result.stop_reason == "interrupted"
+
+
+def test_a_report_that_fails_costs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(learner: Learner) -> Any:
+        if learner.updates:
+            raise ZeroDivisionError("a metric")
+        return report(learner)
+
+    report = Learner._report
+    monkeypatch.setattr(Learner, "_report", fails)
+    run = trainer(run_dir=tmp_path)
+    with pytest.raises(ZeroDivisionError, match="a metric"):
+        run.learn(total_steps=100_000)
+    assert run.result is not None and run.result.stop_reason == "failed"
+    assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates > 0
+
+
+def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(saver: CheckpointSaver, weights: Any = None) -> str:
+        await asyncio.sleep(3.0)
+        return await save(saver, weights)
+
+    save = CheckpointSaver.save_latest
+    monkeypatch.setattr(CheckpointSaver, "save_latest", slow)
+    result = trainer(run_dir=tmp_path, max_seconds=2.9).learn(total_steps=1_000)
+    assert result.stop_reason == "total_steps"
+    assert result.summary["train_seconds"] < 2.9
+
+
+def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
+    run = trainer()._run
+    for steps in range(1, 402):
+        for _ in range(5):  # a state is told again and again, such as the progress of an evaluation
+            run._receive(make_snapshot(env_steps=steps, return_mean=float(steps)))
+    assert len(run._returns) == len(set(run._returns)) > 150
+    assert run._returns[-1] == (401, 401.0)
