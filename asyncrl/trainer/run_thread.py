@@ -192,12 +192,12 @@ class RunThread:
         if kill_ranks is not None:
             kill_ranks()
 
-    def stop_or_kill(self) -> None:
+    def stop_or_kill(self, reason: str = "interrupted") -> None:
         """Stop and wait; kill after `CLOSE_SECONDS`, or at a second interrupt."""
         if self._thread is None:  # interrupted while it started
             return self.close()
         try:
-            self.stop("interrupted")
+            self.stop(reason)
             self._thread.join(CLOSE_SECONDS)
         finally:
             if self._thread.is_alive():
@@ -214,8 +214,10 @@ class RunThread:
             if self._server is not None:
                 self._server.close()
             return
-        if self._thread.is_alive():
-            self.stop_or_kill()
+        if (
+            self._thread.is_alive()
+        ):  # a run that was stopped while it is built ends with a policy, see `Coordinator`
+            self.stop_or_kill(self._stop_reason or "interrupted")
 
     # --- on the run's thread -----------------------------------------------------------------------------------------
 

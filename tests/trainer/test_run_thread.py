@@ -19,6 +19,7 @@ from small_records import small
 from snapshots import make_snapshot
 from waiting import wait_until
 
+import asyncrl
 from asyncrl import Snapshot, Trainer
 from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
 from asyncrl.learning.learner import Learner
@@ -117,6 +118,15 @@ class SlowToBuild(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self) -> None:
         time.sleep(60)
         super().__init__(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize("close", [Trainer.close, lambda run: asyncrl.stop_all()])
+def test_a_run_stopped_while_it_is_built_has_a_policy_after_close(close: Any) -> None:
+    with trainer() as run:
+        run.start()
+        run.stop()
+        close(run)
+        assert run.result is not None and run.result.stop_reason == "stopped"
 
 
 def test_an_interrupt_after_a_stop_ends_a_run_that_is_being_built() -> None:
