@@ -181,12 +181,16 @@ class Learner:
     async def hold(self) -> None:
         """Pause after the running burst; return when the thread is idle. Actors continue until their grants run out.
 
-        Returns immediately if `run` has ended; the last checkpoint may hold after that.
+        Returns immediately if `run` has ended; the last checkpoint may hold after that. Cancelled, it does not hold.
         """
         self._holds += 1
         self._resumed.clear()
         self._data.set()
-        await self._quiet.wait()
+        try:
+            await self._quiet.wait()
+        except asyncio.CancelledError:
+            self.resume()
+            raise
 
     def resume(self) -> None:
         """Undo one `hold`; training continues after the last."""

@@ -30,8 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, EnvSpec
+from asyncrl.printable import error_text
 from asyncrl.replay.replay import PrioritizedReplay
 from asyncrl.shm.ring import RingReader
 
@@ -154,8 +155,11 @@ def make_mirror(
 ) -> ObservationMirror | None:
     """Make the mirror for the option `replay_device`; None if batches are gathered on the CPU.
 
+    With `auto` that is so wherever a mirror cannot be made.
+
     Raises:
         ConfigurationError: `choice` is `cuda`, but the learner's device, replay or observations do not allow a mirror.
+        ResourceError: `choice` is `cuda`, but memory is short or CUDA refused to pin the rings.
     """
     plain = isinstance(replay, PrioritizedReplay) and seen.observation_dtype == "uint8" and not seen.leaves
     if choice == "cpu" or (choice == "auto" and (device != "cuda" or not plain or normalized)):
@@ -169,4 +173,13 @@ def make_mirror(
     needed = sum(ring.obs.nbytes for ring in replay.rings)
     if choice == "auto" and needed > _FREE_SHARE * torch.cuda.mem_get_info()[0]:
         return None
-    return ObservationMirror(replay, device, batch_size)
+    try:
+        return ObservationMirror(replay, device, batch_size)
+    except RuntimeError as error:
+        if choice == "auto":
+            return None
+        raise ResourceError(
+            f"the copy of the replay on the device cannot be made: {error_text(error)}",
+            facts={"bytes": needed},
+            fix="set replay_device to auto, which gathers on the CPU where it must",
+        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from asyncrl.algorithms import ALGORITHMS, preset_options
 from asyncrl.algorithms.registry import algorithm_name, imported_algorithm
@@ -13,6 +13,9 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import unknown_option
 from asyncrl.protocols import Algorithm
+
+if TYPE_CHECKING:
+    from asyncrl.storage.resume import Resumption
 
 
 class RunOptions(TypedDict, total=False):
@@ -94,8 +97,17 @@ def with_preset(name: str, env: str, options: dict[str, Any]) -> tuple[Algorithm
     return ALGORITHMS[name].preset(env), {**preset_options(name, env), **options}
 
 
-def require_progress(algorithm: Algorithm, config: TrainerConfig) -> None:
-    """Raise ValueError if an option is a function of progress and the run has no `total_steps` to define progress."""
+def require_steps(algorithm: Algorithm, config: TrainerConfig, resumed: Resumption | None) -> None:
+    """Check the number of steps of a run before it starts.
+
+    Raises:
+        ValueError: an option is a function of progress, and the run has no `total_steps` to define progress.
+        ConfigurationError: a resumed run has made all its steps already (ASYNC017).
+    """
+    if resumed is not None:
+        from asyncrl.storage.resume import refuse_if_used_up  # imports torch, as has what made `resumed`
+
+        refuse_if_used_up(config, resumed.env_steps + resumed.other_steps, resumed.meta.train_seconds)
     for name in option_help(type(algorithm)):
         if callable(getattr(algorithm, name)) and config.total_steps is None:
             raise ValueError(f"total_steps must be given where {name} is a function of progress, got None")

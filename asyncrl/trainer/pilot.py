@@ -113,6 +113,7 @@ def run_pilot(
         report_interval_seconds=min(0.1, seconds / 20),
         report_interval_steps=None,
         run_dir=None,
+        groups=1,
         http="off",
     )
     if algorithm.update_loop != "segments":

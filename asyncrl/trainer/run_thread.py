@@ -214,9 +214,8 @@ class RunThread:
             if self._server is not None:
                 self._server.close()
             return
-        if (
-            self._thread.is_alive()
-        ):  # a run that was stopped while it is built ends with a policy, see `Coordinator`
+        if self._thread.is_alive():
+            # Its own reason: a run that was stopped while it is built ends with a policy, see `Coordinator`.
             self.stop_or_kill(self._stop_reason or "interrupted")
 
     # --- on the run's thread -----------------------------------------------------------------------------------------

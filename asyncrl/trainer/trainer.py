@@ -20,7 +20,7 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
-from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, require_progress
+from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, require_steps
 from asyncrl.trainer.kernel_interrupt import interrupt_stops
 from asyncrl.trainer.resumable import Resumable
 from asyncrl.trainer.run_thread import RunThread, TrainResult
@@ -195,7 +195,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         given = {"total_steps": total_steps, "max_seconds": max_seconds, "target_return": target_return}
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         config = dataclasses.replace(self.config, **rules)
-        require_progress(self.algorithm, config)
+        require_steps(self.algorithm, config, self._run.resumed)
         called = Callbacks(self, callbacks)
         if not self._run.started:
             self.config = config

@@ -144,6 +144,28 @@ def test_a_learner_goes_on_after_the_last_of_two_holds(thread: LearnerThread, do
     asyncio.run(script())
 
 
+def test_a_cancelled_hold_holds_nothing(thread: LearnerThread, doorbell: Doorbell) -> None:
+    async def script() -> None:
+        loop = Countdown(10**9)
+        learner = make_learner(loop, thread, doorbell)
+        running = asyncio.create_task(learner.run())
+        async with asyncio.timeout(SECONDS):
+            while loop.updates == 0:
+                await asyncio.sleep(0)
+            holding = asyncio.create_task(learner.hold())
+            await asyncio.sleep(0)
+            holding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await holding
+            held_at = loop.updates
+            while loop.updates == held_at:
+                await asyncio.sleep(0)
+            learner.stop()
+            await running
+
+    asyncio.run(script())
+
+
 class Reported(Countdown):
     """`Countdown` with a core and statistics, as a report needs them."""
 

@@ -12,9 +12,10 @@ from replay_rig import FRAMES_SPEC, Rig, check_against_twin, random_operation, r
 from replay_world import World, world
 
 from asyncrl import DQN
-from asyncrl.errors import ConfigurationError
+from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning import lockstep_replay
+from asyncrl.learning import mirror as mirror_module
 from asyncrl.learning.loop_state import loop_state, restore_loop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
@@ -243,3 +244,18 @@ def test_who_gets_a_mirror() -> None:
         assert make_mirror("auto", vectors.replay, "cuda", 4, spec, False) is None
         with pytest.raises(ConfigurationError, match="images that are not normalised"):
             make_mirror("cuda", vectors.replay, "cuda", 4, spec, False)
+
+
+def test_a_mirror_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cudaHostRegister: operation not supported")
+
+    monkeypatch.setattr(mirror_module, "ObservationMirror", refuse)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
+    with rig(0, spec=IMAGES) as r:
+        assert make_mirror("auto", r.replay, "cuda", 4, IMAGES, False) is None
+        with pytest.raises(
+            ResourceError, match="cannot be made: cudaHostRegister: operation not supported"
+        ) as raised:
+            make_mirror("cuda", r.replay, "cuda", 4, IMAGES, False)
+        assert "replay_device to auto" in raised.value.fix

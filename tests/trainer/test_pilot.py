@@ -8,7 +8,8 @@ from snapshots import make_actor, make_snapshot
 from asyncrl import DQN
 from asyncrl.config import TrainerConfig
 from asyncrl.trainer import pilot as module
-from asyncrl.trainer.pilot import Pilot, _actor_counts, _measured, fastest, plan
+from asyncrl.trainer.pilot import Pilot, _actor_counts, _measured, fastest, plan, run_pilot
+from asyncrl.trainer.trainer import Trainer
 
 
 def make(actors: int, envs: int, speed: float) -> Pilot:
@@ -70,3 +71,17 @@ def test_a_vector_environment_sets_its_number_itself(monkeypatch: pytest.MonkeyP
     )
     found = plan(TrainerConfig(env="CartPole-v1", algo="dqn"), DQN(), 2, 1.0)
     assert found == [make(1, 4, 10.0), make(2, 4, 20.0)]
+
+
+def test_a_pilot_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MadeTrainer(Exception):
+        """Raised with the options of the pilot's trainer."""
+
+    def from_config(config: TrainerConfig, algorithm: DQN) -> Trainer:
+        raise MadeTrainer(config)
+
+    monkeypatch.setattr(Trainer, "from_config", from_config)
+    with pytest.raises(MadeTrainer) as made:
+        run_pilot(TrainerConfig(env="CartPole-v1", algo="dqn", groups=2), DQN(), 1, 4, 1.0)
+    (config,) = made.value.args
+    assert (config.groups, config.num_actors, config.envs_per_actor) == (1, 1, 4)

@@ -101,6 +101,13 @@ def test_a_run_with_nothing_left_to_do_says_what_to_give(run: Path) -> None:
         Trainer.resume(run, "+1", max_seconds=1e-6)
 
 
+def test_a_resumed_run_is_not_given_fewer_steps_than_it_has_made(run: Path) -> None:
+    with Trainer.resume(run, "+500") as trainer:
+        with pytest.raises(ConfigurationError, match=r"used up its total_steps: 1,00\d of 900"):
+            trainer.learn(total_steps=900)
+        assert trainer.learn().summary["env_steps"] >= 1_500
+
+
 def test_a_target_that_was_reached_no_longer_ends_the_run(kept: Path, run: Path) -> None:
     low = {**SMALL, "target_return": 1.0}
     shutil.rmtree(run)
