@@ -282,5 +282,6 @@ class PPO(OnPolicy):
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """Estimate of KL(pi_old, pi) for actions of pi_old: mean of `(r - 1) - log r` (Schulman 2020, k3)."""
-    return (log_ratio.expm1() - log_ratio).mean()
+    """Estimate of KL(pi_old, pi) for actions of pi_old: mean of `(r - 1) - log r` (Schulman 2020, k3), 0 of no rows."""
+    found = log_ratio.expm1() - log_ratio
+    return found.mean() if found.numel() else found.sum()

@@ -59,12 +59,15 @@ class WithPresets:
     def preset(cls, env_name: str, **overrides: Any) -> Self:
         """Record with the preset of an environment's id (defaults without one) and `overrides` applied.
 
-        With a network of one's own the preset's heads (`dueling`, `noisy`) are left out.
+        With a network of one's own the preset's heads (`dueling`, `noisy`) are left out, with a learning rate that is a
+        function the preset's schedule.
         """
         preset = load_presets(cls.name).get(env_name)
         tuned = dict(preset.algorithm) if preset else {}
         if callable(overrides.get("network")):
             tuned = {name: value for name, value in tuned.items() if name not in ("dueling", "noisy")}
+        if callable(overrides.get("learning_rate")):
+            tuned.pop("learning_rate_schedule", None)
         return cls(**{**tuned, **overrides})
 
     @classmethod

@@ -121,19 +121,27 @@ def imported_algorithm(text: str) -> str:
     """Import and register an algorithm written `module:Class`; return its name, and other texts unchanged.
 
     Raises:
-        ConfigurationError: the module or class does not exist (ASYNC017).
+        ConfigurationError: the module or class does not exist, or is no algorithm of the user's (ASYNC017).
     """
     module, colon, name = text.partition(":")
     if not colon:
         return text
     try:
+        if not module or module.startswith("."):
+            raise ImportError(f"{module!r} names no module from the top")
         record: type[Record] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"the algorithm {text} cannot be imported: {error}",
             fix="write module:Class, of a module in the working directory or on sys.path",
         ) from error
-    return register(record).name
+    try:
+        return register(record).name
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the algorithm {text} cannot be used: {error}",
+            fix="write module:Class of an algorithm of your own, or the name of one of asyncrl's",
+        ) from error
 
 
 def algorithm_name(text: str) -> str:

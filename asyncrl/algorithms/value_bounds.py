@@ -130,7 +130,7 @@ class ValueWatch:
         q_max, low, high = (
             metrics.get(f"train/{name}", math.nan) for name in ("q_max", "value_low", "value_high")
         )
-        bound = max(-low, high)
+        bound = max(-low, high) if low <= high else math.nan  # NaN: a side is unbounded
         if self._warned or updates < FIRST_VERDICT or not bound > 0.0 or not q_max > TOLERANCE * bound:
             return
         self._warned = True

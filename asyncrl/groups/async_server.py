@@ -24,7 +24,7 @@ from torch import Tensor
 from asyncrl.groups.async_messages import AsyncMessage
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.messages import Encoding
-from asyncrl.groups.peers import PeerLost, Peers
+from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
 from asyncrl.groups.statistics import FusionStatistics
 
@@ -130,9 +130,10 @@ class AsyncServer:
         )
 
     def _count(self, staleness: int) -> None:
-        self._fusions += 1
-        self._staleness_sum += staleness
-        self._staleness_max = max(self._staleness_max, staleness)
+        with self._changed:  # every group has its thread
+            self._fusions += 1
+            self._staleness_sum += staleness
+            self._staleness_max = max(self._staleness_max, staleness)
 
     # --- a group's thread --------------------------------------------------------------------------------------------
 
@@ -149,8 +150,8 @@ class AsyncServer:
                 life += 1
                 self._note(rank, peers)
                 self._serve_life(rank, peers)
-            except (PeerLost, RuntimeError) as error:  # a broken connection; a store that does not answer
-                self._note(rank, None, str(error))
+            except Exception as error:  # a broken connection; a store or a learner that does not answer
+                self._note(rank, None, str(error) or type(error).__name__)
                 self._closed.wait(LOOK_SECONDS)
 
     @torch.no_grad()

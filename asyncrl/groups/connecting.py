@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -28,6 +30,8 @@ from asyncrl.groups.state import Core, share, take_over
 
 OVER = "over"
 """Key of the store that rank 0 sets when it has finished."""
+CONNECT_SECONDS = 60.0
+"""Time limit for the other ranks to be ready to connect."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,44 @@ class Connection:
         store: the job's store.
         place: place of this rank.
         address: address of this rank.
+        closed: set by `close`.
+        opened: connections that were made.
     """
 
     store: Any
     place: Place
     address: str
+    closed: threading.Event = field(default_factory=threading.Event)
+    opened: WeakSet[Peers] = field(default_factory=WeakSet)
+
+    def all(self) -> Peers:
+        """Connect all ranks, once all are ready: gloo's own wait for them cannot be ended. Raises `PeerLost`."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        self.store.add("ready", 1)
+        while self.store.add("ready", 0) < self.place.size:
+            if self.closed.is_set():
+                raise PeerLost("the connection was closed here")
+            if time.monotonic() > deadline:
+                raise PeerLost(f"a rank was not ready within {CONNECT_SECONDS:.0f} s of this one")
+            time.sleep(LOOK_SECONDS)
+        return self._kept(Peers(self.store, "all", self.place.rank, self.place.size, self.address))
 
     def pair(self, rank: int, life: int) -> Peers:
         """Connect rank 0 and one life of another rank."""
         side = 0 if self.place.rank == 0 else 1
-        return Peers(self.store, _pair(rank, life), side, 2, self.address)
+        return self._kept(Peers(self.store, _pair(rank, life), side, 2, self.address))
+
+    def _kept(self, peers: Peers) -> Peers:
+        self.opened.add(peers)
+        if self.closed.is_set():
+            peers.close()
+        return peers
+
+    def close(self) -> None:
+        """Close all connections, also those that are made later; any thread."""
+        self.closed.set()
+        for peers in list(self.opened):
+            peers.close()
 
 
 def _pair(rank: int, life: int) -> str:
@@ -64,8 +96,7 @@ def _shared(core: Core) -> SharedStatistics:
 
 def collective_fusion(connection: Connection, options: FusionOptions, core: Core) -> Fusion:
     """Make the fusion by `gradients` or `average`, starting from rank 0's state; collective. Raises `PeerLost`."""
-    place = connection.place
-    peers = Peers(connection.store, "all", place.rank, place.size, connection.address)
+    peers = connection.all()
     share(core, peers, source=0)
     encoding, shared = _encoding(options, core), _shared(core)
     if options.mode == "gradients":
@@ -139,6 +170,8 @@ def client_fusion(
             raise StoppedWhileStarting("The run was over when this group came.")
         if time.monotonic() > deadline:
             raise PeerLost("rank 0 does not answer")
+        if connection.closed.is_set():
+            raise PeerLost("the connection was closed here")
         time.sleep(LOOK_SECONDS)
     peers = connection.pair(place.rank, place.life)
     take_over(core, broadcast_bytes(peers, None, 0))

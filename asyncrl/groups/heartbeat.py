@@ -18,6 +18,8 @@ from asyncrl.groups.place import Place
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 30.0
 """Longest time without a new status of a rank, well above the time that a thread waits on a busy machine."""
+MOST_SECONDS = 4.0
+"""Most seconds that count as silence between two beats: all ranks may have been suspended, and go on one by one."""
 STORE_FAILURES = 4
 """Number of failed beats after which rank 0 counts as lost; the store's server may be ending the run normally."""
 
@@ -38,6 +40,7 @@ class Heartbeat:
 
     Attributes:
         statuses: newest status of every rank that has sent one.
+        earlier: last statuses of ranks that were started again since.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Heartbeat:
         on_beat: Callable[[dict[int, Status]], None] = lambda _: None,
     ) -> None:
         self.statuses: dict[int, Status] = {}
+        self.earlier: list[Status] = []
         self._store, self._place = store, place
         self._status, self._on_stop, self._on_failure = status, on_stop, on_failure
         self._on_silence, self._on_beat = on_silence, on_beat
@@ -61,6 +65,7 @@ class Heartbeat:
         self._moved: dict[int, tuple[int, float]] = {}
         self._wake, self._closing = threading.Event(), False
         self._beats, self._turn = 0, threading.Lock()
+        self._last, self._listened = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._run, name="asyncrl-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -122,21 +127,35 @@ class Heartbeat:
         store.set(f"status/{place.rank}", json.dumps(status))
         self._hear("stop", self._on_stop)
         self._hear("failure", self._on_failure)
-        now = time.monotonic()
+        now = self._passed()
         for rank in range(place.size):
             key = f"status/{rank}"
             if rank == place.rank:
                 self.statuses[rank] = status
             elif store.check([key]):
                 with contextlib.suppress(ValueError):
-                    self.statuses[rank] = json.loads(store.get(key))
+                    self._note(rank, json.loads(store.get(key)))
                 self._listen(rank, now)
         self._on_beat(dict(self.statuses))
 
     def _hear(self, name: str, tell: Callable[[str], None]) -> None:
         if name not in self._heard and self._store.check([name]):
+            text = self._store.get(name).decode()
             self._heard.add(name)
-            tell(self._store.get(name).decode())
+            tell(text)
+
+    def _note(self, rank: int, status: Status) -> None:
+        before = self.statuses.get(rank, status)
+        if int(status["life"]) > int(before["life"]):
+            self.earlier.append(before)
+        self.statuses[rank] = status
+
+    def _passed(self) -> float:
+        """Seconds in which this rank has listened; time in which it or the store was suspended counts little."""
+        now = time.monotonic()
+        self._listened += min(now - self._last, MOST_SECONDS)
+        self._last = now
+        return self._listened
 
     def _listen(self, rank: int, now: float) -> None:
         beat = int(self.statuses[rank]["beat"]) + (int(self.statuses[rank]["life"]) << 32)

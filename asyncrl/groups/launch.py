@@ -118,6 +118,14 @@ def free_port() -> int:
 def describe_failure(failure: Failure, host: str) -> str:
     """Describe a failed rank: its number, host, process and exit."""
     code = int(failure["exit_code"])
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    text = f": {failure['text']}" if failure.get("text") else ""
     who = "the launcher" if failure["rank"] is None else f"rank {failure['rank']}"
-    return f"{who} on {host} (pid {failure['pid']}) {how}{failure.get('text', '')}"
+    return f"{who} on {host} (pid {failure['pid']}) {how}{text}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -5,9 +5,11 @@ A card holds the rank's host, process, versions and options. All ranks read all 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import socket
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -23,30 +25,69 @@ JOIN_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 """Interval at which the store is polled."""
 _FAREWELL_SECONDS = 5.0
+_TRY_SECONDS = 2.0
+"""Time limit of one try to reach the store."""
 _SHOWN = 5
 """Most differences in an error message."""
 
 Card = dict[str, Any]
 
 
-def open_store(place: Place, *, every_life: bool) -> Any:
-    """Open the job's store, for all lives of its ranks or only this one. Raises `GroupLost` if it does not answer."""
+def open_store(place: Place, *, every_life: bool, cancelled: Callable[[], bool] = lambda: False) -> Any:
+    """Open the job's store, for all lives of its ranks or only this one.
+
+    Raises:
+        GroupLost: it does not answer, or this rank cannot serve it.
+        StoppedWhileStarting: `cancelled` returned True.
+    """
+    serves = place.rank == 0 and not place.agent_store
+    if not serves:
+        _wait_for_server(place, cancelled)
     try:
         store = dist.TCPStore(
             place.host,
             place.port,
-            is_master=place.rank == 0 and not place.agent_store,
+            is_master=serves,
             timeout=timedelta(seconds=JOIN_SECONDS),
             wait_for_workers=False,
             multi_tenant=True,
         )
     except (RuntimeError, dist.DistError) as error:
+        if not serves:
+            raise _unreachable(place, error) from error
         raise GroupLost(
-            f"Rank {place.rank} on {place.machine} cannot reach rank 0.",
+            f"Rank 0 on {place.machine} cannot serve the store of the job.",
             facts={"address": f"{place.host}:{place.port}", "cause": str(error).partition("\n")[0]},
-            fix="start rank 0 too, give every rank its address, and let the port through the firewall",
+            fix="end the program that uses this port, or give all ranks another MASTER_PORT",
         ) from error
     return dist.PrefixStore("asyncrl" if every_life else f"asyncrl/{place.life}", store)
+
+
+def _wait_for_server(place: Place, cancelled: Callable[[], bool]) -> None:
+    """Wait until the store accepts connections; torch's own wait cannot be ended, and prints a trace at every try."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), _TRY_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _unreachable(place, error) from error
+        _raise_if(cancelled)
+        time.sleep(LOOK_SECONDS)
+
+
+def _unreachable(place: Place, error: Exception) -> GroupLost:
+    return GroupLost(
+        f"Rank {place.rank} on {place.machine} cannot reach rank 0.",
+        facts={"address": f"{place.host}:{place.port}", "cause": str(error).partition("\n")[0]},
+        fix="start rank 0 too, give every rank its address, and let the port through the firewall",
+    )
+
+
+def _raise_if(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise StoppedWhileStarting("The run was stopped while it waited for the other groups.")
 
 
 def card_of(place: Place, options: Mapping[str, Any]) -> Card:
@@ -78,29 +119,38 @@ def meet(
     """Publish `card` and wait for the cards of all ranks; returns them in the order of ranks.
 
     Raises:
-        GroupLost: ranks have not joined after `seconds`; the text names them.
+        GroupLost: ranks have not joined after `seconds`; the text names them. Or the store, and rank 0, are lost.
         StoppedWhileStarting: `cancelled` returned True.
         ConfigurationError: ranks differ in versions or options.
     """
-    store.set(_key(place.rank), json.dumps(card))
-    deadline = time.monotonic() + seconds
-    missing = list(range(place.size))
-    while missing := [rank for rank in missing if not store.check([_key(rank)])]:
-        if cancelled():
-            raise StoppedWhileStarting("The run was stopped while it waited for the other groups.")
-        if time.monotonic() > deadline:
-            raise _not_come(place, missing, seconds)
-        time.sleep(LOOK_SECONDS)
-    cards = [json.loads(store.get(_key(rank))) for rank in range(place.size)]
-    store.add("read", 1)
+    try:
+        cards = _cards(store, place, card, seconds, cancelled)
+    except (RuntimeError, dist.DistError) as error:
+        raise _store_lost(place, "The store of the job is lost", error) from error
     differences = _differences(cards)
     if differences:
-        _let_all_read(store, place)
+        with contextlib.suppress(RuntimeError):  # rank 0 does not wait for ever
+            _let_all_read(store, place)
         raise ConfigurationError(
             "the groups of a run must be alike, and they differ",
             facts=dict(differences[:_SHOWN]),
             fix="start every rank with the same versions and options",
         )
+    return cards
+
+
+def _cards(store: Any, place: Place, card: Card, seconds: float, cancelled: Callable[[], bool]) -> list[Card]:
+    """Publish `card` and wait for those of all ranks; see `meet`."""
+    store.set(_key(place.rank), json.dumps(card))
+    deadline = time.monotonic() + seconds
+    missing = list(range(place.size))
+    while missing := [rank for rank in missing if not store.check([_key(rank)])]:
+        _raise_if(cancelled)
+        if time.monotonic() > deadline:
+            raise _not_come(place, missing, seconds)
+        time.sleep(LOOK_SECONDS)
+    cards = [json.loads(store.get(_key(rank))) for rank in range(place.size)]
+    store.add("read", 1)
     return cards
 
 
@@ -112,11 +162,12 @@ def hand_out(store: Any, place: Place, start: bytes) -> bytes:
             return start
         return bytes(store.get("start"))
     except (RuntimeError, dist.DistError) as error:
-        raise GroupLost(
-            "Rank 0 is lost; it has not said what the run begins with.",
-            facts={"noticed by": f"rank {place.rank} on {place.machine}"},
-            fix="look at the output of rank 0",
-        ) from error
+        raise _store_lost(place, "Rank 0 is lost; it has not said what the run begins with", error) from error
+
+
+def _store_lost(place: Place, what: str, error: Exception) -> GroupLost:
+    facts = {"cause": str(error).partition("\n")[0], "noticed by": f"rank {place.rank} on {place.machine}"}
+    return GroupLost(f"{what}.", facts=facts, fix="look at the output of rank 0")
 
 
 def _key(rank: int) -> str:

@@ -10,7 +10,6 @@ thread, which may wait for a suspended rank for ever. Such a group is kept until
 from __future__ import annotations
 
 import ctypes
-import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -27,6 +26,8 @@ SLICE = timedelta(seconds=0.5)
 """Longest wait in gloo before a check whether the connection was closed."""
 FOREVER = timedelta(days=7)
 """Timeout of gloo itself; the heartbeat detects ranks that do not answer."""
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the names of the network interfaces to use, separated by commas."""
 
 
 class PeerLost(Exception):
@@ -65,7 +66,8 @@ class Peers:
         store: store by which the ranks find each other's addresses.
         name: name of the connection, the same on every rank and new for every connection.
         rank, size: rank of this process in the connection, and number of ranks.
-        address: local address or host name that the others connect to; "" lets torch choose the interface.
+        address: local address or host name that the others connect to; "" takes the interfaces in `GLOO_SOCKET_IFNAME`,
+            without which torch chooses one.
         connect_seconds: time limit for the ranks to connect.
 
     Attributes:
@@ -91,11 +93,10 @@ class Peers:
         self.sent_bytes = self.received_bytes = 0
         self.device, self.closed = torch.device("cpu"), False
         options = dist.ProcessGroupGloo._Options()
-        gloo = dist.ProcessGroupGloo
-        options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
         options._timeout = timedelta(seconds=connect_seconds)
         options._threads = 1
         try:
+            options._devices = _devices(address)
             self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise PeerLost(f"{name}: {first_line(error)}") from error
@@ -169,20 +170,30 @@ def first_line(error: Exception) -> str:
     return (line.partition("] ")[2] or line).partition(". This is typically")[0]
 
 
+def _devices(address: str) -> list[Any]:
+    """Network interfaces of a connection; see `Peers`. Torch reads `GLOO_SOCKET_IFNAME` for its default group only."""
+    gloo, names = dist.ProcessGroupGloo, os.environ.get(INTERFACES, "").split(",")
+    if address:
+        return [gloo.create_device(hostname=address)]
+    return [gloo.create_device(interface=name) for name in names if name] or [gloo.create_default_device()]
+
+
 def own_address(host: str, port: int) -> str:
-    """Local address from which `host` is reached; "" if `GLOO_SOCKET_IFNAME` is set, which torch then reads itself."""
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
+    """Local address from which `host` is reached; "" if `GLOO_SOCKET_IFNAME` is set, which `Peers` then reads."""
+    if os.environ.get(INTERFACES):
         return ""
-    with socket.socket(socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(_family(host, port), socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # on a datagram socket this chooses the route and sends nothing
         return str(probe.getsockname()[0])
 
 
-def _is_ipv6(host: str) -> bool:
+def _family(host: str, port: int) -> socket.AddressFamily:
+    """Address family of `host`: IPv6 if it has no other address."""
     try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
+        found = {family for family, *_ in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)}
+    except OSError:  # `connect` says why
+        return socket.AF_INET
+    return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
 
 
 def broadcast_bytes(peers: Peers, data: bytes | None, source: int) -> bytes:

@@ -7,6 +7,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asyncrl.errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class Place:
@@ -35,18 +37,32 @@ class Place:
 
 
 def place_of_process(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Place that torchrun has given this process; None if it is not a rank, or the only one."""
+    """Place that torchrun has given this process; None if it is not a rank, or the only one.
+
+    Raises:
+        ConfigurationError: a variable is not a whole number in its range.
+    """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environ):
         return None
-    size = int(environ["WORLD_SIZE"])
+    size = _number(environ, "WORLD_SIZE")
     if size < 2:
         return None
     return Place(
-        rank=int(environ["RANK"]),
+        rank=_number(environ, "RANK", most=size - 1),
         size=size,
         host=environ["MASTER_ADDR"],
-        port=int(environ["MASTER_PORT"]),
-        life=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        agents=int(environ.get("GROUP_WORLD_SIZE", "1")),
+        port=_number(environ, "MASTER_PORT", most=65535),
+        life=_number({"TORCHELASTIC_RESTART_COUNT": "0", **environ}, "TORCHELASTIC_RESTART_COUNT"),
+        agents=_number({"GROUP_WORLD_SIZE": "1", **environ}, "GROUP_WORLD_SIZE"),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def _number(environ: Mapping[str, str], name: str, most: int = 1 << 30) -> int:
+    text = environ[name]
+    if not text.isdecimal() or int(text) > most:
+        raise ConfigurationError(
+            f"{name} must be a whole number from 0 to {most}, got {text!r}",
+            fix="start the ranks with torchrun, which sets it, or remove it from the environment",
+        )
+    return int(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -30,7 +31,7 @@ from asyncrl.groups.fusing import Fusion, FusionOptions, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
-from asyncrl.groups.peers import PeerLost, own_address
+from asyncrl.groups.peers import PeerLost, dist, own_address
 from asyncrl.groups.place import Place
 from asyncrl.groups.state import Core
 from asyncrl.groups.statistics import FusionStatistics
@@ -40,6 +41,10 @@ START_SECONDS = 60.0
 SILENCE, NO_STORE = "its heartbeat has stopped", "the store cannot be reached"
 EXPLAIN_SECONDS = 5.0
 """Time limit of the wait for the name of the rank that has broken a connection."""
+TELL_SECONDS = 2.0
+"""Time limit of a message to the store before there is a heartbeat."""
+_sessions: Counter[Place] = Counter()
+"""Number of earlier sessions of this process by place; the store keeps what they have written."""
 
 
 class Session:
@@ -56,6 +61,7 @@ class Session:
         start: `start` of rank 0.
         place, options: as given.
         hosts: host names of all ranks.
+        earlier_lives: last statuses of groups that were started again since.
         failure: the error of the lost or failed rank that has ended the job, or None.
 
     Raises:
@@ -71,10 +77,14 @@ class Session:
         start: bytes = b"",
     ) -> None:
         self.place, self.options = place, options
+        self.earlier_lives: list[Status] = []
         self.failure: GroupLost | None = None
         self._asynchronous = options.mode == "async"
-        self._store = open_store(place, every_life=self._asynchronous and place.agents > 1)
-        self._address = own_address(place.host, place.port)
+        every_life = self._asynchronous and place.agents > 1
+        store = open_store(place, every_life=every_life, cancelled=cancelled)
+        self._store = dist.PrefixStore(f"run/{_sessions[place]}", store)
+        _sessions[place] += 1
+        self._connection = Connection(self._store, place, own_address(place.host, place.port))
         cards = meet(self._store, place, card_of(place, shared), cancelled=cancelled)
         self.hosts = [card["host"] for card in cards]
         self.start = hand_out(self._store, place, start)
@@ -83,6 +93,7 @@ class Session:
         self._lifelines: dict[int, Lifeline] = {}
         self._failed, self._lock = threading.Event(), threading.Lock()
         self._reception: Reception | None = None
+        self._reason: str | None = None
         self._finished = self._left = False
 
     @property
@@ -105,27 +116,34 @@ class Session:
                 fix="give it a FlatVector of its parameters and its gradient, or train with one group",
             )
         self._listeners = listeners
+        # From here on, so that a rank that is lost or fails while the others connect is noticed.
+        heartbeat = self._heartbeat = Heartbeat(
+            self._store,
+            self.place,
+            status=lambda: {**listeners.status(), **asdict(self.statistics())},
+            on_stop=listeners.stop,
+            on_failure=lambda text: self._fail(_told(text)),
+            on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
+            on_beat=listeners.beat,
+        )
+        self.earlier_lives = heartbeat.earlier
+        if self._reason is not None:
+            heartbeat.tell_stop(self._reason)
+        heartbeat.start()
         try:
             with torch.no_grad():
                 self._fusion = self._connected(core)
-            self._heartbeat = Heartbeat(
-                self._store,
-                self.place,
-                status=lambda: {**listeners.status(), **asdict(self.statistics())},
-                on_stop=listeners.stop,
-                on_failure=lambda text: self._fail(_told(text)),
-                on_silence=lambda rank: self._gone(max(rank, 0), SILENCE if rank >= 0 else NO_STORE),
-                on_beat=listeners.beat,
-            )
             if not self._asynchronous:
                 for rank in range(1, self.place.size) if self.leads else (0,):
                     self._tie(rank, self.place.life)
-        except PeerLost as error:
-            raise self._lost(None, str(error)) from error
-        self._heartbeat.start()
+        except (PeerLost, dist.DistError) as error:
+            raise self.explain(error) from error
+        finally:
+            if self._left:  # meanwhile
+                self.leave()
 
     def _connected(self, core: Core) -> Fusion:
-        connection = Connection(self._store, self.place, self._address)
+        connection = self._connection
         if not self._asynchronous:
             return collective_fusion(connection, self.options, core)
         if self.leads:
@@ -158,9 +176,10 @@ class Session:
         self._heartbeat.beat()
         self._finished = True  # from here on the loss of a rank does no harm
 
-    def explain(self, error: PeerLost) -> GroupLost:
+    def explain(self, error: Exception) -> GroupLost:
         """Make the error of a broken connection; waits up to `EXPLAIN_SECONDS` for the name of the lost rank."""
-        self._failed.wait(EXPLAIN_SECONDS)
+        if not self._left:
+            self._failed.wait(EXPLAIN_SECONDS)
         return self.failure or self._lost(None, str(error))
 
     # --- any thread --------------------------------------------------------------------------------------------------
@@ -174,26 +193,31 @@ class Session:
         return dict(self._heartbeat.statuses) if self._heartbeat is not None else {}
 
     def tell_stop(self, reason: str) -> None:
-        """Stop the job on all ranks."""
+        """Stop the job on all ranks, also on those that have not joined yet."""
+        self._reason = self._reason or reason
         if self._heartbeat is not None:
             self._heartbeat.tell_stop(reason)
+        else:
+            _write(self._store, "stop", reason)
 
     def tell_failure(self, text: str) -> None:
         """Fail the job on the other ranks if they cannot continue without this one."""
-        if self._heartbeat is not None and self.failure is None and (self.leads or not self._asynchronous):
-            self._heartbeat.tell_failure(
-                f"Rank {self.place.rank} on {self.place.machine} has failed.\n{text}"
-            )
+        if self.failure is not None or not (self.leads or not self._asynchronous):
+            return
+        text = f"Rank {self.place.rank} on {self.place.machine} has failed.\n{text}"
+        if self._heartbeat is not None:
+            self._heartbeat.tell_failure(text)
+        else:
+            _write(self._store, "failure", text)
 
     def leave(self) -> None:
         """Send farewells, close all connections and end the threads; idempotent."""
-        if self._left:
-            return
         self._left = True
         for lifeline in list(self._lifelines.values()):
             lifeline.leave()
         if self._fusion is not None:
             self._fusion.close()
+        self._connection.close()
         if self._heartbeat is not None:
             self._heartbeat.close()
 
@@ -203,7 +227,11 @@ class Session:
         """Make the lifeline between rank 0 and one `life` of another rank; `rank` is the other side's."""
         side, pair = (0, rank) if self.leads else (1, self.place.rank)
         self._lifelines[rank] = Lifeline(
-            self._store, f"life/{pair}/{life}", side, self._address, lambda cause: self._gone(rank, cause)
+            self._store,
+            f"life/{pair}/{life}",
+            side,
+            self._connection.address,
+            lambda cause: self._gone(rank, cause),
         )
 
     def _gone(self, rank: int, cause: str) -> None:
@@ -217,20 +245,24 @@ class Session:
 
     def _lost(self, rank: int | None, cause: str) -> GroupLost:
         who = "A rank" if rank is None else f"Rank {rank} on {self.hosts[rank]}"
+        if rank == self.place.rank:  # which is here
+            who = "The store of the job"
+        again = "start the job again" + ("" if self._asynchronous else ", or train with --fusion async")
         return GroupLost(
             f"{who} is lost; fusion by {self.options.mode} cannot go on without it.",
             facts={"cause": cause, "noticed by": f"rank {self.place.rank} on {self.place.machine}"},
-            fix="look at that rank's output; start the job again, or train with --fusion async",
+            fix=f"look at that rank's output; {again}",
         )
 
     def _fail(self, error: GroupLost) -> None:
         with self._lock:
-            if self.failure is not None:
+            if self.failure is not None or self._finished:
                 return
             self.failure = error
         self._failed.set()
         with contextlib.suppress(Exception):
             self._listeners.fail(error)
+        self._connection.close()
         if self._fusion is not None:
             self._fusion.abort()
 
@@ -239,3 +271,15 @@ def _told(text: str) -> GroupLost:
     """Make the error from another rank's failure text: its first line, then the cause."""
     what, _, cause = text.partition("\n")
     return GroupLost(what, facts={"cause": cause} if cause else None, fix="look at that rank's output")
+
+
+def _write(store: Any, name: str, text: str) -> None:
+    """Write a message for the others' heartbeats, on a thread, as the store may not answer."""
+
+    def write() -> None:
+        with contextlib.suppress(Exception):  # the store has ended
+            store.compare_set(name, "", text)
+
+    thread = threading.Thread(target=write, name="asyncrl-tell", daemon=True)
+    thread.start()
+    thread.join(TELL_SECONDS)

@@ -18,5 +18,8 @@ def last_checkpoint(config: TrainerConfig) -> Resumption | None:
 
 def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
     """Steps and updates of the earlier run that are not in the counters from which `groups` groups count on."""
-    again = (groups - 1) * resumed.env_steps, (groups - 1) * resumed.meta.updates
+    again = (
+        (groups - 1) * resumed.meta.env_steps,
+        (groups - 1) * resumed.meta.updates,
+    )  # the others have no rows
     return resumed.other_steps - again[0], resumed.other_updates - (fusion != "gradients") * again[1]

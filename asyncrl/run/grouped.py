@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from asyncrl.groups.session import Session
 
 
+STATE_SECONDS = 60.0
+"""Time limit of the wait for the learner's state, which another group begins with."""
+
+
 def own_place(config: TrainerConfig) -> Place | None:
     """Place of this process if torchrun has started it as one of several ranks, else None.
 
@@ -48,6 +52,23 @@ def own_place(config: TrainerConfig) -> Place | None:
             fix="leave --groups out under torchrun: every rank is a group",
         )
     return place
+
+
+def _state_of(learner: Learner, loop: asyncio.AbstractEventLoop) -> bytes:
+    """State of the learner's core; not on the loop's thread. Raises TimeoutError after `STATE_SECONDS`."""
+    from asyncrl.groups.state import packed
+
+    pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
+    try:
+        asked = asyncio.run_coroutine_threadsafe(pack, loop)
+    except RuntimeError:  # the loop has ended
+        pack.close()
+        raise
+    try:
+        return asked.result(STATE_SECONDS)
+    except TimeoutError:
+        asked.cancel()
+        raise
 
 
 class Group:
@@ -75,10 +96,11 @@ class Group:
         self.session, self.whole = session, (config, algorithm)
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
-        self._before = 0, 0
+        self._before = self._begun = 0, 0
         if resumed is not None:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
+            self._begun = resumed.meta.env_steps, resumed.meta.updates
         shares = {"on_machine": machine, "done": done, "counted": counted}
         self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
@@ -154,14 +176,12 @@ class Group:
 
             return call
 
-        def state() -> bytes:
-            from asyncrl.groups.state import packed
-
-            pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
-            return asyncio.run_coroutine_threadsafe(pack, loop).result()
-
         listeners = Listeners(
-            status=self._status, stop=on_loop(stop), fail=on_loop(fail), beat=on_loop(self._beat), state=state
+            status=self._status,
+            stop=on_loop(stop),
+            fail=on_loop(fail),
+            beat=on_loop(self._beat),
+            state=lambda: _state_of(learner, loop),
         )
         await learner.thread.call(lambda: self.session.attach(learner.core, listeners))
         await asyncio.to_thread(self.session.wait_for_others)
@@ -212,7 +232,7 @@ class Group:
         """On rank 0 with `async` fusion, end the job once all groups together have taken its steps."""
         total = self.whole[0].total_steps
         counts = self.leads and self.whole[0].fusion == "async" and total is not None
-        done = self._before[0] + sum(status["env_steps"] for status in statuses.values())
+        done = self._made_before()[0] + sum(status["env_steps"] for status in statuses.values())
         if counts and done >= (total or 0):
             self._stop("total_steps")
 
@@ -245,7 +265,7 @@ class Group:
         """
         others = [group for group in self.groups() if group.rank]
         together = self.whole[0].fusion != "gradients"
-        steps, updates = self._before
+        steps, updates = self._made_before()
         return {
             "env_steps": [steps, *(group.env_steps for group in others)],
             "updates": [updates, *(group.updates for group in others)] if together else [updates],
@@ -258,8 +278,16 @@ class Group:
         """
         fusion, together = self.whole[0].fusion, is_exact(self.algorithm)
         if fusion == "gradients" or (fusion == "average" and together):
-            return env_steps * (self.session.place.size - 1)
+            return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])
+
+    def _made_before(self) -> tuple[int, int]:
+        """Steps and updates that no group counts: of the earlier run, and of groups that were started again."""
+        (steps, updates), begun = self._before, self._begun
+        for status in self.session.earlier_lives:  # a new life counts from `begun`
+            steps += max(0, status["env_steps"] - begun[0])
+            updates += max(0, status["updates"] - begun[1])
+        return steps, updates
 
     def groups(self) -> tuple[GroupStatistics, ...]:
         """Latest statistics of every group, in the order of ranks."""

@@ -52,4 +52,8 @@ def make_run(
     """
     starts_groups = isinstance(group, Alone) and group.config.groups > 1 and "RANK" not in os.environ
     kind = Ranks if starts_groups else Coordinator
-    return kind(group.config, group.algorithm, source, server, receive, started, callbacks, group)
+    try:
+        return kind(group.config, group.algorithm, source, server, receive, started, callbacks, group)
+    except BaseException as error:
+        group.tell_failure(error)  # the other groups would wait for this one
+        raise

@@ -37,7 +37,9 @@ def main(directory: Path) -> int:
     connection.connect(str(directory / SOCKET))
     launcher = Channel(connection)
     launcher.send("hello", rank, os.getpid())
-    job: Job = pickle.loads((directory / JOB).read_bytes())
+    with (directory / JOB).open("rb") as file:
+        sys.path[:] = pickle.load(file)  # the launcher's, on which the environment's module may be
+        job: Job = pickle.load(file)
     run = RunThread(job.algorithm, job.source, None, None)
     run.resumed = job.resumed
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import platform
 import signal
 import socket
@@ -40,6 +41,8 @@ END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
 LOST_SECONDS = 20.0
 """Time limit for all ranks to end after one has reported a lost rank, before they are killed; it may be suspended."""
+HEAR_SECONDS = 10.0
+"""Time limit for the last messages of a rank that has ended."""
 
 MOST_PATH_BYTES = 64
 """Longest temporary folder (`TMPDIR`) for the ranks' socket, whose whole path may have about 100 bytes; else `/tmp`."""
@@ -86,7 +89,9 @@ class Ranks:
         self._pids: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
-        self._evaluations = 0
+        resumed = group.resumed if group is not None else None
+        self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
+        self._hearing: list[threading.Thread] = []
         server.close()
 
     def stop(self, reason: str = "stopped") -> None:
@@ -99,6 +104,8 @@ class Ranks:
 
     def kill(self) -> None:
         """Kill every rank at once; any thread. Their actors end with them."""
+        if self._ended.done():  # the numbers of these processes may be those of others by now
+            return
         for pid in list(self._pids.values()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -110,7 +117,7 @@ class Ranks:
         long = len(os.fsencode(tempfile.gettempdir())) > MOST_PATH_BYTES
         with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-", dir="/tmp" if long else None) as folder:
             directory = Path(folder)
-            (directory / JOB).write_bytes(pack_policy(self._job))
+            (directory / JOB).write_bytes(pickle.dumps(sys.path) + pack_policy(self._job))
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(directory / SOCKET))
             listener.listen()
@@ -140,6 +147,8 @@ class Ranks:
             await asyncio.wait((self._ended,), timeout=END_SECONDS)
             self.kill()
         await asyncio.to_thread(launch.join, END_SECONDS)
+        for thread in list(self._hearing):  # they may still read, or wait for the interpreter
+            await asyncio.to_thread(thread.join, HEAR_SECONDS)
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -147,14 +156,17 @@ class Ranks:
             channel.close()
 
     def _error(self, failures: list[Failure]) -> BaseException | None:
-        """Error that ended the run: rank 0's own, else that of the first rank that failed; None without a failure."""
+        """Error that ended the run, None without one: rank 0's own, else that of the first rank that failed.
+
+        An error of rank 0 that another rank has failed is not shown in place of that rank's error.
+        """
         from asyncrl.groups.launch import describe_failure
 
-        if 0 in self._errors:
-            return self._errors[0]
-        if self.outcome is not None:
+        if self.outcome is not None and 0 not in self._errors:
             return None
         known = [self._errors[rank] for rank in sorted(self._errors)]
+        if known and (0 not in self._errors or isinstance(known[0], GroupLost | StoppedWhileStarting)):
+            known.sort(key=lambda error: isinstance(error, GroupLost | StoppedWhileStarting))
         if known or not failures:
             return known[0] if known else None
         texts = [describe_failure(failure, platform.node()) for failure in failures]
@@ -181,9 +193,11 @@ class Ranks:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            threading.Thread(
+            hearing = threading.Thread(
                 target=self._hear, args=(Channel(connection),), name="asyncrl-rank", daemon=True
-            ).start()
+            )
+            self._hearing.append(hearing)
+            hearing.start()
 
     def _hear(self, channel: Channel) -> None:
         while (message := channel.receive()) is not None:
@@ -195,6 +209,7 @@ class Ranks:
         if kind == "hello":
             rank, self._pids[rank] = values[0], values[1]
             self._channels[rank] = channel
+            self._errors.pop(rank, None)  # of a process that was started again
             if self._reason is not None:
                 with contextlib.suppress(OSError):
                     channel.send("stop", self._reason)
@@ -222,5 +237,5 @@ class Ranks:
         self._on_snapshot(snapshot)
         for evaluation in snapshot.evaluations[self._evaluations :]:
             self._callbacks.evaluation(evaluation)
-        self._evaluations = len(snapshot.evaluations)
+        self._evaluations = max(self._evaluations, len(snapshot.evaluations))
         self._callbacks.report(snapshot)

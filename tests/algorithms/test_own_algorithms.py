@@ -12,6 +12,7 @@ import pytest
 
 import asyncrl
 from asyncrl import DQN, Trainer
+from asyncrl.algorithms.preset_files import load_presets
 from asyncrl.algorithms.registry import ALGORITHMS, imported_algorithm
 from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
@@ -54,6 +55,28 @@ def test_a_command_line_takes_module_and_class() -> None:
         imported_algorithm(f"{__name__}:Yours")
     with pytest.raises(ConfigurationError, match="cannot be imported: No module named 'no_such_module'"):
         imported_algorithm("no_such_module:Mine")
+    for text in (":Mine", ".module:Mine"):  # no module, and a relative one
+        with pytest.raises(ConfigurationError, match=f"the algorithm {text} cannot be imported"):
+            imported_algorithm(text)
+    with pytest.raises(
+        ConfigurationError, match="json:dumps cannot be used: an algorithm must be a dataclass"
+    ):
+        imported_algorithm("json:dumps")
+    with pytest.raises(ConfigurationError, match="cannot be used: name must be one that no algorithm"):
+        imported_algorithm("asyncrl.algorithms.dqn:DQN")
+
+
+def test_a_learning_rate_as_a_function_replaces_the_schedule_of_a_preset() -> None:
+    presets = load_presets("c51").items()
+    env = next(name for name, preset in presets if preset.algorithm.get("learning_rate_schedule") == "linear")
+    assert ALGORITHMS["c51"].preset(env, learning_rate=half).learning_rate_at(0, 0.5) == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="learning_rate_schedule must be constant"):
+        ALGORITHMS["c51"].preset(env, learning_rate=half, learning_rate_schedule="linear")
+
+
+def half(progress: float) -> float:
+    """Learning rate that falls from 1 to 0.001."""
+    return max(1.0 - progress, 0.001)
 
 
 def test_what_cannot_be_an_algorithm_is_refused() -> None:

@@ -455,3 +455,10 @@ def test_one_row_is_enough() -> None:
     before = core.samples
     iterate(core, [segment])
     assert core.samples == before and np.isfinite(weights_of(core)).all()
+
+
+def test_the_divergence_of_no_rows_is_zero() -> None:
+    """A minibatch of RESET rows only says nothing of the policy: `target_kl` must not end the iteration."""
+    from asyncrl.algorithms.ppo import _k3
+
+    assert float(_k3(torch.empty(0))) == 0.0

@@ -114,6 +114,15 @@ def test_nothing_is_said_without_a_bound(metrics: dict[str, float], updates: int
         ValueWatch().check(metrics, updates)
 
 
+@pytest.mark.parametrize("side", ["low", "high"])
+def test_values_are_not_called_too_large_while_one_side_is_unbounded(side: str) -> None:
+    """With gamma 1, +1 per step and -10 at the end, values have the lower bound -10 and no upper one."""
+    bounded = {"low": {"train/value_low": -10.0}, "high": {"train/value_high": 10.0}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ValueWatch().check({"train/q_max": 25.0, **bounded[side]}, FIRST_VERDICT)
+
+
 def filled(spec: EnvSpec, size: int = 32) -> Batch:
     """Batch with rewards of 1 and a discount of 0.9, so that values are between 0 and 10."""
     rng = np.random.default_rng(1)

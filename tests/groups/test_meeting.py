@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import socket
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +17,17 @@ from waiting import wait_until
 
 from asyncrl.errors import ConfigurationError, GroupLost, StoppedWhileStarting
 from asyncrl.groups.heartbeat import Heartbeat
+from asyncrl.groups.launch import free_port
 from asyncrl.groups.meeting import card_of, meet, open_store
 from asyncrl.groups.place import Place, place_of_process
 
 PLACE = Place(rank=0, size=3, host="127.0.0.1", port=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libuv_of_torch_has_started() -> None:
+    """Start torch's libuv, whose first store opens a pipe for the whole process; that is not a leak of a test."""
+    dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 
 def place(rank: int, size: int = 3) -> Place:
@@ -69,6 +80,41 @@ def test_a_store_that_nobody_serves_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(GroupLost, match=r"Rank 1 on .* cannot reach rank 0") as caught:
         open_store(dataclasses.replace(PLACE, rank=1), every_life=False)
     assert "127.0.0.1:1" in str(caught.value)
+
+
+def test_the_wait_for_a_store_ends_when_the_run_is_stopped() -> None:
+    started = time.monotonic()
+    with pytest.raises(StoppedWhileStarting):
+        open_store(dataclasses.replace(PLACE, rank=1), every_life=False, cancelled=lambda: True)
+    assert time.monotonic() - started < 10
+
+
+def test_a_port_in_use_is_told_by_rank_0_which_serves_the_store() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken = dataclasses.replace(PLACE, port=other.getsockname()[1])
+        with pytest.raises(GroupLost, match=r"Rank 0 on .* cannot serve the store") as caught:
+            open_store(taken, every_life=False)
+    assert "EADDRINUSE" in str(caught.value) and "MASTER_PORT" in str(caught.value)
+
+
+def test_a_store_that_is_lost_while_the_ranks_meet_is_told() -> None:
+    with pytest.raises(GroupLost, match="store of the job is lost") as caught:
+        meet(FailingStore({0}), place(1), card_of(place(1), {}))
+    assert "cause: no answer" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "4"), ("RANK", "-1"), ("WORLD_SIZE", "many"), ("MASTER_PORT", "99999"), ("RANK", "")],
+)
+def test_variables_of_a_place_are_checked(name: str, value: str) -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(
+        ConfigurationError, match=f"{name} must be a whole number from 0 to .*, got '{value}'"
+    ):
+        place_of_process(variables | {name: value})
 
 
 def test_a_place_is_read_from_torchruns_variables() -> None:
@@ -158,3 +204,50 @@ def test_a_rank_that_says_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert told.wait(60)
     first.close()
     assert events == [(0, "silence", 1)]
+
+
+def test_a_suspension_of_all_ranks_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on one by one, so that the first one finds the others' beats of before the suspension."""
+    store, events, clock = dist.HashStore(), [], SimpleNamespace(now=0.0)
+    monkeypatch.setattr("asyncrl.groups.heartbeat.time.monotonic", lambda: clock.now)
+    first, second = (heartbeat(store, rank, events, threading.Event()) for rank in range(2))
+    for seconds in (0.5, 0.5, 300.0, 0.5, 0.5):
+        clock.now += seconds
+        if seconds < 1:
+            second.beat()
+        first.beat()
+    assert events == []
+    for _ in range(70):
+        clock.now += 0.5
+        first.beat()
+    assert events == [(0, "silence", 1)]
+
+
+def test_a_stop_is_heard_after_a_store_that_failed_once() -> None:
+    class Once(FailingStore):
+        failed = False
+
+        def get(self, key: str) -> bytes:
+            if key == "stop" and not self.failed:
+                self.failed = True
+                raise dist.DistStoreError("no answer")
+            return bytes(self._store.get(key))
+
+    store, events = Once(set()), []
+    listening = heartbeat(store, 1, events, threading.Event())
+    store.compare_set("stop", "", "max_seconds")
+    listening.beat()
+    assert store.failed and events == []
+    listening.beat()
+    assert events == [(1, "stop", "max_seconds")]
+
+
+def test_the_last_status_of_a_rank_that_was_started_again_is_kept() -> None:
+    store, events = dist.HashStore(), []
+    first = heartbeat(store, 0, events, threading.Event())
+    for life, steps in ((0, 10), (0, 20), (1, 3), (1, 4)):
+        status = {"env_steps": steps, "life": life, "beat": steps}
+        store.set("status/1", json.dumps(status))
+        first.beat()
+    assert [status["env_steps"] for status in first.earlier] == [20]
+    assert first.statuses[1]["env_steps"] == 4

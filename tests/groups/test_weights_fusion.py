@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import CancelledError
 from fractions import Fraction
 from typing import Any
 
@@ -340,20 +341,23 @@ def test_ten_thousand_scripted_deltas_equal_the_twin() -> None:
     check_against_definition(weights, torch.zeros(SIZE), 4)
 
 
-def test_a_store_that_does_not_answer_holds_up_the_end_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [dist.DistStoreError("no answer"), CancelledError(), TimeoutError()])
+def test_a_store_or_learner_that_does_not_answer_holds_up_the_end_of_nobody(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     monkeypatch.setattr(async_server, "FINISH_SECONDS", 600.0)  # longer than the test may take
     tried = threading.Event()
 
     def connect(rank: int, life: int) -> Peers | None:
         tried.set()
-        raise dist.DistStoreError("no answer")
+        raise error
 
     weights = Dyadic(torch.zeros(SIZE), 8)
     server = AsyncServer(weights, ENCODINGS["float32"](SIZE), [1], connect, NOTHING)
     assert tried.wait(60)
     server.begin(torch.ones(SIZE), finished=True)
     assert server.end()[1]
-    assert server.lost == {1: "no answer"}
+    assert server.lost == {1: str(error) or type(error).__name__}
     server.close()
 
 

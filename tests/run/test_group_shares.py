@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pickle
 import subprocess
@@ -25,7 +26,7 @@ from asyncrl.groups.place import Place
 from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
-from asyncrl.run import parts
+from asyncrl.run import grouped, parts
 from asyncrl.run.alone import Alone
 from asyncrl.run.group_counters import made_before
 from asyncrl.run.group_shares import actor_indices, seed_of, share_of, share_of_algorithm, shared_options
@@ -35,6 +36,7 @@ from asyncrl.shm.segment import Segment
 from asyncrl.shm.weights import WeightMailbox
 from asyncrl.storage.checkpoint import CheckpointMeta
 from asyncrl.storage.resume import Resumption
+from asyncrl.trainer import make_run
 
 SPEC = EnvSpec("any", (4,), "float32", DiscreteAction(2))
 CONFIG = TrainerConfig(
@@ -165,7 +167,11 @@ def test_a_group_tells_its_share_and_the_policy_lag_of_all_its_steps() -> None:
     place = Place(rank=0, size=2, host="here", port=1)
     heard = {1: {"env_steps": 3, "policy_lag_mean": 4.5}}
     session: Any = SimpleNamespace(
-        place=place, leads=True, statistics=FusionStatistics, statuses=lambda: dict(heard)
+        place=place,
+        leads=True,
+        statistics=FusionStatistics,
+        statuses=lambda: dict(heard),
+        earlier_lives=[],
     )
     group = Group(session, CONFIG, DQN(), None)
     assert group.share == (5001, 0, 2)
@@ -216,3 +222,79 @@ def test_groups_are_not_ignored_by_the_only_rank_of_torchrun(monkeypatch: pytest
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(ConfigurationError, match="groups must be"):
         own_place(dataclasses.replace(CONFIG, groups=2))
+
+
+def test_rows_that_only_rank_0_has_kept_are_not_counted_for_the_others() -> None:
+    resumed = going_on(5000, [0, 5000], 700, [0, 700])
+    resumed = dataclasses.replace(resumed, run={**resumed.run, "rings": {"steps": np.array([5060])}})
+    assert resumed.env_steps == 5060 and resumed.for_another_group().env_steps == 5000
+    assert made_before(resumed, 2, "average") == (0, 0)
+
+
+def group_of(config: TrainerConfig, resumed: Resumption | None, earlier: list[dict[str, int]]) -> Group:
+    place = Place(rank=0, size=2, host="here", port=1)
+    session: Any = SimpleNamespace(
+        place=place,
+        leads=True,
+        statistics=FusionStatistics,
+        statuses=lambda: {1: {"env_steps": 5010, "updates": 701}},
+        earlier_lives=earlier,
+    )
+    return Group(session, config, DQN(), resumed)
+
+
+def test_an_evaluation_after_three_groups_have_become_two_counts_the_steps_of_all() -> None:
+    config = dataclasses.replace(CONFIG, fusion="gradients", total_steps=100_000)
+    group = group_of(config, going_on(5000, [0, 5000, 5000], 700, [0]), [])
+    assert group.other_steps(5000) == 10_000 and group.other_steps(6000) == 11_000
+
+
+def test_steps_of_a_group_that_was_started_again_are_not_lost() -> None:
+    config = dataclasses.replace(CONFIG, fusion="async", total_steps=100_000)
+    resumed = going_on(5000, [0, 5000], 700, [0, 700])
+    group = group_of(config, resumed, [{"env_steps": 5400, "updates": 750}])
+    assert sum(group.others()["env_steps"]) == 5010 + 400
+    assert sum(group.others()["updates"]) == 701 + 50
+    stops: list[str] = []
+    group._stop = stops.append
+    group._beat({0: {"env_steps": 94_589}, 1: {"env_steps": 5010}})
+    assert stops == []
+    group._beat({0: {"env_steps": 94_590}, 1: {"env_steps": 5010}})
+    assert stops == ["total_steps"]
+
+
+def test_a_learner_that_does_not_give_its_state_is_waited_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouped, "STATE_SECONDS", 0.1, raising=False)
+
+    async def never(_: object) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    learner: Any = SimpleNamespace(thread=SimpleNamespace(call=never), core=None)
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(grouped._state_of, learner, loop), 20)
+
+    asyncio.run(ask())
+    ended = asyncio.new_event_loop()
+    ended.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        grouped._state_of(learner, ended)
+
+
+def test_a_run_that_cannot_be_made_tells_the_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BaseException] = []
+    nothing: Any = None
+    group: Any = SimpleNamespace(config=CONFIG, algorithm=DQN(), tell_failure=told.append)
+
+    def refused(*_: object) -> None:
+        raise ConfigurationError("the directory is that of another run")
+
+    monkeypatch.setattr(make_run, "Coordinator", refused)
+    with pytest.raises(ConfigurationError):
+        make_run.make_run(group, nothing, nothing, nothing, None, nothing)
+    assert [str(error) for error in told] == ["[ASYNC017] the directory is that of another run"]

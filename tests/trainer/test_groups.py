@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch.distributed as dist
+from waiting import wait_until
 
-from asyncrl import DQN, PPO, Snapshot, Trainer
-from asyncrl.errors import GroupLost
-from asyncrl.groups.launch import free_port
+from asyncrl import DQN, PPO, Snapshot, Trainer, TrainerConfig
+from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
+from asyncrl.groups.launch import describe_failure, free_port
+from asyncrl.trainer.rank_messages import SOCKET, Channel
 from asyncrl.trainer.ranks import Ranks
 
 SMALL: dict[str, Any] = {"num_actors": 1, "envs_per_actor": 8, "eval_interval_steps": None}
@@ -203,3 +209,136 @@ def test_ranks_that_do_not_end_after_one_was_lost_are_killed(monkeypatch: pytest
         await asyncio.wait_for(killed.wait(), 10)
 
     asyncio.run(outcomes())
+
+
+def bare_ranks(**attributes: Any) -> Ranks:
+    ranks = object.__new__(Ranks)
+    start: dict[str, Any] = {"_errors": {}, "outcome": None, "_reason": None, "_channels": {}, "_pids": {}}
+    for name, value in {**start, **attributes}.items():
+        setattr(ranks, name, value)
+    return ranks
+
+
+LOST, STOPPED = GroupLost("Rank 1 has failed."), StoppedWhileStarting("stopped")
+FAILED = EnvironmentRaised("no screen")
+
+
+@pytest.mark.parametrize(
+    ("errors", "shown"),
+    [
+        ({0: LOST, 1: FAILED}, FAILED),
+        ({0: STOPPED, 1: FAILED}, FAILED),
+        ({0: LOST, 1: LOST, 2: FAILED}, FAILED),
+        ({0: FAILED, 1: LOST}, FAILED),
+        ({0: STOPPED, 1: STOPPED}, STOPPED),
+        ({1: LOST, 2: FAILED}, FAILED),
+        ({0: ValueError("a"), 1: FAILED}, ValueError),
+    ],
+)
+def test_the_error_of_the_rank_that_has_failed_is_raised(errors: dict[int, Any], shown: Any) -> None:
+    found = bare_ranks(_errors=errors)._error([])
+    assert found is shown or type(found) is shown
+
+
+def test_an_error_of_an_earlier_life_of_a_rank_is_forgotten() -> None:
+    ranks = bare_ranks(_errors={1: FAILED})
+    ranks._receive(None, ("hello", 1, 4711))  # type: ignore[arg-type]
+    assert ranks._errors == {}
+
+
+def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their process numbers may be those of other processes."""
+    killed: list[int] = []
+    monkeypatch.setattr("asyncrl.trainer.ranks.os.kill", lambda pid, _: killed.append(pid))
+    ended: Any = concurrent.futures.Future()
+    ranks = bare_ranks(_pids={0: 4711}, _ended=ended)
+    ranks.kill()
+    ended.set_result([])
+    ranks.kill()
+    assert killed == [4711]
+
+
+def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
+    called: list[Any] = []
+    resumed = SimpleNamespace(run={"evaluations": {"return_mean": np.zeros(2)}})
+    callbacks: Any = SimpleNamespace(
+        attach=lambda *_: None, started=True, evaluation=called.append, report=lambda _: None
+    )
+    old, new = ("a", "b"), ("a", "b", "c")
+
+    async def show() -> None:
+        group: Any = SimpleNamespace(resumed=resumed)
+        server: Any = SimpleNamespace(close=lambda: None)
+        nothing: Any = None
+        ranks = Ranks(*(nothing,) * 3, server, lambda _: None, None, callbacks, group)
+        for evaluations in ((), old, old, new, new):
+            ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
+
+    asyncio.run(show())
+    assert called == ["c"]
+
+
+class SlowToRead:
+    """An object that takes a second to unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (1.0,)
+
+
+def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended:
+        """A launch whose rank 0 sends its outcome and has ended before it is read."""
+
+        def __init__(self, command: list[str], ranks: int, *, on_end: Any, **_: Any) -> None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(str(Path(command[-1]) / SOCKET))
+            channel = Channel(connection)
+            channel.send("hello", 0, 4711)
+            channel.send("outcome", 0, ["policy", SlowToRead()], None)
+            channel.close()
+            wait_until(lambda: "asyncrl-rank" in {thread.name for thread in threading.enumerate()}, "it")
+            on_end([])
+
+        def join(self, seconds: float) -> bool:
+            return True
+
+    monkeypatch.setattr("asyncrl.groups.launch.Launch", Ended)
+
+    async def run() -> Any:
+        server: Any = SimpleNamespace(close=lambda: None)
+        source: Any = None
+        config = TrainerConfig(env="any", algo="dqn", groups=2)
+        return await Ranks(config, DQN(), source, server, lambda _: None).run()
+
+    assert asyncio.run(run()) == ["policy", None]
+
+
+def test_an_environment_in_a_module_beside_the_script_is_found_by_the_ranks(tmp_path: Path) -> None:
+    """`python scripts/train.py` has `scripts` on its path, which `-m asyncrl.trainer.rank` has not."""
+    (tmp_path / "own_cart_pole.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "from own_cart_pole import make\nfrom asyncrl import Trainer\n"
+        f"print(Trainer(make, 'dqn', total_steps=500, groups=2, **{SMALL!r}).learn().stop_reason)\n"
+    )
+    line = [sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, cwd="/")
+    assert done.returncode == 0 and done.stdout.endswith("total_steps\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        ({"rank": 1, "pid": 5, "exit_code": -9}, "rank 1 on x (pid 5) was killed by SIGKILL"),
+        ({"rank": 1, "pid": 5, "exit_code": -36}, "rank 1 on x (pid 5) was killed by signal 36"),
+        (
+            {"rank": None, "pid": 0, "exit_code": 1, "text": "no port"},
+            "the launcher on x (pid 0) ended with exit code 1: no port",
+        ),
+    ],
+)
+def test_a_failed_rank_is_described(failure: dict[str, Any], text: str) -> None:
+    assert describe_failure(failure, "x") == text
