@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -36,7 +35,7 @@ from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.serving import Served, serve
 from asyncrl.run.slow_stop import slow_stop_told
-from asyncrl.run.switching import fast_switching
+from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
@@ -130,7 +129,6 @@ class Coordinator:
         finally:
             if self._ended.done() and not self._ended.cancelled():
                 self._ended.exception()  # an error that came after the one that ended the run
-            gc.unfreeze()
             self._directory.remove("http.json")
             self.parts = None  # frees the rings too, even if this object lives on
             self._reporting.close()
@@ -140,8 +138,7 @@ class Coordinator:
         """Build and train; returns the stop reason, and the error that ended training or None."""
         try:
             parts = self.parts = await self._build_unless_stopped(stack)
-            gc.collect()
-            gc.freeze()
+            stack.enter_context(frozen_objects())
             self._reporting.callbacks.start()
             return await self._train(parts), None
         except (asyncio.CancelledError, StoppedWhileStarting) as error:

@@ -7,11 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
 from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
@@ -59,13 +61,24 @@ def test_dqn_follows_functions_of_the_steps() -> None:
     assert seen[-1][2] == pytest.approx(0.2, abs=1e-5) and seen[0][1] > seen[-1][1]
 
 
-def test_ppo_follows_functions_of_the_steps() -> None:
-    seen = train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p), 4_000)
-    rates = [rate for _, rate, _ in seen]
-    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0.0
-    assert rates[-1] < falling(3_400 / 4_000), (
-        "an iteration of 4 x 128 steps has the progress at which it begins"
-    )
+def test_ppo_follows_functions_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration has the learning rate and clip range of the progress at which it begins."""
+    seen: list[tuple[float, float, float]] = []
+    step = OnPolicyUpdate.step
+
+    def recorded(core: Any) -> bool:
+        progress = core._rollout.progress
+        clip, _ = core.config._clip_ranges(progress)
+        seen.append((progress, core.metrics()["train/learning_rate"], clip))
+        return step(core)
+
+    monkeypatch.setattr(OnPolicyUpdate, "step", recorded)
+    train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p), 4_000)
+    begun = sorted({progress for progress, _, _ in seen})
+    assert begun[0] == 0.0 and begun[-1] > 0.75
+    assert np.diff(begun).max() <= 512 / 4_000, "an iteration has 4 x 128 rows, some of them of resets"
+    for progress, rate, clip in seen:
+        assert rate == pytest.approx(falling(progress)) and clip == pytest.approx(0.3 - 0.2 * progress)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,11 +1,15 @@
-"""The interpreter's switch interval while runs train."""
+"""The interpreter while runs train: its switch interval, and objects that it does not collect."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
+from collections.abc import Iterator
 
-from asyncrl.run.switching import SWITCH_SECONDS, fast_switching
+import pytest
+
+from asyncrl.run.switching import SWITCH_SECONDS, fast_switching, frozen_objects
 
 
 def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
@@ -17,3 +21,34 @@ def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
     assert abs(sys.getswitchinterval() - SWITCH_SECONDS) < 1e-9
     second.close()
     assert abs(sys.getswitchinterval() - before) < 1e-9
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_objects_are_collected_again_after_a_run(nothing_frozen: None) -> None:
+    with pytest.raises(KeyError), frozen_objects():
+        assert gc.get_freeze_count() > 0
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_program_has_frozen_stays_so(nothing_frozen: None) -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with frozen_objects():
+        assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() == before
+
+
+def test_the_first_of_two_runs_leaves_nothing_frozen(nothing_frozen: None) -> None:
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(frozen_objects())
+    second.enter_context(frozen_objects())
+    first.close()
+    assert gc.get_freeze_count() == 0
+    second.close()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from waiting import wait_until
 
 from asyncrl import C51, DDPG, DQN, QRDQN, SAC, TD3, TQC, CrossQ, Rainbow, Trainer
 from asyncrl.learning import replay_loop
@@ -93,11 +94,13 @@ class Recorder:
     """Records of every update loop that is made while it is installed.
 
     Attributes:
+        stopped: processes that were suspended, by kind; the first update waits until there is one of each.
         meters: policy-lag meters.
         metrics: the core's metrics after each update.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stopped: dict[str, set[int]] = {}
         self.meters: list[PolicyLagMeter] = []
         self.metrics: list[dict[str, float]] = []
         recorder, make = self, ReplayLoop.__init__
@@ -116,6 +119,7 @@ class Recorder:
         monkeypatch.setattr(ReplayLoop, "__init__", make_recorded)
 
     def update(self, core: Any, update: Any, batch: Any) -> Any:
+        wait_until(lambda: all(self.stopped.values()), "a suspension of an actor and of another process")
         result = update(batch)
         self.metrics.append(dict(core.metrics()))
         return result
@@ -138,10 +142,9 @@ def numbers(
             env, small(record), seed=seed, num_actors=2, envs_per_actor=2, http="off",
             report_interval_seconds=0.02, **{"target_eval_episodes": 1, **options},
         )  # fmt: skip
-        trainer.start(total_steps=100 + updates * 32 // 16)
-        with suspensions(trainer) if suspended else nullcontext({}) as stopped:
+        with suspensions(trainer) if suspended else nullcontext({}) as recorder.stopped:
+            trainer.start(total_steps=100 + updates * 32 // 16)
             result = asyncio.run(trainer.wait())
-    assert all(stopped.values()), f"no process was ever suspended: {stopped}"
     last = trainer.snapshot()
     assert last is not None and result.stop_reason == stop_reason
     (meter,) = recorder.meters
