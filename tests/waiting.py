@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 PATIENCE_SECONDS = 60.0
 """Time that a condition has to become true on a busy machine."""
 
@@ -16,3 +18,11 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
         time.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended; one that has ended may wait to be reaped."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -16,6 +16,8 @@ from typing import Any
 from asyncrl.groups.place import Place
 
 BEAT_SECONDS = 0.5
+OFTEN_SECONDS = 0.05
+"""Interval of beats after `beat_often`."""
 SILENT_SECONDS = 30.0
 """Longest time without a new status of a rank, well above the time that a thread waits on a busy machine."""
 MOST_SECONDS = 4.0
@@ -65,12 +67,19 @@ class Heartbeat:
         self._moved: dict[int, tuple[int, float]] = {}
         self._wake, self._closing = threading.Event(), False
         self._beats, self._turn = 0, threading.Lock()
+        self._seconds = BEAT_SECONDS
         self._last, self._listened = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._run, name="asyncrl-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def beat_often(self) -> None:
+        """Beat every `OFTEN_SECONDS` from now on; any thread."""
+        if self._seconds != OFTEN_SECONDS:
+            self._seconds = OFTEN_SECONDS
+            self._wake.set()
 
     def tell_stop(self, reason: str) -> None:
         """Stop the job on every rank; returns at once. The first reason counts."""
@@ -104,7 +113,7 @@ class Heartbeat:
                 return
             if failed:  # no message can be sent any more
                 time.sleep(BEAT_SECONDS)
-            self._wake.wait(BEAT_SECONDS)
+            self._wake.wait(self._seconds)
             self._wake.clear()
 
     def beat(self) -> None:

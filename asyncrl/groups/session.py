@@ -62,6 +62,7 @@ class Session:
         place, options: as given.
         hosts: host names of all ranks.
         earlier_lives: last statuses of groups that were started again since.
+        heartbeat: exchange of statuses with the other ranks; None before `attach`.
         failure: the error of the lost or failed rank that has ended the job, or None.
 
     Raises:
@@ -89,7 +90,7 @@ class Session:
         self.hosts = [card["host"] for card in cards]
         self.start = hand_out(self._store, place, start)
         self._fusion: Fusion | None = None
-        self._heartbeat: Heartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
         self._lifelines: dict[int, Lifeline] = {}
         self._failed, self._lock = threading.Event(), threading.Lock()
         self._reception: Reception | None = None
@@ -117,7 +118,7 @@ class Session:
             )
         self._listeners = listeners
         # From here on, so that a rank that is lost or fails while the others connect is noticed.
-        heartbeat = self._heartbeat = Heartbeat(
+        heartbeat = self.heartbeat = Heartbeat(
             self._store,
             self.place,
             status=lambda: {**listeners.status(), **asdict(self.statistics())},
@@ -164,8 +165,8 @@ class Session:
 
     def finish(self) -> None:
         """Fuse for the last time; learner's thread. Raises `GroupLost`."""
-        assert self._fusion is not None and self._heartbeat is not None
-        self._heartbeat.beat()  # so that all ranks have all counters after the last fusion
+        assert self._fusion is not None and self.heartbeat is not None
+        self.heartbeat.beat()  # so that all ranks have all counters after the last fusion
         try:
             self._fusion.finish()
         except PeerLost as error:
@@ -173,7 +174,7 @@ class Session:
         if self.leads:
             with contextlib.suppress(Exception):  # the store has ended with the launcher
                 self._store.set(OVER, "1")
-        self._heartbeat.beat()
+        self.heartbeat.beat()
         self._finished = True  # from here on the loss of a rank does no harm
 
     def explain(self, error: Exception) -> GroupLost:
@@ -190,13 +191,13 @@ class Session:
 
     def statuses(self) -> dict[int, Status]:
         """Newest status of every rank that has sent one, as a new dict."""
-        return dict(self._heartbeat.statuses) if self._heartbeat is not None else {}
+        return dict(self.heartbeat.statuses) if self.heartbeat is not None else {}
 
     def tell_stop(self, reason: str) -> None:
         """Stop the job on all ranks, also on those that have not joined yet."""
         self._reason = self._reason or reason
-        if self._heartbeat is not None:
-            self._heartbeat.tell_stop(reason)
+        if self.heartbeat is not None:
+            self.heartbeat.tell_stop(reason)
         else:
             _write(self._store, "stop", reason)
 
@@ -205,8 +206,8 @@ class Session:
         if self.failure is not None or not (self.leads or not self._asynchronous):
             return
         text = f"Rank {self.place.rank} on {self.place.machine} has failed.\n{text}"
-        if self._heartbeat is not None:
-            self._heartbeat.tell_failure(text)
+        if self.heartbeat is not None:
+            self.heartbeat.tell_failure(text)
         else:
             _write(self._store, "failure", text)
 
@@ -218,8 +219,8 @@ class Session:
         if self._fusion is not None:
             self._fusion.close()
         self._connection.close()
-        if self._heartbeat is not None:
-            self._heartbeat.close()
+        if self.heartbeat is not None:
+            self.heartbeat.close()
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
@@ -239,8 +240,8 @@ class Session:
         if self._finished or self._left or (self._asynchronous and rank != 0):
             return
         lost = self._lost(rank, cause)
-        if self._heartbeat is not None and self.leads:
-            self._heartbeat.tell_failure(f"{lost.what}\n{cause}")
+        if self.heartbeat is not None and self.leads:
+            self.heartbeat.tell_failure(f"{lost.what}\n{cause}")
         self._fail(lost)
 
     def _lost(self, rank: int | None, cause: str) -> GroupLost:

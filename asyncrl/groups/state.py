@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,10 +10,13 @@ from typing import Any, Protocol
 import torch
 
 from asyncrl.groups.peers import Peers, broadcast_bytes
+from asyncrl.learning.learner import Learner
 from asyncrl.networks.flat_vector import FlatVector
 
 OWN = ("generator", "noise")
 """Entries of a state that each group keeps as its own: the random generators, which differ between groups."""
+STATE_SECONDS = 60.0
+"""Time limit of the wait for a learner's state."""
 
 
 class Core(Protocol):
@@ -34,6 +38,21 @@ def packed(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
+
+
+def state_of(learner: Learner, loop: asyncio.AbstractEventLoop) -> bytes:
+    """State of the learner's core; not on the loop's thread. Raises TimeoutError after `STATE_SECONDS`."""
+    pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
+    try:
+        asked = asyncio.run_coroutine_threadsafe(pack, loop)
+    except RuntimeError:  # the loop has ended
+        pack.close()
+        raise
+    try:
+        return asked.result(STATE_SECONDS)
+    except TimeoutError:
+        asked.cancel()
+        raise
 
 
 def take_over(core: Core, data: bytes) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from asyncrl.groups.session import Session
 
 
-STATE_SECONDS = 60.0
-"""Time limit of the wait for the learner's state, which another group begins with."""
+OFTEN_BEFORE_SECONDS = 1.5
+"""Time before the end of the job by its steps from which the groups' counters are exchanged more often."""
 
 
 def own_place(config: TrainerConfig) -> Place | None:
@@ -52,23 +53,6 @@ def own_place(config: TrainerConfig) -> Place | None:
             fix="leave --groups out under torchrun: every rank is a group",
         )
     return place
-
-
-def _state_of(learner: Learner, loop: asyncio.AbstractEventLoop) -> bytes:
-    """State of the learner's core; not on the loop's thread. Raises TimeoutError after `STATE_SECONDS`."""
-    from asyncrl.groups.state import packed
-
-    pack = learner.thread.call(lambda: packed(learner.core.state_dict()))
-    try:
-        asked = asyncio.run_coroutine_threadsafe(pack, loop)
-    except RuntimeError:  # the loop has ended
-        pack.close()
-        raise
-    try:
-        return asked.result(STATE_SECONDS)
-    except TimeoutError:
-        asked.cancel()
-        raise
 
 
 class Group:
@@ -97,6 +81,7 @@ class Group:
         machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         counted, done = 0, 0
         self._before = self._begun = 0, 0
+        self._looked: tuple[int, float] | None = None
         if resumed is not None:
             counted, done = resumed.env_steps, resumed.env_steps + resumed.other_steps
             self._before = made_before(resumed, place.size, config.fusion)
@@ -165,6 +150,7 @@ class Group:
             GroupLost, ConfigurationError: see `Session.attach`.
         """
         from asyncrl.groups.fusing import Listeners
+        from asyncrl.groups.state import state_of
 
         self._learner, self._stop = learner, stop
         loop = asyncio.get_running_loop()
@@ -181,7 +167,7 @@ class Group:
             stop=on_loop(stop),
             fail=on_loop(fail),
             beat=on_loop(self._beat),
-            state=lambda: _state_of(learner, loop),
+            state=lambda: state_of(learner, loop),
         )
         await learner.thread.call(lambda: self.session.attach(learner.core, listeners))
         await asyncio.to_thread(self.session.wait_for_others)
@@ -229,12 +215,22 @@ class Group:
         }
 
     def _beat(self, statuses: dict[int, dict[str, Any]]) -> None:
-        """On rank 0 with `async` fusion, end the job once all groups together have taken its steps."""
+        """With `async` fusion, end the job on rank 0 once all groups together have taken its steps.
+
+        All ranks exchange their counters more often shortly before that.
+        """
         total = self.whole[0].total_steps
-        counts = self.leads and self.whole[0].fusion == "async" and total is not None
-        done = self._made_before()[0] + sum(status["env_steps"] for status in statuses.values())
-        if counts and done >= (total or 0):
+        if self.whole[0].fusion != "async" or total is None:
+            return
+        done, now = sum(status["env_steps"] for status in statuses.values()), time.monotonic()
+        done += self._made_before()[0]
+        if self.leads and done >= total:
             self._stop("total_steps")
+        before, then = self._looked or (done, now)
+        self._looked = done, now
+        near = (total - done) * (now - then) < OFTEN_BEFORE_SECONDS * (done - before)
+        if near and self.session.heartbeat is not None:
+            self.session.heartbeat.beat_often()
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 

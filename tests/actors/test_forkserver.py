@@ -20,6 +20,7 @@ import fakes
 import psutil
 import pytest
 from actors_rig import PATIENCE_SECONDS, Rig, until
+from waiting import is_running
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameWriter, receive_frame
@@ -31,13 +32,6 @@ pytestmark = pytest.mark.usefixtures("own_fork_server")
 
 TESTS = Path(fakes.__file__).parent
 ROOT = TESTS.parent
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> None:
@@ -190,12 +184,13 @@ def test_no_orphans_whoever_is_killed(tmp_path: Path, victims: str) -> None:
             if victim in victims.partition(",")[0]:
                 os.kill(pid, signal.SIGKILL)
         wait_for(
-            lambda: not any(alive(pid) for pid in [server_pid, *pids]), f"{victims}: the end of all others"
+            lambda: not any(is_running(pid) for pid in [server_pid, *pids]),
+            f"{victims}: the end of all others",
         )
         if victims == "server":
             assert main.stdout.readline() == "reported\n"
     finally:
-        for pid in filter(alive, [main.pid, server_pid, *pids]):
+        for pid in filter(is_running, [main.pid, server_pid, *pids]):
             os.kill(pid, signal.SIGKILL)
         main.communicate()
 
@@ -215,7 +210,7 @@ def test_exception_in_main_leaves_nothing(tmp_path: Path) -> None:
     main = run_script(tmp_path, script)
     out, _ = main.communicate(timeout=PATIENCE_SECONDS)
     assert main.returncode == 3
-    wait_for(lambda: not any(alive(int(word)) for word in out.split()), "the end of server and actors")
+    wait_for(lambda: not any(is_running(int(word)) for word in out.split()), "the end of server and actors")
 
 
 class ShowsSurroundings(fakes.SimpleEnv):
@@ -277,7 +272,7 @@ def test_start_and_close_may_be_repeated_and_need_no_loop() -> None:
     assert server.pid == first
     server.close()
     server.close()
-    assert server.pid == 0 and not alive(first)
+    assert server.pid == 0 and not is_running(first)
     with pytest.raises(ResourceError, match="The fork server is not running"):
         asyncio.run(probe(server, EnvSource.from_user("CartPole-v1")))
 
@@ -294,7 +289,7 @@ def test_kill_ends_everything_at_once_from_any_thread() -> None:
                 pids = [server.pid, *(a.pid for a in rig.pool.statistics())]
                 await asyncio.to_thread(server.kill)
                 await rig.failure()
-                wait_for(lambda: not any(alive(pid) for pid in pids), "the end of server and actors")
+                wait_for(lambda: not any(is_running(pid) for pid in pids), "the end of server and actors")
         finally:
             server.close()
 
@@ -325,7 +320,7 @@ def end_between_ready_and_the_first_fork(server: ForkServer) -> None:
     wait_for(lambda: ready_was_sent(server), "READY")
     (child,) = psutil.Process(server.pid).children()  # before READY is read, `pid` is the guardian's
     child.kill()
-    wait_for(lambda: not alive(child.pid), "its end")
+    wait_for(lambda: not is_running(child.pid), "its end")
 
 
 @pytest.mark.parametrize("victim", ["server", "guardian"])
@@ -340,7 +335,7 @@ def test_server_that_dies_between_ready_and_the_first_fork_is_replaced(victim: s
             os.kill(server.pid, signal.SIGKILL)
         first = server.pid
         assert (await probe(server, EnvSource.from_user("CartPole-v1"))).name == "CartPole-v1"
-        assert server.pid not in (0, first) and not alive(first)
+        assert server.pid not in (0, first) and not is_running(first)
 
     closing(server, story)
 
@@ -401,7 +396,7 @@ def test_run_goes_on_though_its_server_is_suspended_and_an_actor_dies(death: str
             await until(lambda: sorted(rig.deaths) == [0, 1], "the end of all actors of this server")
             rig.grant(12)
             await rig.rows(20)
-            assert not any(alive(pid) for pid in [suspended, *before])
+            assert not any(is_running(pid) for pid in [suspended, *before])
             assert [int(ring.incarnation[15]) for ring in rig.pool.rings] == [1, 1]
             assert not rig.failures
 
@@ -430,7 +425,7 @@ def test_closing_a_suspended_server_takes_two_seconds_at_most() -> None:
         life._process.wait = record  # type: ignore[method-assign,assignment]
         server.close()
         assert 1 < len(waits) <= 3 and sum(waits) < 2.2
-        wait_for(lambda: not any(alive(pid) for pid in pids), "the end of all")
+        wait_for(lambda: not any(is_running(pid) for pid in pids), "the end of all")
 
     closing(server, story)
 

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from actors_rig import Rig, until
+from waiting import is_running
 
 from asyncrl.actors import supervised
 from asyncrl.actors.forkserver import ForkServer
@@ -537,21 +538,16 @@ def test_helpers_of_an_environment_die_with_its_actor_and_not_before(server: For
             rig.grant()
             await rig.rows(2)
             (actor, helper), (_, other) = ((int(pid) for pid in ring.obs[0, 0]) for ring in rig.pool.rings)
-            assert alive(helper) and alive(other)
+            assert is_running(helper) and is_running(other)
             os.kill(actor, signal.SIGKILL)
-            await until(lambda: not alive(helper), "the end of the helper")
+            await until(lambda: not is_running(helper), "the end of the helper")
             await until(lambda: rig.pool.rings[0].statistics().incarnation == 1, "the next life")
-            assert alive(other), "its actor lives"
-        await until(lambda: not alive(other), "the end of the other helper, whose actor was told to quit")
+            assert is_running(other), "its actor lives"
+        await until(
+            lambda: not is_running(other), "the end of the other helper, whose actor was told to quit"
+        )
 
     asyncio.run(story())
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_output_of_actors_goes_to_their_logs(server: ForkServer, tmp_path: Any) -> None:
@@ -580,7 +576,7 @@ def test_lost_fork_server_is_replaced_and_its_actors_begin_their_next_life() -> 
                 await until(lambda: sorted(rig.deaths) == [0, 1], "two deaths")
                 rig.grant(12)
                 await rig.rows(20)
-                assert not any(alive(pid) for pid in pids), (
+                assert not any(is_running(pid) for pid in pids), (
                     "nothing of the old server is left before the new one"
                 )
                 assert list(ring.incarnation[8:11]) == [0, 1, 1] and ring.flags[0, 9] == fakes.RESET

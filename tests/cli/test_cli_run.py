@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 from asyncrl.cli.main import main
 from asyncrl.cli.training import PATIENCE_SECONDS
@@ -54,7 +54,7 @@ def here(capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.Complete
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if is_running(process.pid)]
 
 
 @pytest.fixture

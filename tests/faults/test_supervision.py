@@ -16,7 +16,7 @@ from typing import Any
 import fakes
 import psutil
 import pytest
-from waiting import PATIENCE_SECONDS, wait_until
+from waiting import PATIENCE_SECONDS, is_running, wait_until
 
 from asyncrl import DQN, Trainer
 from asyncrl.errors import EnvironmentHung, StoppedWhileStarting
@@ -156,7 +156,7 @@ def test_sigterm_is_heard_while_the_environment_hangs_in_its_start(tmp_path: Pat
         assert process.returncode == 130, err
         assert "SIGTERM: stopping, once more to kill\n[ASYNC031] The run was stopped" in err
         assert "Traceback" not in err
-        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children)
+        assert not any(is_running(child.pid) for child in children)
     finally:
         process.kill()
         process.communicate()

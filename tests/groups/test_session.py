@@ -128,7 +128,7 @@ def test_a_rank_that_leaves_waits_no_longer_for_the_others(mode: str) -> None:
     second.leave()
     waiting.join(20)
     assert not waiting.is_alive() and len(kept) == (mode == "average")
-    heartbeat = second._heartbeat
+    heartbeat = second.heartbeat
     assert heartbeat is None or not heartbeat._thread.is_alive()
     first.leave()
 

@@ -22,6 +22,7 @@ from asyncrl.actors.actor import Actor, actor_seeds
 from asyncrl.actors.plans import ActorPlan, PoolPlan
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
+from asyncrl.groups import state
 from asyncrl.groups.place import Place
 from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
@@ -239,6 +240,7 @@ def group_of(config: TrainerConfig, resumed: Resumption | None, earlier: list[di
         statistics=FusionStatistics,
         statuses=lambda: {1: {"env_steps": 5010, "updates": 701}},
         earlier_lives=earlier,
+        heartbeat=None,
     )
     return Group(session, config, DQN(), resumed)
 
@@ -263,10 +265,22 @@ def test_steps_of_a_group_that_was_started_again_are_not_lost() -> None:
     assert stops == ["total_steps"]
 
 
+def test_groups_count_more_often_shortly_before_their_steps_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, often = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(grouped.time, "monotonic", lambda: clock.now)
+    group = group_of(dataclasses.replace(CONFIG, fusion="async", total_steps=20_000), None, [])
+    group._stop = lambda _: None
+    group.session.heartbeat: Any = SimpleNamespace(beat_often=lambda: often.append(clock.now))
+    for _ in range(9):  # 4,000 steps a second by both groups
+        group._beat({rank: {"env_steps": round(2_000 * clock.now)} for rank in (0, 1)})
+        clock.now += 0.5
+    assert often == [4.0]  # at 16,000 steps, a second before the end
+
+
 def test_a_learner_that_does_not_give_its_state_is_waited_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grouped, "STATE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(state, "STATE_SECONDS", 0.1)
 
     async def never(_: object) -> bytes:
         await asyncio.Event().wait()
@@ -277,13 +291,13 @@ def test_a_learner_that_does_not_give_its_state_is_waited_for_a_while_only(
     async def ask() -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(grouped._state_of, learner, loop), 20)
+            await asyncio.wait_for(asyncio.to_thread(state.state_of, learner, loop), 20)
 
     asyncio.run(ask())
     ended = asyncio.new_event_loop()
     ended.close()
     with pytest.raises(RuntimeError, match="closed"):
-        grouped._state_of(learner, ended)
+        state.state_of(learner, ended)
 
 
 def test_a_run_that_cannot_be_made_tells_the_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
