@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -400,3 +401,13 @@ def test_structured_environment_of_a_factory_is_made_again_to_render() -> None:
 def test_wrapped_observation_is_taken() -> None:
     spec = described(lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make("FrozenLake-v1")))
     assert spec.observation_shape == (16,) and spec.observation_dtype == "int64"
+
+
+def test_box2d_environments_are_made_without_the_greeting_of_pygame() -> None:
+    """It would be printed into the screen of a run by every process."""
+    pytest.importorskip("Box2D")
+    script = (
+        "from asyncrl.envs.source import EnvSource, describe; describe(EnvSource.from_user('LunarLander-v3'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
