@@ -2,5 +2,6 @@
 
 import os
 
-# Box2D environments import pygame, whose greeting would be printed into the screen of a run by every process.
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+# As gymnasium does, which the main process need not import: actors take over the environment variables of that process,
+# and pygame's greeting would be printed into the screen of a run.
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "hide")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import pickle
 import subprocess
 import sys
@@ -403,11 +404,12 @@ def test_wrapped_observation_is_taken() -> None:
     assert spec.observation_shape == (16,) and spec.observation_dtype == "int64"
 
 
-def test_box2d_environments_are_made_without_the_greeting_of_pygame() -> None:
-    """It would be printed into the screen of a run by every process."""
-    pytest.importorskip("Box2D")
-    script = (
-        "from asyncrl.envs.source import EnvSource, describe; describe(EnvSource.from_user('LunarLander-v3'))"
+def test_actors_do_not_print_the_greeting_of_pygame() -> None:
+    """They take over the environment variables of the main process, which does not import gymnasium."""
+    shown = "os.environ['PYGAME_HIDE_SUPPORT_PROMPT'], 'gymnasium' in sys.modules"
+    script = f"import os, sys, asyncrl.envs.source; print({shown})"
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("PYGAME")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=100
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stdout == "hide False\n", done.stderr
