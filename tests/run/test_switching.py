@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrl.run.switching import SWITCH_SECONDS, fast_switching, frozen_objects
+from asyncrl.run.switching import SWITCH_SECONDS, _program_freezes, fast_switching, frozen_objects
 
 
 def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
@@ -26,8 +26,11 @@ def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
 @pytest.fixture
 def nothing_frozen() -> Iterator[None]:
     gc.unfreeze()
+    _program_freezes.cache_clear()
     yield
+    gc.collect()
     gc.freeze()
+    _program_freezes.cache_clear()
 
 
 def test_objects_are_collected_again_after_a_run(nothing_frozen: None) -> None:
