@@ -2,6 +2,7 @@
 
 Twice a second it writes its status to the job's store and reads those of all ranks. A status that does not change for
 `SILENT_SECONDS` means that the rank is suspended or disconnected; a killed rank is noticed at once, by its lifeline.
+Torch's calls of the store have no time limit, so a second thread notices one that does not return.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SILENT_SECONDS = 30.0
 """Longest time without a new status of a rank, well above the time that a thread waits on a busy machine."""
 MOST_SECONDS = 4.0
 """Most seconds that count as silence between two beats: all ranks may have been suspended, and go on one by one."""
+ANSWER_SECONDS = 5.0
+"""Time limit of the wait for a beat, and for the end of the thread."""
 STORE_FAILURES = 4
 """Number of failed beats after which rank 0 counts as lost; the store's server may be ending the run normally."""
 
@@ -65,15 +68,18 @@ class Heartbeat:
         self._heard: set[str] = set()
         self._silent: set[int] = set()
         self._moved: dict[int, tuple[int, float]] = {}
-        self._wake, self._closing = threading.Event(), False
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._changed, self._begun, self._done = threading.Condition(), 0, 0
         self._beats, self._turn = 0, threading.Lock()
         self._seconds = BEAT_SECONDS
         self._last, self._listened = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._run, name="asyncrl-heartbeat", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="asyncrl-heartbeat-watch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         self._thread.start()
+        self._watcher.start()
 
     def beat_often(self) -> None:
         """Beat every `OFTEN_SECONDS` from now on; any thread."""
@@ -92,16 +98,19 @@ class Heartbeat:
         self._wake.set()
 
     def close(self) -> None:
-        """Send pending messages, and end the thread; idempotent."""
-        self._closing = True
+        """Send pending messages, and end the threads; idempotent."""
+        self._closing.set()
         self._wake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+        for thread in (self._thread, self._watcher):
+            if thread.is_alive() and threading.current_thread() is not thread:
+                thread.join(timeout=ANSWER_SECONDS)
 
     def _run(self) -> None:
         failed = 0
         while True:
-            closing = self._closing
+            closing = self._closing.is_set()
+            with self._changed:
+                self._begun += 1
             try:
                 self._beat(closing)
                 failed = 0
@@ -109,6 +118,9 @@ class Heartbeat:
                 failed += 1
                 if failed == STORE_FAILURES and not closing:
                     self._on_silence(-1)
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
             if closing:
                 return
             if failed:  # no message can be sent any more
@@ -116,10 +128,27 @@ class Heartbeat:
             self._wake.wait(self._seconds)
             self._wake.clear()
 
+    def _watch(self) -> None:
+        """Report the store as silent if a beat does not return; time of a suspension counts little."""
+        silent, done, then = 0.0, -1, time.monotonic()
+        while not self._closing.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            silent = silent + min(now - then, MOST_SECONDS) if done == self._done else 0.0
+            done, then = self._done, now
+            if silent > SILENT_SECONDS:
+                self._on_silence(-1)
+                return
+
     def beat(self) -> None:
-        """Exchange messages now; any thread."""
-        with contextlib.suppress(Exception):  # the store is gone; the thread notices it
-            self._beat(ended=False)
+        """Exchange messages now, for at most `ANSWER_SECONDS` once the threads run; any thread."""
+        if not self._thread.is_alive():
+            with contextlib.suppress(Exception):  # the store is gone
+                self._beat(ended=False)
+            return
+        with self._changed:
+            wanted = self._begun + 1
+            self._wake.set()
+            self._changed.wait_for(lambda: self._done >= wanted, ANSWER_SECONDS)
 
     def _beat(self, ended: bool) -> None:
         with self._turn:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -27,6 +28,8 @@ LOOK_SECONDS = 0.05
 _FAREWELL_SECONDS = 5.0
 _TRY_SECONDS = 2.0
 """Time limit of one try to reach the store."""
+_CUT_SECONDS = 30
+"""Time without acknowledgement after which a connection to the store ends."""
 _SHOWN = 5
 """Most differences in an error message."""
 
@@ -60,7 +63,34 @@ def open_store(place: Place, *, every_life: bool, cancelled: Callable[[], bool] 
             facts={"address": f"{place.host}:{place.port}", "cause": str(error).partition("\n")[0]},
             fix="end the program that uses this port, or give all ranks another MASTER_PORT",
         ) from error
+    _end_when_cut(place.port)
     return dist.PrefixStore("asyncrl" if every_life else f"asyncrl/{place.life}", store)
+
+
+def _end_when_cut(port: int) -> None:
+    """Let the system end connections to the store that are not acknowledged; torch waits for answers without limit."""
+    if socket.getdefaulttimeout() is not None:  # a socket object would make torch's socket non-blocking
+        return
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the folder's own descriptor, closed since
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
+                    _limit_silence(connection)
+
+
+def _limit_silence(connection: socket.socket) -> None:
+    options = {
+        "TCP_KEEPIDLE": 10,
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 4,
+        "TCP_USER_TIMEOUT": _CUT_SECONDS * 1000,
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _wait_for_server(place: Place, cancelled: Callable[[], bool]) -> None:

@@ -251,3 +251,69 @@ def test_the_last_status_of_a_rank_that_was_started_again_is_kept() -> None:
         first.beat()
     assert [status["env_steps"] for status in first.earlier] == [20]
     assert first.statuses[1]["env_steps"] == 4
+
+
+class SilentStore(FailingStore):
+    """A store whose `check` does not return until `released`: its server is suspended, or cut off."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked.set()
+        assert self.released.wait(120)
+        return bool(self._store.check(keys))
+
+
+def test_a_store_that_does_not_answer_is_noticed_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.groups.heartbeat.SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("asyncrl.groups.heartbeat.ANSWER_SECONDS", 0.2)
+    store, events, told = SilentStore(), [], threading.Event()
+    waiting = heartbeat(store, 1, events, told)
+    waiting.start()
+    assert store.asked.wait(60)
+    waiting.beat()
+    assert told.wait(60) and events == [(1, "silence", -1)]
+    waiting.close()
+    store.released.set()
+    waiting._thread.join(60)
+    assert not waiting._thread.is_alive() and not waiting._watcher.is_alive()
+
+
+def test_a_beat_is_one_that_begins_after_it_was_asked_for() -> None:
+    store, steps = dist.HashStore(), iter(range(100_000))
+    beating = Heartbeat(
+        store,
+        place(0, 2),
+        status=lambda: {"env_steps": next(steps)},
+        on_stop=lambda _: None,
+        on_failure=lambda _: None,
+        on_silence=lambda _: None,
+    )
+    beating.start()
+    for _ in range(20):
+        before = next(steps)
+        beating.beat()
+        assert json.loads(store.get("status/0"))["env_steps"] > before
+    beating.close()
+
+
+def test_a_connection_to_the_store_ends_when_the_network_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packets are then not acknowledged; otherwise a call of the store waits for a quarter of an hour."""
+    connections: list[socket.socket] = []
+
+    def connect(host: str, port: int, **_: Any) -> Any:
+        connections.append(socket.create_connection((host, port)))
+        return dist.HashStore()
+
+    monkeypatch.setattr(dist, "TCPStore", connect)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        open_store(dataclasses.replace(PLACE, rank=1, port=server.getsockname()[1]), every_life=False)
+        (connection,) = connections
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        connection.close()
