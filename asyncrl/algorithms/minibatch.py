@@ -83,8 +83,8 @@ class Minibatch:
         torch.index_select(rollout.action, 0, rows, out=self.action)
         if rollout.names:
             torch.index_select(rollout.columns, 1, rows, out=self.columns)
-        self.out, self.value = self._pass.forward()
-        forbid(self.out, rollout.mask, rows)
+        out, self.value = self._pass.forward()
+        self.out = forbid(out, rollout.mask, rows)
         if not self.choices:
             self.log_std.copy_(self._nets.log_std)
 
