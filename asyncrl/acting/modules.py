@@ -223,6 +223,9 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
     """Number of values of a network in its flat block: a perceptron of these widths, or the module of `network`.
 
     With a `cell` it is that of the recurrent network with this encoder.
+
+    Raises:
+        ValueError: a module of the user's own has parameters that are not float32, or outputs of another shape.
     """
     if network is None:
         return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
@@ -231,8 +234,26 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         count = known.parameter_count(sizes[0], features)
     else:
         require_torch()
-        count = flat_size([network(sizes[0], features)])
+        module = network(sizes[0], features)
+        _require_fits(module, sizes[0], features)
+        count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
+
+
+def _require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
+    """Raise ValueError unless the module has float32 parameters and maps `[R, inputs]` to `[R, outputs]`."""
+    import torch
+
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"network must make float32 parameters, got {parameter.dtype} in {name}")
+    with torch.no_grad():
+        out = module.eval()(torch.zeros(2, inputs))
+    got = [*out.shape] if isinstance(out, torch.Tensor) else type(out).__name__
+    if got != [2, outputs]:
+        raise ValueError(
+            f"network must map [R, inputs] to [R, outputs], here [2, {inputs}] to [2, {outputs}], got {got}"
+        )
 
 
 def require_torch() -> None:

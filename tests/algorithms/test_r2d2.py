@@ -20,7 +20,7 @@ from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms.r2d2 import R2D2, r2d2_loss, rescale, rescale_inverse
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.networks.module import gradient_views
+from asyncrl.networks.module import ModuleGradient
 from asyncrl.networks.recurrent import state_behind
 from asyncrl.replay import SequenceReplay
 from asyncrl.sequences import SequenceBatch
@@ -153,7 +153,9 @@ def test_update_is_the_slow_unrolled_one(kind: str, options: dict[str, Any]) -> 
     found = core.update(batch).priorities
     assert found is not None
     np.testing.assert_allclose(found, priorities, rtol=1e-4)
-    for ours, theirs in zip(gradient_views(core._online.modules, core._gradient), wanted, strict=True):
+    for ours, theirs in zip(
+        ModuleGradient((core._online.modules, core._gradient)).views, wanted, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     if config.burn_in > 1:
         through, _ = slow_update(config, online, target, batch, stop=False)

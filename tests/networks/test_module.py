@@ -1,13 +1,16 @@
 """A user-defined module in the engine, against `FlatMLP` with the same weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from asyncrl import DQN, PPO, R2D2, SAC
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.policies import QLayout
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.module import ModuleNetwork
 
@@ -92,3 +95,47 @@ def test_acting_and_learning_agree() -> None:
     assert not acting(obs).any()
     with pytest.raises(ValueError, match="weights must have shape"):
         acting.load(np.zeros(2, np.float32))
+
+
+class Pretrained(nn.Module):
+    """A frozen layer with statistics in float64, then a trained one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.frozen, self.trained = nn.Linear(inputs, 6).requires_grad_(False), nn.Linear(6, outputs)
+        self.register_buffer("mean", torch.full((inputs,), 0.5, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(self.frozen(x - self.mean.float()).relu())
+
+
+@pytest.mark.parametrize("copies", [None, 2])
+def test_frozen_layers_and_buffers_get_no_gradient(copies: int | None) -> None:
+    arch = Architecture((4, 2), copies, network=Pretrained)
+    net = arch.on(arch.initial(torch.Generator()))
+    gradient = torch.zeros_like(net.flat)
+    assert net.flat.dtype == torch.float32
+    run = net.make_pass(torch.randn(5, 4), gradient, weight_rows=5)
+    with torch.no_grad():
+        run.backward(torch.ones_like(run.forward()))
+    found = ModuleNetwork(net.modules, gradient, copies is not None).named()  # type: ignore[attr-defined]
+    for name, values in found.items():
+        assert bool(values.any()) == ("trained" in name), name
+
+
+@pytest.mark.parametrize("record", [DQN, R2D2, PPO, SAC])
+def test_a_layer_of_wrong_width_or_dtype_is_refused_before_the_run(record: Any) -> None:
+    action = BoxAction((-1.0,), (1.0,), (1,)) if record is SAC else DiscreteAction(3)
+    spec = EnvSpec("t", (4,), "float32", action)
+    wrong = {
+        r"network must map .* here \[2, 4\] to \[2, (\d+)\], got \[2, 7\]": lambda inputs, _: nn.Linear(
+            inputs, 7
+        ),
+        "got tuple": lambda inputs, outputs: nn.GRU(inputs, outputs),
+        r"must make float32 parameters, got torch.float64 in weight": lambda inputs, outputs: nn.Linear(
+            inputs, outputs
+        ).double(),
+    }
+    for text, network in wrong.items():
+        with pytest.raises(ValueError, match=text):
+            record(network=network).make_policy(spec)
