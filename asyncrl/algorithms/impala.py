@@ -139,6 +139,8 @@ class IMPALA(OnPolicy):
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
+        if self.past_segments and not self.past_per_batch:
+            raise ValueError("past_per_batch must be at least 1 where past_segments is set, got 0")
 
     @property
     def kept_segments(self) -> tuple[int, int]:
