@@ -93,6 +93,10 @@ class Minibatch:
         """`out`, `value` and `log_std`."""
         return self.out, self.value, self.log_std
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of `values` `[R]` over the trained rows, a scalar; 0 if all rows are RESET rows."""
+        return values[self.part.trained].sum() / max(self.part.samples, 1)
+
     @property
     def has_kernel(self) -> bool:
         """Whether `kernel_gradients` can be used."""
