@@ -144,6 +144,9 @@ class OffPolicy(Observing):
         for name in ("gamma", "tau", "alpha", "beta_start", "beta_end"):
             require_fraction(name, getattr(self, name))
         require_widths("hidden_sizes", self.hidden_sizes)
+        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop == "sequences"):
+            what = "sequences" if self.update_loop == "sequences" else "normalised observations"
+            raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
         if self.learning_starts > self.replay_capacity:
             rule = f"at most replay_capacity ({self.replay_capacity})"
             raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
