@@ -125,8 +125,9 @@ class ModuleActingNetwork(ActingNetwork):
 
         module = self._made()
         with torch.no_grad():
-            out: NDArray[np.float32] = module(_tensor(self._x).to(self.device)).cpu().numpy()
-        return out
+            out = module(_tensor(self._x).to(self.device)).contiguous()
+        values: NDArray[np.float32] = out.cpu().numpy()
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_module": None, "_flat": None, "device": "cpu"}

@@ -109,7 +109,8 @@ class ModulePass:
 
     def _through(self, rows: Tensor) -> Tensor:
         """Outputs of all modules for `rows`."""
-        outs = [module(rows).float() for module in self._modules]  # under autocast they may be bfloat16
+        # Under autocast they may be bfloat16, and a module may return a part of a wider tensor.
+        outs = [module(rows).float().contiguous() for module in self._modules]
         return torch.stack(outs) if self._ensemble else outs[0]
 
     def backward(self, grad_output: Tensor) -> Tensor:

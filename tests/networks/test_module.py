@@ -139,3 +139,26 @@ def test_a_layer_of_wrong_width_or_dtype_is_refused_before_the_run(record: Any) 
     for text, network in wrong.items():
         with pytest.raises(ValueError, match=text):
             record(network=network).make_policy(spec)
+
+
+class Sliced(nn.Module):
+    """The first columns of a wider layer's outputs: rows that are not contiguous."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.outputs = nn.Linear(inputs, outputs + 2), outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[:, : self.outputs]
+
+
+@pytest.mark.parametrize("copies", [None, 2])
+def test_outputs_are_contiguous_for_the_kernels_that_read_them(copies: int | None) -> None:
+    arch = Architecture((4, 2), copies, network=Sliced)
+    net = arch.on(arch.initial(torch.Generator()))
+    for seen in (0, 5):
+        run = net.make_pass(torch.randn(5, 4), torch.zeros_like(net.flat) if seen else None, weight_rows=seen)
+        assert run.forward().is_contiguous()
+    spec = EnvSpec("t", (4,), "float32", DiscreteAction(2))
+    acting = ModuleActingNetwork(spec, QLayout(4, (), 2, network=Sliced), Sliced)
+    assert acting(np.zeros((5, 4), np.float32)).flags.c_contiguous
