@@ -98,7 +98,8 @@ class SequencePass:
         with torch.set_grad_enabled(self._gradient is not None), self._precision:
             if batch.burn_in.shape[1]:
                 state = state_behind(module, batch.burn_in, state, batch.burn_in_begins)
-            self._graph = module.head(unroll(module, batch.x, state, batch.pieces))
+            # Under autocast they are bfloat16, in which the inverse of the value rescaling has two digits.
+            self._graph = module.head(unroll(module, batch.x, state, batch.pieces)).float()
         self.output = self._graph.detach()
         return self.output
 

@@ -163,6 +163,15 @@ def test_update_is_the_slow_unrolled_one(kind: str, options: dict[str, Any]) -> 
         assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in inner), "burn-in stops the gradient"
 
 
+def test_the_loss_is_computed_in_float32_whatever_the_precision_of_products() -> None:
+    config = R2D2(**SMALL, matmul_precision="bfloat16")
+    core = config.make_updater(SPEC, "cpu", 0)
+    core.update(filled_batch(config, SPEC, 0, size=5))
+    assert core._buffers is not None
+    out, next_out, chooser, _ = core._buffers.loss_arguments()
+    assert {out.dtype, next_out.dtype, chooser.dtype, core._buffers.grad.dtype} == {torch.float32}
+
+
 def test_adam_steps_and_the_target_follows() -> None:
     config = R2D2(**SMALL, tau=0.25)
     core = config.make_updater(SPEC, "cpu", 0)
