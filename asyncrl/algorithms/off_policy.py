@@ -144,12 +144,24 @@ class OffPolicy(Observing):
         for name in ("gamma", "tau", "alpha", "beta_start", "beta_end"):
             require_fraction(name, getattr(self, name))
         require_widths("hidden_sizes", self.hidden_sizes)
-        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop == "sequences"):
-            what = "sequences" if self.update_loop == "sequences" else "normalised observations"
-            raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
+        self._require_device_options()
         if self.learning_starts > self.replay_capacity:
             rule = f"at most replay_capacity ({self.replay_capacity})"
             raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
+
+    def _require_device_options(self) -> None:
+        """Raise ValueError if the options of devices and precision contradict others."""
+        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop == "sequences"):
+            what = "sequences" if self.update_loop == "sequences" else "normalised observations"
+            raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
+        served = self.inference == "server" and self.discipline == "lockstep"
+        if (
+            served and self.matmul_precision != "highest"
+        ):  # see `MatmulPrecision`: it is a setting of the process
+            raise ValueError(
+                "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
+                f"have either precision by chance, got {self.matmul_precision}"
+            )
 
     @property
     def sample_rows(self) -> int:

@@ -56,3 +56,13 @@ def test_sequences_are_gathered_on_the_cpu() -> None:
     with pytest.raises(ValueError, match="replay_device must be cpu or auto for sequences, got cuda"):
         record(replay_device="cuda")
     assert record(replay_device="auto").replay_device == "auto"
+
+
+@pytest.mark.parametrize("precision", ["medium", "bfloat16"])
+def test_a_server_in_lockstep_needs_products_of_one_precision(precision: str) -> None:
+    record: Any = ALGORITHMS["dqn"]
+    served = {"inference": "server", "matmul_precision": precision}
+    with pytest.raises(ValueError, match=f"matmul_precision must be highest .*, got {precision}"):
+        record(**served, discipline="lockstep")
+    assert record(**served).matmul_precision == precision
+    assert record(matmul_precision=precision, discipline="lockstep").inference == "actor"
