@@ -13,6 +13,7 @@ as long for such batches, and seconds in every actor (`benchmarks/acting_modes.p
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+MAKING = threading.RLock()
+"""Held while a module is made: initial values come from torch's own generator, which all threads of a process share."""
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
@@ -110,9 +114,9 @@ class ModuleActingNetwork(ActingNetwork):
 
         if self._module is None:
             torch.set_num_threads(1)
-            self._module = (
-                self._network(self._inputs, self._outputs).to(self.device).eval().requires_grad_(False)
-            )
+            with MAKING:
+                made = self._network(self._inputs, self._outputs)
+            self._module = made.to(self.device).eval().requires_grad_(False)
             # A view of the weights on the CPU, a copy on another device.
             self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
             bind([self._module], self._flat)
@@ -171,7 +175,8 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
 
         if self._module is None:
             torch.set_num_threads(1)
-            self._module = self._made(self._inputs, self._outputs).eval().requires_grad_(False)
+            with MAKING:
+                self._module = self._made(self._inputs, self._outputs).eval().requires_grad_(False)
             bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
         with torch.no_grad():
             values, state = self._module(torch.from_numpy(self._x), torch.from_numpy(before))
@@ -235,7 +240,8 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         count = known.parameter_count(sizes[0], features)
     else:
         require_torch()
-        module = network(sizes[0], features)
+        with MAKING:
+            module = network(sizes[0], features)
         _require_fits(module, sizes[0], features)
         count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.modules import NetworkFactory, flat_size, tensors_of
+from asyncrl.acting.modules import MAKING, NetworkFactory, flat_size, tensors_of
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation
@@ -90,7 +90,7 @@ class Architecture:
         self._sizes, self._copies, self._activation, self._seed = sizes, copies, activation, seed
         self.modules = []
         if network is not None:
-            with torch.random.fork_rng(devices=[]):
+            with MAKING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
         self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
@@ -130,7 +130,7 @@ class Architecture:
 
     def _initialise_orthogonally(self, head_gain: float) -> None:
         """Initialise the modules that have a method of this name; the values are the same on every device."""
-        with torch.random.fork_rng(devices=[]):
+        with MAKING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             for module in self.modules:
                 if initialise := getattr(module, "initialise_orthogonally", None):

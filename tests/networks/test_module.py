@@ -1,11 +1,14 @@
 """A user-defined module in the engine, against `FlatMLP` with the same weights."""
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asyncrl import DQN, PPO, R2D2, SAC
 from asyncrl.acting.modules import ModuleActingNetwork
@@ -76,6 +79,26 @@ def test_the_same_seed_makes_the_same_module_whatever_torch_drew_before() -> Non
     second = Architecture((3, 5), network=perceptron, seed=1).initial(torch.Generator())
     assert torch.equal(first, second) and torch.equal(state, torch.get_rng_state())
     assert not torch.equal(first, Architecture((3, 5), network=perceptron, seed=2).initial(torch.Generator()))
+
+
+def test_learners_that_begin_at_the_same_time_draw_their_own_values() -> None:
+    meeting = threading.Barrier(2, timeout=0.2)
+
+    def network(inputs: int, outputs: int) -> nn.Module:
+        layers = []
+        for _ in range(3):
+            layers.append(nn.Linear(inputs, inputs))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait()  # in vain, unless another thread makes its module now
+        return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+    def initial(seed: int) -> Tensor:
+        return Architecture((3, 5), network=network, seed=seed).initial(torch.Generator())
+
+    wanted = [initial(seed) for seed in range(2)]
+    meeting.reset()
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(initial, range(2)), wanted))
 
 
 def test_acting_and_learning_agree() -> None:
