@@ -242,8 +242,8 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         require_torch()
         with MAKING:
             module = network(sizes[0], features)
+        count = flat_size([module])  # first, for the forward pass would give lazy modules their shapes
         _require_fits(module, sizes[0], features)
-        count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
 
 

@@ -155,6 +155,7 @@ def test_a_layer_of_wrong_width_or_dtype_is_refused_before_the_run(record: Any) 
             inputs, 7
         ),
         "got tuple": lambda inputs, outputs: nn.GRU(inputs, outputs),
+        "uninitialized parameter": lambda _, outputs: nn.LazyLinear(outputs),
         r"must make float32 parameters, got torch.float64 in weight": lambda inputs, outputs: nn.Linear(
             inputs, outputs
         ).double(),
