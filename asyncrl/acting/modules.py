@@ -12,6 +12,7 @@ as long for such batches, and seconds in every actor (`benchmarks/acting_modes.p
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import threading
 from collections.abc import Sequence
@@ -243,11 +244,11 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         with MAKING:
             module = network(sizes[0], features)
         count = flat_size([module])  # first, for the forward pass would give lazy modules their shapes
-        _require_fits(module, sizes[0], features)
+        require_fits(module, sizes[0], features)
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
 
 
-def _require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
+def require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
     """Raise ValueError unless the module has float32 parameters and maps `[R, inputs]` to `[R, outputs]`."""
     import torch
 
@@ -255,7 +256,7 @@ def _require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
         if parameter.dtype != torch.float32:
             raise ValueError(f"network must make float32 parameters, got {parameter.dtype} in {name}")
     with torch.no_grad():
-        out = module.eval()(torch.zeros(2, inputs))
+        out = copy.deepcopy(module).eval()(torch.zeros(2, inputs))
     got = [*out.shape] if isinstance(out, torch.Tensor) else type(out).__name__
     if got != [2, outputs]:
         raise ValueError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl import DQN, PPO, R2D2, SAC
+from asyncrl import DQN, PPO, R2D2, SAC, TD3
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.policies import QLayout
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
@@ -186,3 +186,15 @@ def test_outputs_are_contiguous_for_the_kernels_that_read_them(copies: int | Non
     spec = EnvSpec("t", (4,), "float32", DiscreteAction(2))
     acting = ModuleActingNetwork(spec, QLayout(4, (), 2, network=Sliced), Sliced)
     assert acting(np.zeros((5, 4), np.float32)).flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("record", "width", "wanted"), [(PPO, 3, "2, 4. to .2, 1"), (TD3, 1, "2, 5. to .2, 1")]
+)
+def test_the_networks_of_values_are_checked_too(record: Any, width: int, wanted: str) -> None:
+    action = BoxAction((-1.0,), (1.0,), (1,)) if record is TD3 else DiscreteAction(3)
+    spec = EnvSpec("t", (4,), "float32", action)
+    algorithm = record(network=lambda inputs, outputs: nn.Linear(inputs, width if inputs == 4 else 2))
+    algorithm.make_policy(spec)
+    with pytest.raises(ValueError, match=f"network must map .* here .{wanted}., got"):
+        algorithm.make_updater(spec, "cpu", 0)
