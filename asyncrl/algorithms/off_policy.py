@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -138,6 +139,8 @@ class OffPolicy(Observing):
             require_positive(name, getattr(self, name))
         for name in ("samples_per_insert", "samples_per_insert_error"):
             require_positive(name, getattr(self, name))
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite or none, got inf")
         for name in ("learning_rate_final", "staleness_rate", "max_staleness"):
             require_at_least(name, getattr(self, name), 0)
         require_at_most("n_step", self.n_step, LONGEST_N_STEP)
