@@ -12,7 +12,9 @@ as long for such batches, and seconds in every actor (`benchmarks/acting_modes.p
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,9 @@ from asyncrl.interfaces import EnvSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+MAKING = threading.RLock()
+"""Held while a module is made: initial values come from torch's own generator, which all threads of a process share."""
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
@@ -110,9 +115,9 @@ class ModuleActingNetwork(ActingNetwork):
 
         if self._module is None:
             torch.set_num_threads(1)
-            self._module = (
-                self._network(self._inputs, self._outputs).to(self.device).eval().requires_grad_(False)
-            )
+            with MAKING:
+                made = self._network(self._inputs, self._outputs)
+            self._module = made.to(self.device).eval().requires_grad_(False)
             # A view of the weights on the CPU, a copy on another device.
             self._flat = _tensor(self.weights)[: flat_size([self._module])].to(self.device)
             bind([self._module], self._flat)
@@ -125,8 +130,9 @@ class ModuleActingNetwork(ActingNetwork):
 
         module = self._made()
         with torch.no_grad():
-            out: NDArray[np.float32] = module(_tensor(self._x).to(self.device)).cpu().numpy()
-        return out
+            out = module(_tensor(self._x).to(self.device)).contiguous()
+        values: NDArray[np.float32] = out.cpu().numpy()
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_module": None, "_flat": None, "device": "cpu"}
@@ -170,7 +176,8 @@ class RecurrentModuleActingNetwork(RecurrentActingNetwork):
 
         if self._module is None:
             torch.set_num_threads(1)
-            self._module = self._made(self._inputs, self._outputs).eval().requires_grad_(False)
+            with MAKING:
+                self._module = self._made(self._inputs, self._outputs).eval().requires_grad_(False)
             bind([self._module], torch.from_numpy(self.weights)[: flat_size([self._module])])
         with torch.no_grad():
             values, state = self._module(torch.from_numpy(self._x), torch.from_numpy(before))
@@ -223,6 +230,9 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
     """Number of values of a network in its flat block: a perceptron of these widths, or the module of `network`.
 
     With a `cell` it is that of the recurrent network with this encoder.
+
+    Raises:
+        ValueError: a module of the user's own has parameters that are not float32, or outputs of another shape.
     """
     if network is None:
         return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
@@ -231,8 +241,27 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         count = known.parameter_count(sizes[0], features)
     else:
         require_torch()
-        count = flat_size([network(sizes[0], features)])
+        with MAKING:
+            module = network(sizes[0], features)
+        count = flat_size([module])  # first, for the forward pass would give lazy modules their shapes
+        require_fits(module, sizes[0], features)
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
+
+
+def require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
+    """Raise ValueError unless the module has float32 parameters and maps `[R, inputs]` to `[R, outputs]`."""
+    import torch
+
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"network must make float32 parameters, got {parameter.dtype} in {name}")
+    with torch.no_grad():
+        out = copy.deepcopy(module).eval()(torch.zeros(2, inputs))
+    got = [*out.shape] if isinstance(out, torch.Tensor) else type(out).__name__
+    if got != [2, outputs]:
+        raise ValueError(
+            f"network must map [R, inputs] to [R, outputs], here [2, {inputs}] to [2, {outputs}], got {got}"
+        )
 
 
 def require_torch() -> None:

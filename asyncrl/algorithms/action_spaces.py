@@ -46,7 +46,7 @@ def check_action_space(record: Restricted, spec: EnvSpec, option: str | None = N
     if not isinstance(action, record.action_kinds):
         kinds = " or ".join(_KINDS[kind] for kind in record.action_kinds)
         what = f"{name} needs a {kinds} action space, and {spec.name} has {action}"
-        fix = f"choose one of these, or an environment with a {kinds} action space"
+        fix = f"choose one of these, or an environment or a wrapper with a {kinds} action space"
     elif (record.needs_bounds or option) and (index := unbounded(action)) is not None:
         assert isinstance(action, BoxAction)
         bounds = f"[{action.low[index]}, {action.high[index]}]"

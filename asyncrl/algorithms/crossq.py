@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.sac import actor_loss, critic_loss
 from asyncrl.interfaces import EnvSpec
-from asyncrl.options import FunctionOfProgress, require_fraction
+from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.crossq_update import CrossQUpdate
@@ -37,6 +37,9 @@ class CrossQ(MaximumEntropy):
     learning_rate: float | FunctionOfProgress = 1e-3
     policy_delay: int = 3
 
+    batch_size: int = 256
+    """Transitions per update, at least 2: batch normalisation needs more than one."""
+
     critic_hidden_sizes: tuple[int, ...] | None = (512, 512)
     """Widths of each critic's hidden layers, at least one layer; none takes the actor's. The paper has 2048."""
 
@@ -45,6 +48,7 @@ class CrossQ(MaximumEntropy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_least("batch_size", self.batch_size, 2)
         require_fraction("norm_momentum", self.norm_momentum)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:

@@ -139,6 +139,8 @@ class IMPALA(OnPolicy):
         if self.past_per_batch > self.past_segments:
             rule = f"at most past_segments ({self.past_segments})"
             raise ValueError(f"past_per_batch must be {rule}, got {self.past_per_batch}")
+        if self.past_segments and not self.past_per_batch:
+            raise ValueError("past_per_batch must be at least 1 where past_segments is set, got 0")
 
     @property
     def kept_segments(self) -> tuple[int, int]:
@@ -235,15 +237,14 @@ class IMPALA(OnPolicy):
         from asyncrl.algorithms.returns import explained_variance
 
         found = self._loss(batch.distribution(batch.out, batch.log_std), batch.value, batch.columns)
-        trained = batch.part.trained
-        values, columns = batch.value.cpu()[trained].numpy(), batch.columns.cpu()[:, trained]
-        log_ratio = columns[6]
+        trained, log_ratio = batch.part.trained, batch.columns[6]
+        values, target = (column.cpu()[trained].numpy() for column in (batch.value, batch.columns[3]))
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
             "train/value_loss": float(found.value_loss),
-            "train/entropy": float(found.entropy.cpu()[trained].mean()),
-            "train/approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
-            "train/rho_truncated": float((log_ratio > math.log(self.rho_bar)).float().mean()),
-            "train/explained_variance": explained_variance(values, columns[3].numpy()),
+            "train/entropy": float(batch.mean(found.entropy)),
+            "train/approx_kl": float(batch.mean(log_ratio.expm1() - log_ratio)),
+            "train/rho_truncated": float(batch.mean((log_ratio > math.log(self.rho_bar)).float())),
+            "train/explained_variance": explained_variance(values, target),
         }

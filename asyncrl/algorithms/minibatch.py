@@ -83,8 +83,8 @@ class Minibatch:
         torch.index_select(rollout.action, 0, rows, out=self.action)
         if rollout.names:
             torch.index_select(rollout.columns, 1, rows, out=self.columns)
-        self.out, self.value = self._pass.forward()
-        forbid(self.out, rollout.mask, rows)
+        out, self.value = self._pass.forward()
+        self.out = forbid(out, rollout.mask, rows)
         if not self.choices:
             self.log_std.copy_(self._nets.log_std)
 
@@ -92,6 +92,10 @@ class Minibatch:
     def outputs(self) -> Outputs:
         """`out`, `value` and `log_std`."""
         return self.out, self.value, self.log_std
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of `values` `[R]` over the trained rows, a scalar; 0 if all rows are RESET rows."""
+        return values[self.part.trained].sum() / max(self.part.samples, 1)
 
     @property
     def has_kernel(self) -> bool:

@@ -180,8 +180,7 @@ class ObservationStatistics:
         """Restore a copy of what `state_dict` returned."""
         self._moments.load_state_dict(state["moments"])
         self._batches = int(state["batches"])
-        if self._batches:
-            self._set()
+        self._set()
 
 
 class RewardScale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -138,15 +139,32 @@ class OffPolicy(Observing):
             require_positive(name, getattr(self, name))
         for name in ("samples_per_insert", "samples_per_insert_error"):
             require_positive(name, getattr(self, name))
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite or none, got inf")
         for name in ("learning_rate_final", "staleness_rate", "max_staleness"):
             require_at_least(name, getattr(self, name), 0)
         require_at_most("n_step", self.n_step, LONGEST_N_STEP)
         for name in ("gamma", "tau", "alpha", "beta_start", "beta_end"):
             require_fraction(name, getattr(self, name))
         require_widths("hidden_sizes", self.hidden_sizes)
+        self._require_device_options()
         if self.learning_starts > self.replay_capacity:
             rule = f"at most replay_capacity ({self.replay_capacity})"
             raise ValueError(f"learning_starts must be {rule}, got {self.learning_starts}")
+
+    def _require_device_options(self) -> None:
+        """Raise ValueError if the options of devices and precision contradict others."""
+        if self.replay_device == "cuda" and (self.normalize_observations or self.update_loop == "sequences"):
+            what = "sequences" if self.update_loop == "sequences" else "normalised observations"
+            raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
+        served = self.inference == "server" and self.discipline == "lockstep"
+        if (
+            served and self.matmul_precision != "highest"
+        ):  # see `MatmulPrecision`: it is a setting of the process
+            raise ValueError(
+                "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
+                f"have either precision by chance, got {self.matmul_precision}"
+            )
 
     @property
     def sample_rows(self) -> int:

@@ -116,7 +116,7 @@ class OnPolicy(Recurrent):
     """Rate of the power and exponential corrections, at least 0."""
 
     reuse_epochs: int = 0
-    """Maximum additional epochs over a batch while no new one has arrived, at least 0."""
+    """Maximum additional epochs over a batch in relaxed runs while no new one has arrived, at least 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -267,14 +267,13 @@ class PPO(OnPolicy):
 
         clip, value_clip = self._clip_ranges(rollout.progress)
         found, trained = self._loss(batch, clip, value_clip, *batch.outputs), rollout.trained
-        log_ratio = found.log_ratio[batch.part.trained]
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
             "train/value_loss": float(found.value_loss),
-            "train/entropy": float(found.entropy[batch.part.trained].mean()),
-            "train/approx_kl": float(_k3(log_ratio)),
-            "train/clip_fraction": float(((log_ratio.exp() - 1.0).abs() > clip).float().mean()),
+            "train/entropy": float(batch.mean(found.entropy)),
+            "train/approx_kl": float(_k3(found.log_ratio[batch.part.trained])),
+            "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clip).float())),
             "train/explained_variance": explained_variance(
                 rollout.column("old_value")[trained], rollout.column("target")[trained]
             ),

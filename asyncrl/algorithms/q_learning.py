@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.schedules import EpsilonSchedule, require_rate
-from asyncrl.algorithms.action_spaces import supported_algorithms
+from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.off_policy import OffPolicy
-from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
 
@@ -146,13 +145,7 @@ class QLearning(OffPolicy):
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse action spaces that are not discrete. Raises `SpacesDoNotFit` (ASYNC005)."""
-        if isinstance(spec.action, DiscreteAction):
-            return
-        raise SpacesDoNotFit(
-            f"{self.name} needs a discrete action space, and {spec.name} has {spec.action}",
-            facts={"action space": spec.action, "algorithms that fit": supported_algorithms(spec)},
-            fix="choose one of these, an environment with a Discrete action space, or a wrapper that gives it one",
-        )
+        check_action_space(self, spec)
 
     def make_policy(self, spec: EnvSpec) -> QPolicy:
         """Make an epsilon-greedy policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""

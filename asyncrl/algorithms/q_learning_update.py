@@ -170,7 +170,7 @@ class QLearningUpdate:
         buffers.target.forward()
         if self._kernel is not None:
             out, next_out = buffers.online.output, buffers.target.output
-            self._kernel(out.contiguous().numpy(), next_out.contiguous().numpy(), *buffers.arrays)
+            self._kernel(out.numpy(), next_out.numpy(), *buffers.arrays)
         else:
             out, *rest = buffers.loss_arguments()
             result, (buffers.grad,) = output_gradients(self._loss_of, (out,), *rest)

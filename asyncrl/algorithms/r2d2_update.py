@@ -17,7 +17,7 @@ from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.algorithms.sequence_staging import StagedSequences
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Network
-from asyncrl.networks.module import ModuleNetwork, gradient_views
+from asyncrl.networks.module import ModuleGradient, ModuleNetwork
 from asyncrl.networks.recurrent import state_behind, unroll
 from asyncrl.sequences import SequenceShape
 
@@ -89,29 +89,28 @@ class SequencePass:
         precision: AbstractContextManager[None],
     ) -> None:
         self._module, self._batch, self._precision = module, batch, precision
-        self._parameters = list(module.parameters())
-        self._gradients = [] if gradient is None else gradient_views([module], gradient)
+        self._gradient = None if gradient is None else ModuleGradient(([module], gradient))
         self._graph = torch.empty(0)
 
     def forward(self) -> Tensor:
         """Run the network; return `output`, without a graph."""
         batch, module, state = self._batch, self._module, self._batch.state
-        with torch.set_grad_enabled(bool(self._gradients)), self._precision:
+        with torch.set_grad_enabled(self._gradient is not None), self._precision:
             if batch.burn_in.shape[1]:
                 state = state_behind(module, batch.burn_in, state, batch.burn_in_begins)
-            self._graph = module.head(unroll(module, batch.x, state, batch.pieces))
+            # Under autocast they are bfloat16, in which the inverse of the value rescaling has two digits.
+            self._graph = module.head(unroll(module, batch.x, state, batch.pieces)).float()
         self.output = self._graph.detach()
         return self.output
 
     def backward(self, grad_output: Tensor) -> None:
         """Fill the gradient from the gradient of the loss `[B T, outputs]` at the outputs of the trained rows."""
+        assert self._gradient is not None
         grad, size = torch.zeros_like(self._graph), self._batch.size
         own = grad_output.unflatten(0, (size, -1))
         grad.unflatten(0, (size, -1))[:, : own.shape[1]] = own
         with torch.enable_grad(), self._precision:
-            grads = torch.autograd.grad(self._graph, self._parameters, grad, allow_unused=True)
-        for into, found in zip(self._gradients, grads, strict=True):
-            into.zero_() if found is None else into.copy_(found)
+            self._gradient.fill(self._graph, grad)
 
 
 class SequenceBuffers:

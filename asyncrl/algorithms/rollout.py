@@ -53,7 +53,7 @@ class Rollout:
         x: `[N + S, inputs]` on the device, normalised observations; bytes stay bytes, see `fill_inputs`.
         action: `[N + S, ...]` on the device, arguments of the distribution: int64 choices, float32 actions, or latents
             of squashed actions. Zeros from row N on.
-        mask: `[N + S, outputs]` bool on the host, allowed choices; None without action masks.
+        mask: `[N + S, outputs]` bool on the device, allowed choices; None without action masks.
         columns: `[C, N + S]` float32 on the device; zeros from N on.
         reward, flags: `[S, T]`; rewards are scaled if the algorithm scales them.
         behaviour: `[S, T]` float32, log-probability of the action (or latent) under the behaviour policy.
@@ -74,7 +74,7 @@ class Rollout:
         self._action = torch.zeros(shape, dtype=kind)
         self.mask: Tensor | None = None
         if nets.mask is not None:
-            self.mask = torch.ones(rows, layout.outputs, dtype=torch.bool)
+            self.mask = torch.ones(rows, layout.outputs, dtype=torch.bool, device=nets.device)
         self._columns = torch.zeros(len(self.names), rows, pin_memory=pinned)
         self.x, self.action, self.columns = (
             t.to(nets.device) for t in (self._x, self._action, self._columns)
@@ -139,8 +139,8 @@ class Rollout:
             size = action.shape[0]
             if log_prob:
                 out, value = work.forward()
-                forbid(out[:size], self.mask, own)
-                self._log_prob[own] = self._nets.log_prob(out[:size], action, self._nets.log_std).cpu()
+                allowed = forbid(out[:size], self.mask, own)
+                self._log_prob[own] = self._nets.log_prob(allowed, action, self._nets.log_std).cpu()
             else:
                 value = work.values()
             self._value[own] = value[:size].cpu()
@@ -227,7 +227,6 @@ def inputs_of(rows: Tensor) -> Tensor:
     return rows * (1 / 255) if rows.dtype == torch.uint8 else rows
 
 
-def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> None:
-    """Set the logits of choices forbidden by `mask` so low that their probability and gradient are exactly 0."""
-    if mask is not None:
-        out.masked_fill_(~mask[rows].to(out.device), float(FORBIDDEN))
+def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> Tensor:
+    """Logits `out` with those that `mask` forbids so low that their probability and gradient are exactly 0."""
+    return out if mask is None else out.masked_fill(~mask[rows], float(FORBIDDEN))

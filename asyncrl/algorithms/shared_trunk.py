@@ -18,7 +18,7 @@ from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.networks.architecture import Architecture
-from asyncrl.networks.module import ModuleNetwork, gradient_views
+from asyncrl.networks.module import ModuleGradient, ModuleNetwork
 from asyncrl.networks.recurrent import Pieces, unroll
 
 
@@ -94,14 +94,10 @@ class SharedPass:
 
     def __init__(self, trunk: Any, head: nn.Module, x: Tensor, gradient: tuple[Tensor, ...] | None) -> None:
         self.x, self._trunk, self._head, self._tracked = x, trunk, head, gradient is not None
-        self._parameters: list[nn.Parameter] = []
-        self._gradients: list[Tensor] = []
         self._graph: tuple[Tensor, Tensor] = (x, x)
         if gradient is not None:
             into_policy, self._log_std_gradient, into_value = gradient
-            for module, flat in ((trunk, into_policy), (head, into_value)):
-                self._parameters += module.parameters()
-                self._gradients += gradient_views([module], flat)
+            self._gradient = ModuleGradient(([trunk], into_policy), ([head], into_value))
 
     def _features(self) -> tuple[Tensor, nn.Module]:
         """Features `[R, F]` of the trunk, and the policy's head."""
@@ -123,11 +119,7 @@ class SharedPass:
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         with torch.inference_mode(False), torch.enable_grad():
-            grads = torch.autograd.grad(
-                self._graph, self._parameters, (grad_out, grad_value), allow_unused=True
-            )
-        for own, grad in zip(self._gradients, grads, strict=True):
-            own.zero_() if grad is None else own.copy_(grad)
+            self._gradient.fill(self._graph, (grad_out, grad_value))
         if grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)
 

@@ -80,6 +80,8 @@ class StagedBatch:
         self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" and not as_bytes else None
         self._unpack, self._mask = unpacker(spec), mask_reader(spec)
         self.next_mask: Tensor | None = None
+        if self._mask is not None and isinstance(spec.action, DiscreteAction):
+            self.next_mask = torch.ones(size, spec.action.n, dtype=torch.bool, device=device)
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
         self._returned_host = self._returned.view(size).numpy()
@@ -114,8 +116,8 @@ class StagedBatch:
 
     def _stage_observations(self, obs: NDArray[Any], next_obs: NDArray[Any]) -> None:
         shape = self._obs.shape
-        if self._mask is not None:
-            self.next_mask = torch.from_numpy(self._mask(next_obs)).to(self.rows.device)
+        if self._mask is not None and self.next_mask is not None:
+            self.next_mask.copy_(torch.from_numpy(self._mask(next_obs)))
         if self._unpack is not None:
             self._unpack(obs, self._obs)
             self._unpack(next_obs, self._next_obs)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.modules import NetworkFactory, flat_size, tensors_of
+from asyncrl.acting.modules import MAKING, NetworkFactory, flat_size, require_fits, tensors_of
+from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation
@@ -77,6 +78,9 @@ class Architecture:
     Attributes:
         size: length of the flat vector.
         modules: modules made by `network`, one for each copy; empty for a perceptron.
+
+    Raises:
+        ValueError: see `require_fits`; a policy's module was checked before, not that of a value or a critic.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class Architecture:
         self._sizes, self._copies, self._activation, self._seed = sizes, copies, activation, seed
         self.modules = []
         if network is not None:
-            with torch.random.fork_rng(devices=[]):
+            with MAKING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
+                if not isinstance(self.modules[0], RecurrentModule):
+                    require_fits(self.modules[0], sizes[0], sizes[-1])
         self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
 
     def on(self, flat: Tensor) -> Network:
@@ -120,7 +126,7 @@ class Architecture:
         if self.modules:
             if head_gain is not None:
                 self._initialise_orthogonally(head_gain)
-            return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self.modules)])
+            return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors_of(self.modules)])
         net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
         if head_gain is None:
             net.initialise(generator, head_inputs)
@@ -130,7 +136,7 @@ class Architecture:
 
     def _initialise_orthogonally(self, head_gain: float) -> None:
         """Initialise the modules that have a method of this name; the values are the same on every device."""
-        with torch.random.fork_rng(devices=[]):
+        with MAKING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             for module in self.modules:
                 if initialise := getattr(module, "initialise_orthogonally", None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Any, Literal
 
@@ -22,8 +23,9 @@ class MatmulPrecision:
     bfloat16, which halves their memory and traffic. Parameters, gradients, losses and Adam stay float32. Autocast does
     not apply to a perceptron's products, which are those of `medium`. Autocast works on every device.
 
-    The matmul setting belongs to the process, not the thread, so it applies to concurrent products of other threads. A
-    context may be entered repeatedly, but not nested in itself. Entering and leaving take half a microsecond.
+    The matmul setting belongs to the process, not the thread, so it applies to concurrent products of other threads. It
+    is restored at the end of the last of several contexts that overlap, such as those of two runs. A context may be
+    entered repeatedly, but not nested in itself. Entering and leaving take a microsecond.
 
     Args:
         precision: `"highest"`, `"medium"` or `"bfloat16"`.
@@ -33,10 +35,7 @@ class MatmulPrecision:
     def __init__(self, precision: Precision, device: str | torch.device = "cpu") -> None:
         if precision not in ("highest", "medium", "bfloat16"):
             raise ValueError(f"matmul_precision must be one of highest, medium, bfloat16, got {precision!r}")
-        self._setting: Any = None
-        self._value = self._before = ""
-        if precision != "highest":
-            self._setting, self._value = _reduced(torch.device(device))
+        self._setting = None if precision == "highest" else _setting_of(torch.device(device))
         self._autocast: Any = None
         if precision == "bfloat16":  # no cache: a CUDA graph would keep the casts of its capture
             self._autocast = torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False)
@@ -49,8 +48,7 @@ class MatmulPrecision:
     def __enter__(self) -> None:
         """Set the precision."""
         if self._setting is not None:
-            self._before = self._setting.fp32_precision
-            self._setting.fp32_precision = self._value
+            self._setting.reduce()
         if self._autocast is not None:
             self._autocast.__enter__()
 
@@ -61,11 +59,43 @@ class MatmulPrecision:
         if self._autocast is not None:
             self._autocast.__exit__(kind, error, trace)
         if self._setting is not None:
-            self._setting.fp32_precision = self._before
+            self._setting.restore()
 
 
-def _reduced(device: torch.device) -> tuple[Any, str]:
-    """Return the object whose `fp32_precision` applies to this device, and its value; None if there is no gain."""
+class _Setting:
+    """Precision of a backend's products, reduced while any thread is in a context.
+
+    Args:
+        backend: object with the attribute `fp32_precision`.
+        value: reduced precision.
+    """
+
+    def __init__(self, backend: Any, value: str) -> None:
+        self._backend, self._value = backend, value
+        self._lock, self._inside, self._before = threading.Lock(), 0, ""
+
+    def reduce(self) -> None:
+        """Enter a context."""
+        with self._lock:
+            if self._inside == 0:
+                self._before = self._backend.fp32_precision
+                self._backend.fp32_precision = self._value
+            self._inside += 1
+
+    def restore(self) -> None:
+        """Leave a context; the last one sets the precision back."""
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._backend.fp32_precision = self._before
+
+
+_SETTINGS: dict[str, _Setting] = {}
+"""Settings by type of device, shared by all contexts."""
+
+
+def _setting_of(device: torch.device) -> _Setting | None:
+    """Return the setting that applies to this device; None if a reduced precision has no gain there."""
     backend: Any = None
     value = ""
     if device.type == "cuda":
@@ -73,7 +103,9 @@ def _reduced(device: torch.device) -> tuple[Any, str]:
     elif device.type == "cpu" and _has_amx():
         backend, value = getattr(torch.backends.mkldnn, "matmul", None), "bf16"
     # PyTorch before 2.9 has no such attribute, and none that could be restored exactly.
-    return (backend, value) if hasattr(backend, "fp32_precision") else (None, "")
+    if not hasattr(backend, "fp32_precision"):
+        return None
+    return _SETTINGS.setdefault(device.type, _Setting(backend, value))
 
 
 def _has_amx() -> bool:

@@ -89,11 +89,8 @@ class ModulePass:
         self._rows = self._weight_rows + options.get("input_rows", 0)
         self._columns = options.get("input_columns", 0)
         self._precision = options.get("precision") or nullcontext()
-        self._parameters = [p for module in modules for p in module.parameters()]
         self._split = all(getattr(module, "rows_are_independent", False) for module in modules)
-        self._gradients: list[Tensor] = []
-        if gradient is not None:
-            self._gradients = gradient_views(modules, gradient)
+        self._gradient = None if gradient is None else ModuleGradient((modules, gradient))
         self._leaf = self._graph = self.output = x.new_zeros(0)
 
     def forward(self) -> Tensor:
@@ -112,23 +109,17 @@ class ModulePass:
 
     def _through(self, rows: Tensor) -> Tensor:
         """Outputs of all modules for `rows`."""
-        outs = [module(rows).float() for module in self._modules]  # under autocast they may be bfloat16
+        # Under autocast they may be bfloat16, and a module may return a part of a wider tensor.
+        outs = [module(rows).float().contiguous() for module in self._modules]
         return torch.stack(outs) if self._ensemble else outs[0]
 
     def backward(self, grad_output: Tensor) -> Tensor:
         """Fill the gradient of the weights and return that at the input; see `MLPPass.backward`."""
         seen, end = self._weight_rows, self._rows
         with torch.inference_mode(False), torch.enable_grad(), self._precision:
-            if self._gradients:
-                grads = torch.autograd.grad(
-                    self._graph[..., :seen, :],
-                    self._parameters,
-                    grad_output[..., :seen, :],
-                    retain_graph=end > seen,
-                    allow_unused=True,
-                )
-                for own, grad in zip(self._gradients, grads, strict=True):
-                    own.zero_() if grad is None else own.copy_(grad)
+            if self._gradient is not None:
+                trained = self._graph[..., :seen, :], grad_output[..., :seen, :]
+                self._gradient.fill(*trained, retain_graph=end > seen)
             if not self._columns:
                 return self._x.new_zeros(end - seen, 0)
             (grad_input,) = torch.autograd.grad(
@@ -137,8 +128,34 @@ class ModulePass:
         return grad_input[seen:end, self._leaf.shape[1] - self._columns :].contiguous()
 
 
-def gradient_views(modules: Sequence[nn.Module], gradient: Tensor) -> list[Tensor]:
-    """Return views of a flat `gradient`, one for each parameter; the buffers, which follow, have none."""
-    parameters = [p for module in modules for p in module.parameters()]
-    parts = gradient.split([tensor.numel() for tensor in tensors_of(modules)])
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=False)]
+class ModuleGradient:
+    """Gradient of modules in flat vectors, filled by autograd; that of frozen parameters and of buffers stays as it is.
+
+    Args:
+        parts: modules, and the flat vector with their gradient; several if modules are trained together.
+
+    Attributes:
+        views: one view for each parameter that requires a gradient.
+    """
+
+    def __init__(self, *parts: tuple[Sequence[nn.Module], Tensor]) -> None:
+        self._parameters: list[nn.Parameter] = []
+        self.views: list[Tensor] = []
+        for modules, gradient in parts:
+            parameters = [p for module in modules for p in module.parameters()]
+            own = gradient.split([tensor.numel() for tensor in tensors_of(modules)])
+            trained = [(p, part) for p, part in zip(parameters, own, strict=False) if p.requires_grad]
+            self._parameters += [p for p, _ in trained]
+            self.views += [part.view(p.shape) for p, part in trained]
+
+    def fill(
+        self, outputs: Tensor | Sequence[Tensor], grads: Tensor | Sequence[Tensor], retain_graph: bool = False
+    ) -> None:
+        """Set the gradient, given the loss's gradients `grads` at `outputs`; zeros if these do not depend on it."""
+        if not self.views:
+            return
+        found = torch.autograd.grad(
+            outputs, self._parameters, grads, retain_graph=retain_graph, allow_unused=True
+        )
+        for own, grad in zip(self.views, found, strict=True):
+            own.zero_() if grad is None else own.copy_(grad)

@@ -140,6 +140,8 @@ class NoisyModule(ModuleNetwork):
         super().__init__(modules, flat)
         self._layers = noisy_layers(self.modules)
         self.noise_count = sum(factor_counts(self._layers))
+        self._factors = flat.new_zeros(self.noise_count)  # a CUDA graph reads every draw from this memory
+        set_noise(self._layers, self._factors)
 
     @property
     def mean(self) -> ModuleNetwork:
@@ -155,8 +157,7 @@ class NoisyModule(ModuleNetwork):
 
     def draw(self, factors: Tensor) -> None:
         """Set the noise of the passes to `factors` `[noise_count]`: f(e_in), f(e_out) of each noisy layer."""
-        with torch.inference_mode(False):  # autograd saves them for the backward pass
-            set_noise(self._layers, factors.clone())
+        self._factors.copy_(factors)
 
 
 class NoiseSource:

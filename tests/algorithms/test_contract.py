@@ -10,6 +10,7 @@ import pytest
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.matmul_precision import MatmulPrecision
+from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.options import option_help
 from asyncrl.protocols import Algorithm, Policy, ReplayUpdater
 from asyncrl.sequences import SequenceBatch, SequenceShape
@@ -316,3 +317,12 @@ def test_bad_numbers_show_in_the_loss(name: str, kind: str) -> None:
     batch.reward[3] = np.nan
     core.update(batch)
     assert not np.isfinite(core.metrics()["train/loss"])
+
+
+def test_an_update_stays_on_its_device(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device stands for a GPU: it refuses tensors of the CPU and reading a value back."""
+    monkeypatch.setattr(FlatAdam, "step", lambda *_: None)  # its operation does not exist there
+    algorithm: Any = record(name, prioritized=False, max_grad_norm=1.0)
+    core = algorithm.make_updater(SPECS[kind], "meta", 0)
+    for seed in range(3):
+        core.update(filled_batch(algorithm, SPECS[kind], seed))

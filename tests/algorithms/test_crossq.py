@@ -71,6 +71,8 @@ def make_network(inputs: int, outputs: int) -> nn.Module:
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="norm_momentum must be from 0 to 1"):
         CrossQ(norm_momentum=-1.0)
+    with pytest.raises(ValueError, match="batch_size must be at least 2, got 1"):
+        CrossQ(batch_size=1)
 
 
 def test_layers_alternate() -> None:

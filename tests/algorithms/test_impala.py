@@ -264,6 +264,7 @@ def test_observations_behind_a_segment_are_seen() -> None:
     ("options", "text"),
     [
         ({"past_per_batch": 1}, "past_per_batch must be at most past_segments"),
+        ({"past_segments": 4}, "past_per_batch must be at least 1 where past_segments is set, got 0"),
         ({"rho_bar": 0.0}, "rho_bar must be greater than 0"),
         ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1"),
         ({"minibatches": 0}, "minibatches must be at least 1"),

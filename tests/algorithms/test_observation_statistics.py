@@ -92,6 +92,19 @@ class Layout(NetworkLayout):
     inputs, normalized, network_count = 2, True, 3
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_state_holds_statistics_that_came_from_other_learners_alone(heard: bool) -> None:
+    layout = DQN(normalize_observations=True).layout(CHOICES)
+    ours, restored, other = (ObservationStatistics(layout) for _ in range(3))
+    if heard:
+        other.tell()
+        other.observe(np.random.default_rng(0).normal(3.0, 2.0, (50, 4)))
+        ours.hear(other.tell())
+    restored.load_state_dict(ours.state_dict())
+    assert np.array_equal(restored.mean, ours.mean) and np.array_equal(restored.scale, ours.scale)
+    assert (ours.mean != 0.0).all() == heard
+
+
 def test_later_batches_count_once_in_a_while() -> None:
     statistics = ObservationStatistics(Layout())
     for batch in range(statistics.EVERY_BATCH + 2 * statistics.INTERVAL):

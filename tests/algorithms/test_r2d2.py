@@ -20,7 +20,7 @@ from asyncrl.actors.streams import PlainStreams
 from asyncrl.algorithms.r2d2 import R2D2, r2d2_loss, rescale, rescale_inverse
 from asyncrl.envs.checks import spec_of
 from asyncrl.interfaces import DiscreteAction, EnvSpec
-from asyncrl.networks.module import gradient_views
+from asyncrl.networks.module import ModuleGradient
 from asyncrl.networks.recurrent import state_behind
 from asyncrl.replay import SequenceReplay
 from asyncrl.sequences import SequenceBatch
@@ -153,12 +153,23 @@ def test_update_is_the_slow_unrolled_one(kind: str, options: dict[str, Any]) -> 
     found = core.update(batch).priorities
     assert found is not None
     np.testing.assert_allclose(found, priorities, rtol=1e-4)
-    for ours, theirs in zip(gradient_views(core._online.modules, core._gradient), wanted, strict=True):
+    for ours, theirs in zip(
+        ModuleGradient((core._online.modules, core._gradient)).views, wanted, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     if config.burn_in > 1:
         through, _ = slow_update(config, online, target, batch, stop=False)
         inner = zip(wanted[2:], through[2:], strict=True)
         assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in inner), "burn-in stops the gradient"
+
+
+def test_the_loss_is_computed_in_float32_whatever_the_precision_of_products() -> None:
+    config = R2D2(**SMALL, matmul_precision="bfloat16")
+    core = config.make_updater(SPEC, "cpu", 0)
+    core.update(filled_batch(config, SPEC, 0, size=5))
+    assert core._buffers is not None
+    out, next_out, chooser, _ = core._buffers.loss_arguments()
+    assert {out.dtype, next_out.dtype, chooser.dtype, core._buffers.grad.dtype} == {torch.float32}
 
 
 def test_adam_steps_and_the_target_follows() -> None:

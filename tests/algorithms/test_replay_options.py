@@ -29,6 +29,15 @@ def test_lockstep_needs_samples_per_insert(name: str) -> None:
         ({"publish_interval": 0}, "publish_interval must be at least 1, got 0"),
         ({"publish_interval": "often"}, "publish_interval"),
         ({"discipline": "synchronous"}, "discipline"),
+        ({"samples_per_insert": float("inf")}, "samples_per_insert must be finite or none, got inf"),
+        (
+            {"samples_per_insert_error": float("inf")},
+            "samples_per_insert_error must be finite or none, got inf",
+        ),
+        (
+            {"replay_device": "cuda", "normalize_observations": True},
+            "replay_device must be cpu or auto for (normalised observations|sequences), got cuda",
+        ),
     ],
 )
 def test_options_outside_their_range_are_refused(name: str, options: dict[str, Any], text: str) -> None:
@@ -45,3 +54,20 @@ def test_defaults_and_values_from_the_command_line(name: str) -> None:
     assert record(publish_interval="7").publish_interval == 7
     assert record(publish_interval="auto").publish_interval == "auto"
     assert record(publish_interval=1, lockstep_lag=1).lockstep_lag == 1
+
+
+def test_sequences_are_gathered_on_the_cpu() -> None:
+    record: Any = ALGORITHMS["r2d2"]
+    with pytest.raises(ValueError, match="replay_device must be cpu or auto for sequences, got cuda"):
+        record(replay_device="cuda")
+    assert record(replay_device="auto").replay_device == "auto"
+
+
+@pytest.mark.parametrize("precision", ["medium", "bfloat16"])
+def test_a_server_in_lockstep_needs_products_of_one_precision(precision: str) -> None:
+    record: Any = ALGORITHMS["dqn"]
+    served = {"inference": "server", "matmul_precision": precision}
+    with pytest.raises(ValueError, match=f"matmul_precision must be highest .*, got {precision}"):
+        record(**served, discipline="lockstep")
+    assert record(**served).matmul_precision == precision
+    assert record(matmul_precision=precision, discipline="lockstep").inference == "actor"

@@ -455,3 +455,11 @@ def test_old_names_of_options_are_refused(name: str, old: str, new: str) -> None
     assert new in option_help(ALGORITHMS[name])
     with pytest.raises(TypeError, match=old):
         ALGORITHMS[name](**{old: 0.5})
+
+
+def test_a_batch_of_reset_rows_alone_has_finite_metrics(name: str) -> None:
+    algorithm, spec, core = made(name, "discrete", segment_length=1)
+    segment = acted(algorithm, spec, weights_of(core), envs=1)
+    segment.flags[:] = RESET
+    iterate(core, [segment])
+    assert all(np.isfinite(list(core.metrics().values()))), core.metrics()

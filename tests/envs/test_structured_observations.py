@@ -359,7 +359,7 @@ def test_sequences_bootstrap_from_allowed_actions() -> None:
 def test_forbidden_logits_have_no_probability_and_no_gradient() -> None:
     out = torch.randn(3, 4)
     mask = torch.tensor([[True, False, True, True]] * 3)
-    forbid(out, mask, slice(0, 3))
+    out = forbid(out, mask, slice(0, 3))
     out.requires_grad_(True)
     probabilities = out.softmax(dim=1)
     entropy = -(probabilities * out.log_softmax(dim=1)).sum()

@@ -48,6 +48,16 @@ def test_what_someone_else_has_set_comes_back(amx: None) -> None:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
 
+def test_the_contexts_of_two_learners_may_overlap(amx: None) -> None:
+    before, first, second = setting(), MatmulPrecision("medium"), MatmulPrecision("medium")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert setting() == "bf16", "the second is still inside"
+    second.__exit__(None, None, None)
+    assert setting() == before
+
+
 def test_nothing_changes_without_a_unit_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_precision, "_has_amx", lambda: False)
     before = setting()

@@ -1,13 +1,19 @@
 """A user-defined module in the engine, against `FlatMLP` with the same weights."""
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from asyncrl import DQN, PPO, R2D2, SAC, TD3
 from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.policies import QLayout
-from asyncrl.interfaces import DiscreteAction, EnvSpec
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.module import ModuleNetwork
 
@@ -75,6 +81,26 @@ def test_the_same_seed_makes_the_same_module_whatever_torch_drew_before() -> Non
     assert not torch.equal(first, Architecture((3, 5), network=perceptron, seed=2).initial(torch.Generator()))
 
 
+def test_learners_that_begin_at_the_same_time_draw_their_own_values() -> None:
+    meeting = threading.Barrier(2, timeout=0.2)
+
+    def network(inputs: int, outputs: int) -> nn.Module:
+        layers = []
+        for _ in range(3):
+            layers.append(nn.Linear(inputs, inputs))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait()  # in vain, unless another thread makes its module now
+        return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+    def initial(seed: int) -> Tensor:
+        return Architecture((3, 5), network=network, seed=seed).initial(torch.Generator())
+
+    wanted = [initial(seed) for seed in range(2)]
+    meeting.reset()
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(initial, range(2)), wanted))
+
+
 def test_acting_and_learning_agree() -> None:
     spec = EnvSpec("t", (2, 2), "uint8", DiscreteAction(3))
     arch = Architecture((4, 3), network=normalised)
@@ -92,3 +118,83 @@ def test_acting_and_learning_agree() -> None:
     assert not acting(obs).any()
     with pytest.raises(ValueError, match="weights must have shape"):
         acting.load(np.zeros(2, np.float32))
+
+
+class Pretrained(nn.Module):
+    """A frozen layer with statistics in float64, then a trained one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.frozen, self.trained = nn.Linear(inputs, 6).requires_grad_(False), nn.Linear(6, outputs)
+        self.register_buffer("mean", torch.full((inputs,), 0.5, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(self.frozen(x - self.mean.float()).relu())
+
+
+@pytest.mark.parametrize("copies", [None, 2])
+def test_frozen_layers_and_buffers_get_no_gradient(copies: int | None) -> None:
+    arch = Architecture((4, 2), copies, network=Pretrained)
+    net = arch.on(arch.initial(torch.Generator()))
+    gradient = torch.zeros_like(net.flat)
+    assert net.flat.dtype == torch.float32
+    run = net.make_pass(torch.randn(5, 4), gradient, weight_rows=5)
+    with torch.no_grad():
+        run.backward(torch.ones_like(run.forward()))
+    found = ModuleNetwork(net.modules, gradient, copies is not None).named()  # type: ignore[attr-defined]
+    for name, values in found.items():
+        assert bool(values.any()) == ("trained" in name), name
+
+
+@pytest.mark.parametrize("record", [DQN, R2D2, PPO, SAC])
+def test_a_layer_of_wrong_width_or_dtype_is_refused_before_the_run(record: Any) -> None:
+    action = BoxAction((-1.0,), (1.0,), (1,)) if record is SAC else DiscreteAction(3)
+    spec = EnvSpec("t", (4,), "float32", action)
+    wrong = {
+        r"network must map .* here \[2, 4\] to \[2, (\d+)\], got \[2, 7\]": lambda inputs, _: nn.Linear(
+            inputs, 7
+        ),
+        "got tuple": lambda inputs, outputs: nn.GRU(inputs, outputs),
+        "uninitialized parameter": lambda _, outputs: nn.LazyLinear(outputs),
+        r"must make float32 parameters, got torch.float64 in weight": lambda inputs, outputs: nn.Linear(
+            inputs, outputs
+        ).double(),
+    }
+    for text, network in wrong.items():
+        with pytest.raises(ValueError, match=text):
+            record(network=network).make_policy(spec)
+
+
+class Sliced(nn.Module):
+    """The first columns of a wider layer's outputs: rows that are not contiguous."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.outputs = nn.Linear(inputs, outputs + 2), outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[:, : self.outputs]
+
+
+@pytest.mark.parametrize("copies", [None, 2])
+def test_outputs_are_contiguous_for_the_kernels_that_read_them(copies: int | None) -> None:
+    arch = Architecture((4, 2), copies, network=Sliced)
+    net = arch.on(arch.initial(torch.Generator()))
+    for seen in (0, 5):
+        run = net.make_pass(torch.randn(5, 4), torch.zeros_like(net.flat) if seen else None, weight_rows=seen)
+        assert run.forward().is_contiguous()
+    spec = EnvSpec("t", (4,), "float32", DiscreteAction(2))
+    acting = ModuleActingNetwork(spec, QLayout(4, (), 2, network=Sliced), Sliced)
+    assert acting(np.zeros((5, 4), np.float32)).flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("record", "width", "wanted"), [(PPO, 3, "2, 4. to .2, 1"), (TD3, 1, "2, 5. to .2, 1")]
+)
+def test_the_networks_of_values_are_checked_too(record: Any, width: int, wanted: str) -> None:
+    action = BoxAction((-1.0,), (1.0,), (1,)) if record is TD3 else DiscreteAction(3)
+    spec = EnvSpec("t", (4,), "float32", action)
+    algorithm = record(network=lambda inputs, outputs: nn.Linear(inputs, width if inputs == 4 else 2))
+    algorithm.make_policy(spec)
+    with pytest.raises(ValueError, match=f"network must map .* here .{wanted}., got"):
+        algorithm.make_updater(spec, "cpu", 0)
