@@ -17,7 +17,7 @@ from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.algorithms.sequence_staging import StagedSequences
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.architecture import Network
-from asyncrl.networks.module import ModuleNetwork, gradient_views
+from asyncrl.networks.module import ModuleNetwork, gradient_views, trained_parameters
 from asyncrl.networks.recurrent import state_behind, unroll
 from asyncrl.sequences import SequenceShape
 
@@ -89,7 +89,7 @@ class SequencePass:
         precision: AbstractContextManager[None],
     ) -> None:
         self._module, self._batch, self._precision = module, batch, precision
-        self._parameters = list(module.parameters())
+        self._parameters = trained_parameters([module])
         self._gradients = [] if gradient is None else gradient_views([module], gradient)
         self._graph = torch.empty(0)
 

@@ -18,7 +18,7 @@ from asyncrl.acting.recurrent_module import RecurrentModule
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.networks.architecture import Architecture
-from asyncrl.networks.module import ModuleNetwork, gradient_views
+from asyncrl.networks.module import ModuleNetwork, gradient_views, trained_parameters
 from asyncrl.networks.recurrent import Pieces, unroll
 
 
@@ -100,7 +100,7 @@ class SharedPass:
         if gradient is not None:
             into_policy, self._log_std_gradient, into_value = gradient
             for module, flat in ((trunk, into_policy), (head, into_value)):
-                self._parameters += module.parameters()
+                self._parameters += trained_parameters([module])
                 self._gradients += gradient_views([module], flat)
 
     def _features(self) -> tuple[Tensor, nn.Module]:

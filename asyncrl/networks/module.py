@@ -1,7 +1,8 @@
 """Any `torch.nn.Module` as a network of the engine: the general path.
 
 Parameters and buffers are views of one flat vector, so Adam, target networks and publishing weights work as for
-`FlatMLP`; forward and backward pass use autograd. Buffers get no gradient, so Adam does not change them.
+`FlatMLP`; forward and backward pass use autograd. Buffers, and parameters that require no gradient, get none, so Adam
+does not change them.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ModulePass:
         self._rows = self._weight_rows + options.get("input_rows", 0)
         self._columns = options.get("input_columns", 0)
         self._precision = options.get("precision") or nullcontext()
-        self._parameters = [p for module in modules for p in module.parameters()]
+        self._parameters = trained_parameters(modules)
         self._split = all(getattr(module, "rows_are_independent", False) for module in modules)
         self._gradients: list[Tensor] = []
         if gradient is not None:
@@ -137,8 +138,13 @@ class ModulePass:
         return grad_input[seen:end, self._leaf.shape[1] - self._columns :].contiguous()
 
 
+def trained_parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of all modules that require a gradient."""
+    return [p for module in modules for p in module.parameters() if p.requires_grad]
+
+
 def gradient_views(modules: Sequence[nn.Module], gradient: Tensor) -> list[Tensor]:
-    """Return views of a flat `gradient`, one for each parameter; the buffers, which follow, have none."""
+    """Return views of a flat `gradient`, one for each of the `trained_parameters`; its other values stay 0."""
     parameters = [p for module in modules for p in module.parameters()]
     parts = gradient.split([tensor.numel() for tensor in tensors_of(modules)])
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=False)]
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=False) if p.requires_grad]

@@ -10,6 +10,7 @@ from asyncrl.acting.policies import QLayout
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.networks.architecture import Architecture
 from asyncrl.networks.module import ModuleNetwork
+from asyncrl.networks.optimizer import FlatAdam
 
 
 def perceptron(inputs: int, outputs: int) -> nn.Module:
@@ -92,3 +93,31 @@ def test_acting_and_learning_agree() -> None:
     assert not acting(obs).any()
     with pytest.raises(ValueError, match="weights must have shape"):
         acting.load(np.zeros(2, np.float32))
+
+
+class HalfFrozen(nn.Module):
+    """An encoder without gradients, as a pretrained one has, and a head."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(inputs, 6).requires_grad_(False)
+        self.head = nn.Linear(6, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.encoder(x).relu())
+        return out
+
+
+def test_parameters_without_gradient_stay_and_the_others_are_trained() -> None:
+    net = Architecture((4, 2), network=HalfFrozen)
+    flat = net.initial(torch.Generator())
+    module, gradient = net.on(flat), torch.zeros(net.size)
+    run = module.make_pass(torch.randn(5, 4), gradient, weight_rows=5)
+    with torch.no_grad():
+        run.forward()
+        run.backward(torch.ones(5, 2))
+    frozen = 4 * 6 + 6
+    assert not gradient[:frozen].any() and gradient[frozen:].all()
+    before = flat.clone()
+    FlatAdam(flat, gradient).step(0.1)
+    assert torch.equal(flat[:frozen], before[:frozen]) and not torch.equal(flat, before)
