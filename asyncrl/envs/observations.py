@@ -135,13 +135,14 @@ class MaskReader:
     """
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
-        self._at, self._bytes = at, spec.observation_dtype == "uint8"
+        image = any(leaf.path == (MASK_KEY,) and leaf.kind == "image" for leaf in spec.leaves)
+        self._at, self._float_bytes = at, spec.observation_dtype == "uint8" and not image
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
         """`[R, A]`, whether each action is allowed; all are if the mask allows none (a terminal observation)."""
         newest = obs[:, -1] if obs.ndim == 3 else obs
         values = newest[:, self._at]
-        if self._bytes:
+        if self._float_bytes:
             values = np.ascontiguousarray(values).view(np.float32)
         mask: NDArray[np.bool_] = values > 0.5
         mask |= ~mask.any(axis=1, keepdims=True)
