@@ -184,6 +184,25 @@ def test_learners_take_rows(space: Any, options: dict[str, Any]) -> None:
         assert policy.greedy(batch.obs).shape[0] == 16
 
 
+def fold(inputs: int, outputs: int, observation_shape: tuple[int, ...]) -> torch.nn.Module:
+    """A user's network that folds the rows back."""
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, observation_shape), torch.nn.Flatten(), torch.nn.Linear(inputs, outputs)
+    )
+
+
+@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["floats", "bytes"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_network_of_the_users_own_is_given_the_shape_of_its_rows(
+    space: spaces.Space[Any], frames: int
+) -> None:
+    dqn, spec = DQN(network=fold, frame_stack=frames), spec_of(space)
+    values = 16 if space is VECTORS else 432 + 81 + 5
+    dqn.make_policy(spec)
+    network: Any = dqn.network_for(spec)
+    assert network.observation_shape == ((values,) if frames == 1 else (frames, values))
+
+
 # --- action masks -----------------------------------------------------------------------------------------------------
 
 MASKED = spaces.Dict(
@@ -272,14 +291,17 @@ def test_non_finite_values_beside_images_are_told_as_such() -> None:
 
 def test_masks_are_read_out_of_rows_of_either_kind() -> None:
     image = spaces.Dict({**MASKED.spaces, "camera": spaces.Box(0, 255, (9, 9), np.uint8)})
-    for space in (MASKED, image):
-        spec = spec_of(space, actions=4)
+    board = spaces.Dict(
+        {**MASKED.spaces, "action_mask": spaces.Box(0, 1, (8, 8), np.uint8)}
+    )  # an image itself
+    for space, actions in ((MASKED, 4), (image, 4), (board, 64)):
+        spec = spec_of(space, actions=actions)
         samples = [space.sample() for _ in range(30)]
         rows = np.stack([pack(obs, spec) for obs in samples])
         read = mask_reader(spec)
         assert read is not None
         for mask, obs in zip(read(rows), samples, strict=True):
-            wanted = obs["action_mask"].astype(bool)
+            wanted = obs["action_mask"].reshape(-1).astype(bool)
             assert (mask == (wanted if wanted.any() else True)).all()
         stacked = mask_reader(spec.stacked(2))
         assert stacked is not None
