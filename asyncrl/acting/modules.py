@@ -25,6 +25,7 @@ from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.own_module import check_module
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import EnvSpec
@@ -223,6 +224,9 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
     """Number of values of a network in its flat block: a perceptron of these widths, or the module of `network`.
 
     With a `cell` it is that of the recurrent network with this encoder.
+
+    Raises:
+        ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_module`.
     """
     if network is None:
         return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
@@ -231,7 +235,9 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         count = known.parameter_count(sizes[0], features)
     else:
         require_torch()
-        count = flat_size([network(sizes[0], features)])
+        module = network(sizes[0], features)
+        check_module(module, sizes[0], features, trained=cell is None)
+        count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
 
 

@@ -12,8 +12,10 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor
 
+from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.modules import NetworkFactory, flat_size, tensors_of
+from asyncrl.acting.modules import NetworkFactory, RecurrentFactory, flat_size, tensors_of
+from asyncrl.acting.own_module import check_module
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation
@@ -77,6 +79,9 @@ class Architecture:
     Attributes:
         size: length of the flat vector.
         modules: modules made by `network`, one for each copy; empty for a perceptron.
+
+    Raises:
+        ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_module`.
     """
 
     def __init__(
@@ -93,6 +98,8 @@ class Architecture:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
+            if numpy_network(network) is None and not isinstance(network, RecurrentFactory):
+                check_module(self.modules[0], sizes[0], sizes[-1])
         self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
 
     def on(self, flat: Tensor) -> Network:
