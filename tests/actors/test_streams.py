@@ -193,6 +193,12 @@ def test_boxes_are_cut_to_their_finite_bounds() -> None:
     bytes_ = Box(0, 255, (2,), np.uint8)
     row = ActionForm(bytes_).rows(np.array([[-3.0, 300.0]], np.float32))[0]
     assert row.dtype == np.uint8 and row.tolist() == [0, 255], "cut before it could wrap around"
+    steps = ActionForm(Box(-3, 4, (1,), np.int64))
+    draws = np.arange(-2.995, 4, 0.01, np.float32)[:, None]
+    counts = np.unique(steps.batch(draws), return_counts=True)
+    assert counts[0].tolist() == [*range(-3, 5)] and counts[1].tolist() == [50, *[100] * 6, 50], (
+        "the nearest one"
+    )
     scalar = ActionForm(Box(-1, 1, (), np.float32)).batch(np.array([2, -0.5], np.float32))
     assert scalar.tolist() == [1, -0.5] and scalar.shape == (2,)
     free = ActionForm(Box(-np.inf, np.inf, (1,), np.float32)).batch(actions[:, :1])
