@@ -101,8 +101,15 @@ class Streams:
 
 
 def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
-    """Build the environments of one actor. Raises what `EnvSource.build_streams` raises."""
+    """Build the environments of one actor.
+
+    Raises:
+        SpacesDoNotFit: one has other spaces than `spec` (ASYNC005).
+        ValueError, AsyncRLError: see `EnvSource.build_streams`.
+    """
     built = source.build_streams(num_envs)
+    for env in built if isinstance(built, list) else [built]:
+        env_checks.require_spaces(spec, env)
     return PlainStreams(built, spec) if isinstance(built, list) else VectorStreams(built, spec)
 
 

@@ -57,6 +57,25 @@ def spec_of(name: str, env: Any) -> EnvSpec:
     )
 
 
+def require_spaces(spec: EnvSpec, env: Any) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless the spaces of `env` are those of `spec`, which another one gave."""
+    own = spec_of(spec.name, env)
+    for what, first, here in (
+        ("action", spec.action, own.action),
+        ("observation", _stored(spec), _stored(own)),
+    ):
+        if here != first:
+            raise SpacesDoNotFit(
+                f"All environments of {spec.name} must have one {what} space, and they differ.",
+                facts={"the first": first, "this one": here},
+                fix="build every environment of a factory with the same spaces",
+            )
+
+
+def _stored(spec: EnvSpec) -> tuple[object, ...]:
+    return spec.observation_shape, spec.observation_dtype, spec.leaves
+
+
 def autoreset_mode(name: str, env: Any) -> str:
     """Return the autoreset mode that a vector environment declares, `NEXT_STEP` or `DISABLED`.
 
