@@ -106,15 +106,15 @@ def onnx_model(policy: TrainedPolicy) -> Any:
 
 def refuse_unexportable(policy: TrainedPolicy) -> None:
     """Raise ConfigurationError for a policy that cannot be exported."""
-    if type(policy.policy) not in _HEADS or not can_export(policy):
-        raise ConfigurationError(
-            "the policy has a network of its own, and only networks of asyncrl are exported",
-            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
-        )
     if policy.spec.leaves:
         raise ConfigurationError(
             "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
             fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
+        )
+    if type(policy.policy) not in _HEADS or not can_export(policy):
+        raise ConfigurationError(
+            "the policy has a network of its own, and only networks of asyncrl are exported",
+            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
         )
 
 

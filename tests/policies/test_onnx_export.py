@@ -150,6 +150,10 @@ def test_what_cannot_be_exported_is_said(
     masked = portable(asyncrl.DQN(), EnvSpec("any", (4,), "float32", DiscreteAction(2), leaves=(leaf,)))
     with pytest.raises(ConfigurationError, match="structured observation"):
         masked.export_onnx(tmp_path / "x.onnx")
+    image = Leaf(("camera",), "image", (9, 9))
+    seen = portable(asyncrl.DQN(), EnvSpec("any", (81,), "uint8", DiscreteAction(2), leaves=(image,)))
+    with pytest.raises(ConfigurationError, match="structured observation"):
+        seen.export_onnx(tmp_path / "x.onnx")
     file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
     with pytest.raises(SystemExit) as ended:
         main(["export", file])
