@@ -1,8 +1,7 @@
 """Data types shared between the subpackages of asyncrl.
 
 Specification of an environment (`EnvSpec`), fields and flags of a row (`FieldSpec`), input and output of a learner's
-update (`Batch`, `Segment`, `UpdateResult`). The protocols of an algorithm are in `protocols.py`. This module imports
-NumPy only, so that an actor process can import it without torch.
+update (`Batch`, `Segment`, `UpdateResult`); an algorithm's protocols are in `protocols.py`. Imports NumPy, never torch.
 
 Axes, used in every docstring of the package:
 
@@ -37,6 +36,7 @@ class DiscreteAction:
 
     n: int
     start: int = 0
+    space_dtype: str = "int64"
     dtype: ClassVar[str] = "int64"
 
     @property
@@ -53,11 +53,13 @@ class MultiDiscreteAction:
         nvec: number of choices of each.
         start: the environment's lowest value of each; empty if all are 0.
         space_shape: shape of the environment's actions; empty if it is `[len(nvec)]`.
+        space_dtype: dtype of the environment's actions.
     """
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] = ()
     space_shape: tuple[int, ...] = ()
+    space_dtype: str = "int64"
     dtype: ClassVar[str] = "int64"
 
     @property
@@ -68,11 +70,15 @@ class MultiDiscreteAction:
 
 @dataclass(frozen=True)
 class BoxAction:
-    """Real-valued actions between `low` and `high` (flat tuples in C order, infinite where unbounded); float32."""
+    """Real-valued actions between `low` and `high` (flat tuples in C order, infinite where unbounded); float32.
+
+    The environment is given them in the dtype `space_dtype`, of whole numbers the nearest one.
+    """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
     shape: tuple[int, ...]
+    space_dtype: str = "float32"
     dtype: ClassVar[str] = "float32"
 
 

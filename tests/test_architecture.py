@@ -35,6 +35,7 @@ DOORS = {
             "acting.modules",
             "acting.convolutions",
             "acting.noisy_layers",
+            "acting.own_module",
             "acting.recurrent_module",
             "learning.learner_thread",
             "learning.divergence",

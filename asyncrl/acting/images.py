@@ -185,9 +185,16 @@ def choose_network(
 
 
 def with_shape(factory: Any, spec: EnvSpec) -> Any:
-    """Return the user's network `factory`, with `observation_shape` bound if it has a parameter of that name."""
-    wants = "observation_shape" in parameters_of(factory)
-    return ShapedNetwork(factory, spec.observation_shape) if wants else factory
+    """Return the user's network `factory`, with `observation_shape` bound if it has a parameter of that name.
+
+    Of a structured observation it is `[values]` (with k frames `[k, values]`), whatever its row's bytes are.
+    """
+    if "observation_shape" not in parameters_of(factory):
+        return factory
+    shape = spec.observation_shape
+    if spec.leaves:
+        shape = (*shape[:-1], sum(leaf.values for leaf in spec.leaves))
+    return ShapedNetwork(factory, shape)
 
 
 @dataclass(frozen=True)

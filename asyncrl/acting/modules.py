@@ -12,7 +12,6 @@ as long for such batches, and seconds in every actor (`benchmarks/acting_modes.p
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import threading
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from asyncrl.acting.layouts import NetworkFactory as NetworkFactory
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.acting.numpy_network import NumpyNetwork
+from asyncrl.acting.own_module import check_module
 from asyncrl.acting.recurrent import Cell, RecurrentActingNetwork, recurrent_count, recurrent_forward
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import EnvSpec
@@ -232,7 +232,7 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
     With a `cell` it is that of the recurrent network with this encoder.
 
     Raises:
-        ValueError: a module of the user's own has parameters that are not float32, or outputs of another shape.
+        ConfigurationError: the user's module is none that can be run (ASYNC017); see `check_module`.
     """
     if network is None:
         return parameter_count(sizes) if cell is None else recurrent_count(sizes, cell)
@@ -243,25 +243,9 @@ def network_size(sizes: tuple[int, ...], network: NetworkFactory | None, cell: C
         require_torch()
         with MAKING:
             module = network(sizes[0], features)
-        count = flat_size([module])  # first, for the forward pass would give lazy modules their shapes
-        require_fits(module, sizes[0], features)
+        check_module(module, sizes[0], features, trained=cell is None)
+        count = flat_size([module])
     return count if cell is None else count + cell.count(features) + (cell.size + 1) * sizes[-1]
-
-
-def require_fits(module: nn.Module, inputs: int, outputs: int) -> None:
-    """Raise ValueError unless the module has float32 parameters and maps `[R, inputs]` to `[R, outputs]`."""
-    import torch
-
-    for name, parameter in module.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"network must make float32 parameters, got {parameter.dtype} in {name}")
-    with torch.no_grad():
-        out = copy.deepcopy(module).eval()(torch.zeros(2, inputs))
-    got = [*out.shape] if isinstance(out, torch.Tensor) else type(out).__name__
-    if got != [2, outputs]:
-        raise ValueError(
-            f"network must map [R, inputs] to [R, outputs], here [2, {inputs}] to [2, {outputs}], got {got}"
-        )
 
 
 def require_torch() -> None:

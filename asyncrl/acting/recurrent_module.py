@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from asyncrl.acting.convolutions import ImageModule
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.acting.recurrent import Cell
 
@@ -35,6 +36,7 @@ class RecurrentModule(nn.Module):
         network: NetworkFactory | None = None,
     ) -> None:
         super().__init__()
+        self._from_factory = network is not None
         act, features = (nn.Tanh if activation == "tanh" else nn.ReLU), sizes[-2]
         layers: list[nn.Module] = []
         if network is not None:
@@ -76,12 +78,13 @@ class RecurrentModule(nn.Module):
     def initialise_orthogonally(self, head_gain: float) -> None:
         """Set orthogonal weights: gain sqrt(2) in the encoder, 1 in each gate, `head_gain` in the head; zero biases.
 
-        The one bias that is not zero is that of `initialise_cell`.
+        The one bias that is not zero is that of `initialise_cell`. An encoder of the user's own keeps its values.
         """
-        for layer in self.encoder.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
+        for layer in self.encoder:
+            if isinstance(layer, ImageModule):
+                layer.initialise_orthogonally(math.sqrt(2.0))
+            elif isinstance(layer, nn.Linear) and not self._from_factory:
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
-                assert layer.bias is not None
                 layer.bias.zero_()
         self.initialise_cell()
         nn.init.orthogonal_(self.head.weight, head_gain)

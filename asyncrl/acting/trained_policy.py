@@ -112,13 +112,17 @@ class TrainedPolicy:
 
     def _environment_form(self, action: NDArray[Any]) -> NDArray[Any]:
         kind = self.spec.action
-        if isinstance(kind, DiscreteAction):
-            return action + kind.start
         if isinstance(kind, BoxAction):
             low, high = float32_bounds(kind)
-            return np.clip(action, low, high)
-        moved = action + np.array(kind.start, np.int64) if kind.start else action
-        return moved.reshape(-1, *kind.space_shape) if kind.space_shape else moved
+            moved: NDArray[Any] = np.clip(action, low, high)
+            if np.dtype(kind.space_dtype).kind in "iu":
+                np.rint(moved, out=moved)
+        elif isinstance(kind, DiscreteAction):
+            moved = action + kind.start
+        else:
+            moved = action + np.array(kind.start, np.int64) if kind.start else action
+            moved = moved.reshape(-1, *kind.space_shape) if kind.space_shape else moved
+        return moved.astype(kind.space_dtype, copy=False)
 
 
 def _begins(episode_start: Any, rows: int) -> NDArray[np.bool_]:

@@ -101,8 +101,15 @@ class Streams:
 
 
 def make_streams(source: EnvSource, spec: EnvSpec, num_envs: int) -> Streams:
-    """Build the environments of one actor. Raises what `EnvSource.build_streams` raises."""
+    """Build the environments of one actor.
+
+    Raises:
+        SpacesDoNotFit: one has other spaces than `spec` (ASYNC005).
+        ValueError, AsyncRLError: see `EnvSource.build_streams`.
+    """
     built = source.build_streams(num_envs)
+    for env in built if isinstance(built, list) else [built]:
+        env_checks.require_spaces(spec, env)
     return PlainStreams(built, spec) if isinstance(built, list) else VectorStreams(built, spec)
 
 
@@ -110,7 +117,8 @@ class ActionForm:
     """Conversion of actions from storage form (from zero, in the dtypes of `interfaces`) to the environment's form.
 
     A real-valued action is clipped to the finite bounds of its Box, as in Stable-Baselines3; the ring contains the
-    draw, because the log probability is that of the draw.
+    draw, because the log probability is that of the draw. For a Box of integers it is rounded to the nearest: cutting
+    its fraction off would leave the highest value to draws of exactly that value, and give 0 twice its share.
 
     Args:
         space: the (single) action space of the environment.
@@ -132,6 +140,8 @@ class ActionForm:
         # In the wider of both dtypes, so that the bounds are exact and no integer wraps around before clipping.
         wide = np.promote_types(actions.dtype, self._dtype)
         cut: NDArray[Any] = np.clip(actions.reshape(-1, *self._shape).astype(wide, copy=False), low, high)
+        if self._dtype.kind in "iu":
+            np.rint(cut, out=cut)
         return cut.astype(self._dtype, copy=False)
 
     def rows(self, actions: NDArray[Any]) -> list[Any]:

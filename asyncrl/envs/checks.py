@@ -57,6 +57,25 @@ def spec_of(name: str, env: Any) -> EnvSpec:
     )
 
 
+def require_spaces(spec: EnvSpec, env: Any) -> None:
+    """Raise `SpacesDoNotFit` (ASYNC005) unless the spaces of `env` are those of `spec`, which another one gave."""
+    own = spec_of(spec.name, env)
+    for what, first, here in (
+        ("action", spec.action, own.action),
+        ("observation", _stored(spec), _stored(own)),
+    ):
+        if here != first:
+            raise SpacesDoNotFit(
+                f"All environments of {spec.name} must have one {what} space, and they differ.",
+                facts={"the first": first, "this one": here},
+                fix="build every environment of a factory with the same spaces",
+            )
+
+
+def _stored(spec: EnvSpec) -> tuple[object, ...]:
+    return spec.observation_shape, spec.observation_dtype, spec.leaves
+
+
 def autoreset_mode(name: str, env: Any) -> str:
     """Return the autoreset mode that a vector environment declares, `NEXT_STEP` or `DISABLED`.
 
@@ -100,22 +119,29 @@ def _observation_storage(name: str, space: Any) -> tuple[tuple[int, ...], str]:
 def _action_spec(name: str, space: Any) -> ActionSpec:
     kind = type(space).__name__
     if kind == "Discrete":
-        return DiscreteAction(int(space.n), int(space.start))
+        return DiscreteAction(int(space.n), int(space.start), _taken_dtype(space, DiscreteAction.dtype))
     if kind in ("MultiDiscrete", "MultiBinary"):
         shape = tuple(int(n) for n in space.shape)
         counts = (
             (2,) * math.prod(shape) if kind == "MultiBinary" else tuple(int(n) for n in np.ravel(space.nvec))
         )
         start = tuple(int(n) for n in np.ravel(getattr(space, "start", ())))
-        return MultiDiscreteAction(counts, start if any(start) else (), shape if len(shape) != 1 else ())
+        taken = "int64" if kind == "MultiBinary" else _taken_dtype(space, MultiDiscreteAction.dtype)
+        space_shape = shape if len(shape) != 1 else ()
+        return MultiDiscreteAction(counts, start if any(start) else (), space_shape, taken)
     if kind == "Box":
         low, high = (tuple(float(x) for x in np.ravel(bound)) for bound in (space.low, space.high))
-        return BoxAction(low, high, tuple(int(n) for n in space.shape))
+        return BoxAction(low, high, tuple(int(n) for n in space.shape), _taken_dtype(space, BoxAction.dtype))
     raise SpacesDoNotFit(
         f"The action space of {name} must be Discrete, MultiDiscrete, MultiBinary or Box, got {kind}.",
         facts={"action space": space},
         fix="wrap it in a gymnasium.ActionWrapper whose action space is one of these",
     )
+
+
+def _taken_dtype(space: Any, ours: str) -> str:
+    """Dtype in which an environment is given its actions: `ours` if the space contains values of it."""
+    return ours if np.can_cast(ours, space.dtype) else str(np.dtype(space.dtype).name)
 
 
 def check_calls(name: str, env: Any, spec: EnvSpec) -> None:

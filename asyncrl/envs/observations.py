@@ -135,13 +135,14 @@ class MaskReader:
     """
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
-        self._at, self._bytes = at, spec.observation_dtype == "uint8"
+        image = any(leaf.path == (MASK_KEY,) and leaf.kind == "image" for leaf in spec.leaves)
+        self._at, self._float_bytes = at, spec.observation_dtype == "uint8" and not image
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
         """`[R, A]`, whether each action is allowed; all are if the mask allows none (a terminal observation)."""
         newest = obs[:, -1] if obs.ndim == 3 else obs
         values = newest[:, self._at]
-        if self._bytes:
+        if self._float_bytes:
             values = np.ascontiguousarray(values).view(np.float32)
         mask: NDArray[np.bool_] = values > 0.5
         mask |= ~mask.any(axis=1, keepdims=True)
@@ -195,9 +196,8 @@ def _array_of(obs: Any, leaf: Leaf) -> NDArray[Any]:
     try:
         for key in leaf.path:
             obs = obs[int(key)] if isinstance(obs, tuple | list) else obs[key]
-    except (IndexError, KeyError, TypeError):
-        where = ".".join(leaf.path)
-        raise ValueError(f"the observation must hold {where}, got {type(obs).__name__}") from None
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise ValueError(f"the observation must hold {_name_of(leaf)}, got {type(obs).__name__}") from None
     return np.asarray(obs)
 
 
@@ -213,12 +213,17 @@ def _row_of(arrays: list[NDArray[Any]], spec: EnvSpec) -> NDArray[Any]:
 def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
     """Flatten a leaf to the bytes of an image or to float32 values."""
     if array.shape != leaf.shape:
-        where = ".".join(leaf.path) or "the observation"
-        raise ValueError(f"{where} must have shape {leaf.shape}, got {array.shape}")
+        raise ValueError(f"{_name_of(leaf)} must have shape {leaf.shape}, got {array.shape}")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{_name_of(leaf)} must be of real numbers, got {array.dtype}")
     if leaf.kind == "image":
+        if array.dtype != np.uint8 and (array.dtype.kind == "f" or array.min() < 0 or array.max() > 255):
+            raise ValueError(f"{_name_of(leaf)} must be bytes from 0 to 255, got {array.dtype}")
         return np.ascontiguousarray(array, np.uint8).reshape(-1)
     if leaf.kind == "values":
         return np.ascontiguousarray(array, np.float32).reshape(-1)
+    if array.dtype.kind == "f" and not (array == np.rint(array)).all():
+        raise ValueError(f"{_name_of(leaf)} must be of whole numbers, got {array}")
     out = np.zeros(leaf.values, np.float32)
     start = 0
     for choice, count, first in zip(array.reshape(-1).tolist(), leaf.choices, leaf.first, strict=True):
@@ -227,3 +232,7 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
         out[start + int(choice - first)] = 1.0
         start += count
     return out
+
+
+def _name_of(leaf: Leaf) -> str:
+    return ".".join(leaf.path) or "the observation"

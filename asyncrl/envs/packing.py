@@ -27,6 +27,12 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         found: list[Leaf] = []
         for key, part in inner:
+            if isinstance(space, spaces.Dict) and not isinstance(key, str):
+                raise SpacesDoNotFit(
+                    f"The keys of a Dict observation must be text, got {key!r}.",
+                    facts={"observation space": space},
+                    fix="name its parts by text, such as {'position': Box(...)}, in space and observations",
+                )
             leaves = leaves_of(part, (*path, str(key)))
             if leaves is None:
                 return None
@@ -55,8 +61,10 @@ def packed(env: Any) -> Any:
     return PackedObservations(env, leaves) if leaves else env
 
 
-class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+class PackedObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that converts structured observations to rows.
+
+    Results of the API before Gymnasium 0.26 are returned as they are; `checks` refuses them.
 
     Args:
         env: an environment with structured observations.
@@ -76,7 +84,21 @@ class PackedObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         dtype = "uint8" if as_bytes else "float32"
         self._row = EnvSpec("", (size,), dtype, DiscreteAction(1), leaves=leaves)
 
-    def observation(self, observation: Any) -> Any:
+    def reset(self, **kwargs: Any) -> Any:
+        """See `gymnasium.Env.reset`."""
+        returned: Any = self.env.reset(**kwargs)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+            return returned
+        return self._packed(returned[0]), returned[1]
+
+    def step(self, action: Any) -> Any:
+        """See `gymnasium.Env.step`."""
+        returned: Any = self.env.step(action)
+        if not (isinstance(returned, tuple) and len(returned) == 5):
+            return returned
+        return self._packed(returned[0]), *returned[1:]
+
+    def _packed(self, observation: Any) -> Any:
         """Return the row `[n]`. Raises `ObservationOffSpace` (ASYNC012) or `NonFiniteStep` (ASYNC011)."""
         try:
             return pack(observation, self._row)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,9 @@ import numpy as np
 
 from asyncrl.envs import checks as env_checks
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import AsyncRLError, EnvironmentRaised
 from asyncrl.interfaces import EnvSpec
+from asyncrl.printable import error_text
 
 _SEED = 0
 _COMPARED_STEPS = 20
@@ -68,7 +72,9 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
         reset = time.perf_counter() - before
         autoreset = "" if spec.vector_envs is None else env_checks.autoreset_mode(source.name, env)
         walk = _Walk(env, spec, autoreset)
-        walk.go(obs, seconds)
+        with _environment_calls(source.name, walk):
+            walk.go(obs, seconds)
+            of_seeds = _of_seeds(env, spec)
         trial = Trial(
             spec,
             built,
@@ -81,12 +87,28 @@ def try_out(source: EnvSource, seconds: float, report: Callable[[Trial], None] =
             walk.low,
             walk.high,
             autoreset,
-            (*walk.problems(), *_of_seeds(env, spec)),
+            (*walk.problems(), *of_seeds),
         )
         report(trial)
         return trial
     finally:
         env_checks.close_env(env)
+
+
+@contextlib.contextmanager
+def _environment_calls(name: str, walk: _Walk) -> Iterator[None]:
+    """Turn an exception of the environment into `EnvironmentRaised`."""
+    try:
+        yield
+    except AsyncRLError:
+        raise
+    except Exception as error:
+        raise EnvironmentRaised(
+            f"The environment {name} raised {type(error).__name__} in a random episode: {error_text(error)}",
+            facts={"step": walk.steps, "seed": _SEED},
+            fix="mend the environment; random actions lead there",
+            remote_traceback=traceback.format_exc(),
+        ) from error
 
 
 class _Walk:

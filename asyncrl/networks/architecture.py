@@ -12,9 +12,10 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor
 
+from asyncrl.acting.images import numpy_network
 from asyncrl.acting.layouts import parameter_count
-from asyncrl.acting.modules import MAKING, NetworkFactory, flat_size, require_fits, tensors_of
-from asyncrl.acting.recurrent_module import RecurrentModule
+from asyncrl.acting.modules import MAKING, NetworkFactory, RecurrentFactory, flat_size, tensors_of
+from asyncrl.acting.own_module import check_module
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
 from asyncrl.networks.parameters import Activation
@@ -80,7 +81,8 @@ class Architecture:
         modules: modules made by `network`, one for each copy; empty for a perceptron.
 
     Raises:
-        ValueError: see `require_fits`; a policy's module was checked before, not that of a value or a critic.
+        ConfigurationError: the user's module cannot be run (ASYNC017); see `check_module`. Only that of a policy was
+            checked before.
     """
 
     def __init__(
@@ -97,8 +99,8 @@ class Architecture:
             with MAKING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules = [network(sizes[0], sizes[-1]) for _ in range(copies or 1)]
-                if not isinstance(self.modules[0], RecurrentModule):
-                    require_fits(self.modules[0], sizes[0], sizes[-1])
+            if numpy_network(network) is None and not isinstance(network, RecurrentFactory):
+                check_module(self.modules[0], sizes[0], sizes[-1])
         self.size = flat_size(self.modules) if self.modules else parameter_count(sizes, copies or 1)
 
     def on(self, flat: Tensor) -> Network:

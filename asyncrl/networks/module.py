@@ -1,7 +1,8 @@
 """Any `torch.nn.Module` as a network of the engine: the general path.
 
 Parameters and buffers are views of one flat vector, so Adam, target networks and publishing weights work as for
-`FlatMLP`; forward and backward pass use autograd. Buffers get no gradient, so Adam does not change them.
+`FlatMLP`; forward and backward pass use autograd. Buffers, and parameters that require no gradient, get none, so Adam
+does not change them.
 """
 
 from __future__ import annotations

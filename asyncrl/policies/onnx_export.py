@@ -4,7 +4,7 @@ The graph is written directly from the policy's layout and weights, a few dozen 
 need every policy as a torch module, and onnxscript.)
 
     obs     [batch, *observation_shape]   in the environment's dtype; [batch, k, ...] with a frame stack of k
-    action  [batch, *action_shape]        as the environment takes it: int64 choices, float32 within their bounds
+    action  [batch, *action_shape]        as the environment takes it: choices, real values within their bounds
 
 The model of a recurrent policy has a second input `state` `[batch, state_size]` float32, zeros at the start of an
 episode, and a second output `next_state`, the `state` of the next call. The model divides bytes by 255 and normalises
@@ -86,7 +86,7 @@ def onnx_model(policy: TrainedPolicy) -> Any:
 
     inputs = [info("obs", spec.observation_dtype, seen)]
     outputs = [
-        info("action", spec.action.dtype, getattr(spec.action, "space_shape", ()) or spec.action.shape)
+        info("action", spec.action.space_dtype, getattr(spec.action, "space_shape", ()) or spec.action.shape)
     ]
     if policy.recurrent:
         shape = policy.policy.layout.cell.field.shape  # type: ignore[attr-defined]
@@ -106,15 +106,15 @@ def onnx_model(policy: TrainedPolicy) -> Any:
 
 def refuse_unexportable(policy: TrainedPolicy) -> None:
     """Raise ConfigurationError for a policy that cannot be exported."""
-    if type(policy.policy) not in _HEADS or not can_export(policy):
-        raise ConfigurationError(
-            "the policy has a network of its own, and only networks of asyncrl are exported",
-            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
-        )
     if policy.spec.leaves:
         raise ConfigurationError(
             "the policy takes a structured observation (Dict, Tuple, Discrete or MultiDiscrete), which is not exported",
             fix="train on an observation that is a single Box, for example by gymnasium.wrappers.FlattenObservation",
+        )
+    if type(policy.policy) not in _HEADS or not can_export(policy):
+        raise ConfigurationError(
+            "the policy has a network of its own, and only networks of asyncrl are exported",
+            fix="call torch.onnx.export with your module; its parameters are `policy.weights`, in their order",
         )
 
 
@@ -140,7 +140,7 @@ def _greedy_values(graph: Graph, policy: TrainedPolicy, out: str) -> None:
 def _choice(graph: Graph, policy: TrainedPolicy, index: str) -> None:
     action = policy.spec.action
     assert isinstance(action, DiscreteAction)
-    graph.add("Add", index, graph.constant(action.start, "int64"), name="action")
+    _action(graph, policy, graph.add("Add", index, graph.constant(action.start, "int64")))
 
 
 def _choices(graph: Graph, policy: TrainedPolicy, indices: Sequence[str]) -> None:
@@ -148,7 +148,7 @@ def _choices(graph: Graph, policy: TrainedPolicy, indices: Sequence[str]) -> Non
     assert isinstance(action, MultiDiscreteAction)
     start = graph.constant(action.start or 0, "int64")
     values = graph.add("Add", graph.add("Concat", *indices, axis=1), start)
-    graph.add("Identity", graph.reshape(values, -1, *(action.space_shape or action.shape)), name="action")
+    _action(graph, policy, graph.reshape(values, -1, *(action.space_shape or action.shape)))
 
 
 def _squashed(graph: Graph, policy: TrainedPolicy, out: str) -> None:
@@ -173,7 +173,16 @@ def _box(graph: Graph, policy: TrainedPolicy, values: str) -> None:
     assert isinstance(action, BoxAction)
     low, high = float32_bounds(action)
     clipped = graph.clip(graph.reshape(values, -1, *action.shape), low, high)
-    graph.add("Identity", clipped, name="action")
+    whole = np.dtype(action.space_dtype).kind in "iu"
+    _action(graph, policy, graph.add("Round", clipped) if whole else clipped)
+
+
+def _action(graph: Graph, policy: TrainedPolicy, values: str) -> None:
+    """Name the output, in the dtype of the environment's actions."""
+    from onnx import helper
+
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(policy.spec.action.space_dtype))
+    graph.add("Cast", values, to=kind, name="action")
 
 
 def _likeliest(graph: Graph, policy: TrainedPolicy, out: str) -> None:

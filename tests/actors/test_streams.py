@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import fakes
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from asyncrl.actors.streams import ActionForm, PlainStreams, Streams, VectorStreams, make_streams
 from asyncrl.envs.checks import spec_of
 from asyncrl.envs.source import EnvSource
-from asyncrl.errors import AutoresetUnknown, ObservationOffSpace, OldGymAPI
+from asyncrl.errors import AutoresetUnknown, ObservationOffSpace, OldGymAPI, SpacesDoNotFit
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, BoxAction, DiscreteAction, EnvSpec
 
 SEEDS = [11, 12, 13]
@@ -193,6 +194,12 @@ def test_boxes_are_cut_to_their_finite_bounds() -> None:
     bytes_ = Box(0, 255, (2,), np.uint8)
     row = ActionForm(bytes_).rows(np.array([[-3.0, 300.0]], np.float32))[0]
     assert row.dtype == np.uint8 and row.tolist() == [0, 255], "cut before it could wrap around"
+    steps = ActionForm(Box(-3, 4, (1,), np.int64))
+    draws = np.arange(-2.995, 4, 0.01, np.float32)[:, None]
+    counts = np.unique(steps.batch(draws), return_counts=True)
+    assert counts[0].tolist() == [*range(-3, 5)] and counts[1].tolist() == [50, *[100] * 6, 50], (
+        "the nearest one"
+    )
     scalar = ActionForm(Box(-1, 1, (), np.float32)).batch(np.array([2, -0.5], np.float32))
     assert scalar.tolist() == [1, -0.5] and scalar.shape == (2,)
     free = ActionForm(Box(-np.inf, np.inf, (1,), np.float32)).batch(actions[:, :1])
@@ -287,3 +294,16 @@ def with_actions(space: Any) -> Any:
     env = fakes.SimpleEnv()
     env.action_space = space
     return env
+
+
+@pytest.mark.parametrize("space", [Discrete(3, start=1), Discrete(4), Box(-1, 1, (1,))], ids=str)
+def test_environments_of_one_factory_must_have_the_spaces_of_the_first(space: Any) -> None:
+    source = EnvSource.from_user(lambda: with_actions(space))
+    spec = spec_of("mine", with_actions(Discrete(3)))
+    with pytest.raises(
+        SpacesDoNotFit, match=r"ASYNC005\] All environments of mine must have one action space"
+    ):
+        make_streams(source, spec, 2)
+    other = replace(spec, action=spec_of("mine", with_actions(space)).action, observation_shape=(7,))
+    with pytest.raises(SpacesDoNotFit, match="observation space"):
+        make_streams(source, other, 2)

@@ -17,6 +17,7 @@ from asyncrl.cli.main import main
 from asyncrl.envs import trial as trial_module
 from asyncrl.envs.source import EnvSource
 from asyncrl.envs.trial import try_out
+from asyncrl.errors import EnvironmentRaised
 
 
 class Odd(gymnasium.Env[Any, Any]):
@@ -35,6 +36,8 @@ class Odd(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs = np.full(2, 0.5, np.float32)
+        if self.fault == "broken" and self.count > 5:
+            raise RuntimeError("boom")
         if self.fault == "unseeded":
             obs[0] = np.random.default_rng().uniform()
         if self.fault == "outside" and self.count > 1:
@@ -85,6 +88,14 @@ def test_rewards_that_are_not_finite_are_in_no_mean() -> None:
     trial = try_out(EnvSource.from_user(lambda: Odd("nan")), 0.05)
     assert trial.return_mean == 0.0 and trial.episodes > 10
     assert not any("every reward" in problem for problem in trial.problems)
+
+
+def test_an_environment_that_raises_later_is_reported_as_in_a_run() -> None:
+    with pytest.raises(
+        EnvironmentRaised, match=r"ASYNC002\] .* raised RuntimeError in a random episode: boom"
+    ) as e:
+        problems("broken")
+    assert e.value.facts == {"step": 4, "seed": 0} and "boom" in (e.value.remote_traceback or "")
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])

@@ -22,7 +22,7 @@ from asyncrl.envs.observations import FORBIDDEN, Unpacker, allowed_choice, mask_
 from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
-from asyncrl.errors import NonFiniteStep, ObservationOffSpace, SpacesDoNotFit
+from asyncrl.errors import NonFiniteStep, ObservationOffSpace, OldGymAPI, SpacesDoNotFit
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf
 from asyncrl.sequences import SequenceBatch
 
@@ -184,6 +184,70 @@ def test_learners_take_rows(space: Any, options: dict[str, Any]) -> None:
         assert policy.greedy(batch.obs).shape[0] == 16
 
 
+def fold(inputs: int, outputs: int, observation_shape: tuple[int, ...]) -> torch.nn.Module:
+    """A user's network that folds the rows back."""
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, observation_shape), torch.nn.Flatten(), torch.nn.Linear(inputs, outputs)
+    )
+
+
+@pytest.mark.parametrize("space", [VECTORS, IMAGES], ids=["floats", "bytes"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_network_of_the_users_own_is_given_the_shape_of_its_rows(
+    space: spaces.Space[Any], frames: int
+) -> None:
+    dqn, spec = DQN(network=fold, frame_stack=frames), spec_of(space)
+    values = 16 if space is VECTORS else 432 + 81 + 5
+    dqn.make_policy(spec)
+    network: Any = dqn.network_for(spec)
+    assert network.observation_shape == ((values,) if frames == 1 else (frames, values))
+
+
+def test_leaves_of_another_kind_are_refused_instead_of_converted() -> None:
+    spec = spec_of(IMAGES)
+    good = {**IMAGES.sample(), "gear": 1}
+    image = good["camera"]
+    for change, text in (
+        ({"camera": image / 255.0}, "camera must be bytes from 0 to 255, got float64"),
+        ({"camera": image.astype(np.int64) + 300}, "camera must be bytes from 0 to 255, got int64"),
+        ({"gear": 1.5}, r"gear must be of whole numbers, got 1\.5"),
+        ({"gear": np.nan}, "gear must be of whole numbers, got nan"),
+        ({"gear": None}, "gear must be of real numbers, got object"),
+        ({"speed": np.array(["1", "2"])}, "speed must be of real numbers, got <U1"),
+        ({"speed": np.array([1j, 2])}, "speed must be of real numbers, got complex128"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            pack({**good, **change}, spec)
+    whole = {**good, "gear": np.float64(1.0), "camera": image.astype(np.int64)}
+    np.testing.assert_array_equal(pack(whole, spec), pack(good, spec))
+    for obs in ([good], tuple(good.values())):
+        with pytest.raises(ValueError, match=r"the observation must hold camera, got (list|tuple)"):
+            pack(obs, spec)
+
+
+def test_keys_that_are_no_text_are_refused() -> None:
+    space = spaces.Dict({1: spaces.Discrete(2)})  # type: ignore[dict-item]
+    with pytest.raises(
+        SpacesDoNotFit, match=r"ASYNC005\] The keys of a Dict observation must be text, got 1"
+    ):
+        packed(Plain(space))
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_the_old_api_is_named_with_structured_observations_too(call: str) -> None:
+    class Old(Plain):
+        def reset(self, **kwargs: Any) -> Any:
+            obs, info = super().reset(**kwargs)
+            return obs if call == "reset" else (obs, info)
+
+        def step(self, action: Any) -> Any:
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, terminated or truncated, info
+
+    with pytest.raises(OldGymAPI, match=rf"ASYNC013\] .*: {call} returned"):
+        describe(EnvSource.from_user(lambda: Old(VECTORS)))
+
+
 # --- action masks -----------------------------------------------------------------------------------------------------
 
 MASKED = spaces.Dict(
@@ -272,14 +336,17 @@ def test_non_finite_values_beside_images_are_told_as_such() -> None:
 
 def test_masks_are_read_out_of_rows_of_either_kind() -> None:
     image = spaces.Dict({**MASKED.spaces, "camera": spaces.Box(0, 255, (9, 9), np.uint8)})
-    for space in (MASKED, image):
-        spec = spec_of(space, actions=4)
+    board = spaces.Dict(
+        {**MASKED.spaces, "action_mask": spaces.Box(0, 1, (8, 8), np.uint8)}
+    )  # an image itself
+    for space, actions in ((MASKED, 4), (image, 4), (board, 64)):
+        spec = spec_of(space, actions=actions)
         samples = [space.sample() for _ in range(30)]
         rows = np.stack([pack(obs, spec) for obs in samples])
         read = mask_reader(spec)
         assert read is not None
         for mask, obs in zip(read(rows), samples, strict=True):
-            wanted = obs["action_mask"].astype(bool)
+            wanted = obs["action_mask"].reshape(-1).astype(bool)
             assert (mask == (wanted if wanted.any() else True)).all()
         stacked = mask_reader(spec.stacked(2))
         assert stacked is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from slow_recurrence import slow_features
+from torch import nn
 
 from asyncrl.acting.recurrent import Cell
 from asyncrl.acting.recurrent_module import RecurrentModule
@@ -63,3 +64,17 @@ def test_orthogonal_initialisation(kind: Literal["gru", "lstm"]) -> None:
         assert "bias" not in name or name == "cell.bias_ih_l0" or not tensor.any()
     bias = module.cell.bias_ih_l0.view(-1, 6)
     assert bias[1].tolist() == [1.0] * 6 and bias.sum() == 6.0
+
+
+def pretrained(inputs: int, outputs: int) -> nn.Module:
+    """An encoder without a bias whose values are known."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.constant_(layer.weight, 0.5)
+    return layer
+
+
+def test_an_encoder_of_the_users_own_keeps_its_values() -> None:
+    module = RecurrentModule(Cell("gru", 3), (2, 3, 4), "tanh", pretrained)
+    module.initialise_orthogonally(0.01)
+    assert torch.equal(next(module.encoder.parameters()), torch.full((3, 2), 0.5))
+    assert 0 < module.head.weight.norm() < 0.1

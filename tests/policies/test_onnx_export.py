@@ -15,7 +15,7 @@ from portable_policies import BOX, CASES, make_network, portable
 import asyncrl
 from asyncrl.cli.main import main
 from asyncrl.errors import ConfigurationError
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -29,6 +29,10 @@ MORE = {
     "ppo gaussian": (asyncrl.PPO(normalize_observations=True), UNBOUNDED),
     "ppo frames": (asyncrl.PPO(frame_stack=3, normalize_observations=True), DiscreteAction(4)),
     "sac frames": (asyncrl.SAC(frame_stack=2), BOX),
+    "sac integers": (asyncrl.SAC(), BoxAction((-9.0,) * 2, (20.0,) * 2, (2,), "int64")),
+    "ppo int32": (asyncrl.PPO(), MultiDiscreteAction((3, 2), (1, -1), (), "int32")),
+    "dqn int32": (asyncrl.DQN(), DiscreteAction(3, 4, "int32")),
+    "ppo float16": (asyncrl.PPO(), BoxAction((-1.0,), (1.0,), (1,), "float16")),
     "sac table": (asyncrl.SAC(), BoxAction((-1.0,) * 6, (2.0,) * 6, (2, 3))),
 }
 
@@ -146,6 +150,10 @@ def test_what_cannot_be_exported_is_said(
     masked = portable(asyncrl.DQN(), EnvSpec("any", (4,), "float32", DiscreteAction(2), leaves=(leaf,)))
     with pytest.raises(ConfigurationError, match="structured observation"):
         masked.export_onnx(tmp_path / "x.onnx")
+    image = Leaf(("camera",), "image", (9, 9))
+    seen = portable(asyncrl.DQN(), EnvSpec("any", (81,), "uint8", DiscreteAction(2), leaves=(image,)))
+    with pytest.raises(ConfigurationError, match="structured observation"):
+        seen.export_onnx(tmp_path / "x.onnx")
     file = str(portable(asyncrl.DQN(), spec).save(tmp_path / "x.policy"))
     with pytest.raises(SystemExit) as ended:
         main(["export", file])

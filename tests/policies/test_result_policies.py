@@ -7,14 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from portable_policies import portable
 from waiting import wait_until
 
 import asyncrl
-from asyncrl import DQN, Trainer
+from asyncrl import DQN, PPO, Trainer
 from asyncrl.cli.main import main
+from asyncrl.envs.checks import _action_spec
+from asyncrl.interfaces import EnvSpec
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"envs_per_actor": 4, "num_actors": 1, "http": "off", "target_eval_episodes": 3, "eval_episodes": 3}
@@ -58,7 +63,7 @@ def test_a_run_without_an_evaluation_has_no_best() -> None:
 
 SCRIPT = """
 import gymnasium
-from asyncrl import DQN, Trainer
+from asyncrl import DQN, PPO, Trainer
 
 class Mine(gymnasium.Wrapper):
     def __init__(self, length):
@@ -91,3 +96,21 @@ def test_a_run_of_a_factory_is_evaluated_and_trained_again(
         assert (tmp_path / name / "environment.pkl").exists()
     with pytest.raises(asyncrl.AsyncRLError):
         asyncrl.load(tmp_path / "run", checkpoint="7").predict(np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-3, 4, (2,), np.int64),
+        gymnasium.spaces.Box(-1, 1, (2,), np.float16),
+        gymnasium.spaces.MultiDiscrete([3, 2], dtype=np.int32),
+        gymnasium.spaces.Discrete(3, start=-1, dtype=np.int32),
+    ],
+    ids=str,
+)
+def test_predict_gives_what_the_space_contains(space: Any) -> None:
+    policy = portable(PPO(), EnvSpec("any", (3,), "float32", _action_spec("any", space)))
+    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    for deterministic in (True, False):
+        assert all(space.contains(action) for action in policy.predict(obs, deterministic=deterministic)[0])
+        assert space.contains(policy.predict(obs[0], deterministic=deterministic)[0])

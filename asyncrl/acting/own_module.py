@@ -1,0 +1,79 @@
+"""Check of a user-defined module before a run depends on it. Imports torch when called."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+from asyncrl.errors import ConfigurationError
+from asyncrl.printable import describe_error
+
+
+def check_module(module: Any, inputs: int, outputs: int, trained: bool = True) -> None:
+    """Check that `module`, which is not changed, is one that actors and learner can run.
+
+    Args:
+        module: result of the user's factory `network(inputs, outputs)`.
+        inputs: first argument of that call, the number of values of a row.
+        outputs: second argument of that call.
+        trained: whether the outputs must depend on a parameter that requires a gradient; an encoder before a cell may
+            be frozen.
+
+    Raises:
+        ConfigurationError: it is no module, a tensor of it is not float32, or it does not map float32 `[R, inputs]` to
+            `[R, outputs]` (ASYNC017).
+    """
+    from torch import nn
+
+    call = f"network({inputs}, {outputs})"
+    if not isinstance(module, nn.Module):
+        raise _refused(
+            f"{call} must return a torch.nn.Module, got {type(module).__name__}", "return a module"
+        )
+    _check_tensors(call, module)
+    out = _outputs(call, module, inputs)
+    got = f"{str(out.dtype).removeprefix('torch.')} {list(out.shape)}"
+    if got != (wanted := f"float32 [2, {outputs}]"):
+        fix = "return one float32 value for each of the outputs, without an activation behind the last layer"
+        raise _refused(f"{call} must map float32 [2, {inputs}] to {wanted}, got {got}", fix)
+    if trained and not out.requires_grad:
+        what = (
+            f"the outputs of {call} must depend on a parameter that requires a gradient, and depend on none"
+        )
+        raise _refused(what, "leave the last layer at least to be trained")
+
+
+def _check_tensors(call: str, module: Any) -> None:
+    import torch
+
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            what = f"{call} must have parameters of known shape, and {name} of it is lazy"
+            raise _refused(what, "name the widths, as in nn.Linear(inputs, 64) in place of nn.LazyLinear(64)")
+        must_be = isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point()
+        if must_be and tensor.dtype != torch.float32:
+            got = str(tensor.dtype).removeprefix("torch.")
+            what = f"parameters and floating-point buffers of {call} must be float32, and {name} is {got}"
+            raise _refused(what, "keep the module in float32, such as by its method float()")
+
+
+def _outputs(call: str, module: Any, inputs: int) -> Any:
+    """Return the outputs of a copy of the module for two rows of zeros, with a graph."""
+    import torch
+
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            out = copy.deepcopy(module).eval()(torch.zeros(2, inputs))
+    except Exception as error:
+        fix = "map float32 [R, inputs] to [R, outputs]; the rows of a critic are observations and behind them actions"
+        what = f"{call} failed for two rows of {inputs} zeros: {describe_error(error)}"
+        raise _refused(what, fix) from error
+    if not isinstance(out, torch.Tensor):
+        what = f"the outputs of {call} must be one tensor, got {type(out).__name__}"
+        raise _refused(what, "return the tensor alone")
+    return out
+
+
+def _refused(what: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(what, fix=fix)
