@@ -60,7 +60,8 @@ def test_dqn_follows_functions_of_the_steps() -> None:
 
 
 def test_ppo_follows_functions_of_the_steps() -> None:
-    seen = train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p), 4_000)
+    slow = {"epochs": 20, "minibatch_size": 32}  # so that there are reports before the last one
+    seen = train("CartPole-v1", PPO(learning_rate=falling, clip_range=lambda p: 0.3 - 0.2 * p, **slow), 4_000)
     rates = [rate for _, rate, _ in seen]
     assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0.0
     assert rates[-1] < falling(3_400 / 4_000), (
