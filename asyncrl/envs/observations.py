@@ -214,15 +214,15 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
     """Flatten a leaf to the bytes of an image or to float32 values."""
     if array.shape != leaf.shape:
         raise ValueError(f"{_name_of(leaf)} must have shape {leaf.shape}, got {array.shape}")
-    if array.dtype.kind not in "biuf":
+    if (kind := array.dtype.kind) not in "biuf":
         raise ValueError(f"{_name_of(leaf)} must be of real numbers, got {array.dtype}")
     if leaf.kind == "image":
-        if array.dtype != np.uint8 and (array.dtype.kind == "f" or array.min() < 0 or array.max() > 255):
+        if array.dtype.char != "B" and (kind == "f" or array.min() < 0 or array.max() > 255):
             raise ValueError(f"{_name_of(leaf)} must be bytes from 0 to 255, got {array.dtype}")
         return np.ascontiguousarray(array, np.uint8).reshape(-1)
     if leaf.kind == "values":
         return np.ascontiguousarray(array, np.float32).reshape(-1)
-    if array.dtype.kind == "f" and not (array == np.rint(array)).all():
+    if kind == "f" and not (array == np.rint(array)).all():
         raise ValueError(f"{_name_of(leaf)} must be of whole numbers, got {array}")
     out = np.zeros(leaf.values, np.float32)
     start = 0
