@@ -158,9 +158,7 @@ class OffPolicy(Observing):
             what = "sequences" if self.update_loop == "sequences" else "normalised observations"
             raise ValueError(f"replay_device must be cpu or auto for {what}, got cuda")
         served = self.inference == "server" and self.discipline == "lockstep"
-        if (
-            served and self.matmul_precision != "highest"
-        ):  # see `MatmulPrecision`: it is a setting of the process
+        if served and self.matmul_precision != "highest":  # which the threads of a process share
             raise ValueError(
                 "matmul_precision must be highest where an inference server acts in lockstep, whose products would "
                 f"have either precision by chance, got {self.matmul_precision}"
