@@ -14,6 +14,7 @@ from asyncrl import DQN, PPO, SAC, Callback, Trainer
 from asyncrl.acting.schedules import EpsilonSchedule
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.on_policy_update import OnPolicyUpdate
+from asyncrl.algorithms.q_learning_update import QLearningUpdate
 from asyncrl.cli.train import parse
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
@@ -29,24 +30,25 @@ def falling(progress: float) -> float:
     return 1e-3 * (1 - progress)
 
 
-class Rates(Callback):
-    def __init__(self) -> None:
-        self.seen: list[tuple[float, float, float]] = []
+class Explored(Callback):
+    """The exploration rate of the last report."""
+
+    rate: float | None = None
 
     def on_report(self, trainer: Trainer, snapshot: Any) -> None:
-        if snapshot.learning_rate is not None and snapshot.updates:
-            self.seen.append((snapshot.env_steps, snapshot.learning_rate, snapshot.exploration_rate))
+        self.rate = snapshot.exploration_rate
 
 
-def train(env: str, algorithm: Any, steps: int, **options: Any) -> list[tuple[float, float, float]]:
-    rates = Rates()
+def train(env: str, algorithm: Any, steps: int, **options: Any) -> float | None:
+    """Train; return the last exploration rate."""
+    explored = Explored()
     given = {"num_actors": 1, "envs_per_actor": 4, "http": "off", "eval_interval_steps": None, "seed": 1}
-    trainer = Trainer(env, algorithm, report_interval_steps=200, target_eval_episodes=1, **given, **options)
-    trainer.learn(total_steps=steps, callbacks=[rates])
-    return rates.seen
+    trainer = Trainer(env, algorithm, target_eval_episodes=1, **given, **options)
+    trainer.learn(total_steps=steps, callbacks=[explored])
+    return explored.rate
 
 
-def test_dqn_follows_functions_of_the_steps() -> None:
+def test_dqn_follows_functions_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     dqn = DQN(
         learning_rate=falling,
         exploration=lambda progress: 0.8 if progress < 0.5 else 0.2,
@@ -55,10 +57,20 @@ def test_dqn_follows_functions_of_the_steps() -> None:
         samples_per_insert=8.0,
         discipline="lockstep",
     )
-    seen = train("CartPole-v1", dqn, 4_000)
-    for steps, rate, _ in seen:
-        assert rate == pytest.approx(falling(min(1.0, steps / 4_000)), abs=2e-5 + 1e-3 * 300 / 4_000)
-    assert seen[-1][2] == pytest.approx(0.2, abs=1e-5) and seen[0][1] > seen[-1][1]
+    seen: list[tuple[float, float]] = []
+    update = QLearningUpdate.update
+
+    def recorded(core: Any, batch: Any) -> Any:
+        result = update(core, batch)
+        seen.append((batch.progress, core.metrics()["train/learning_rate"]))
+        return result
+
+    monkeypatch.setattr(QLearningUpdate, "update", recorded)
+    assert train("CartPole-v1", dqn, 4_000) == pytest.approx(0.2, abs=1e-5)
+    for progress, rate in seen:
+        assert rate == pytest.approx(falling(progress))
+    progress, _ = zip(*seen, strict=True)
+    assert list(progress) == sorted(progress) and 0.02 < progress[0] < 0.06 and 0.95 < progress[-1] <= 1.0
 
 
 def test_ppo_follows_functions_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
