@@ -92,6 +92,7 @@ class Ranks:
         resumed = group.resumed if group is not None else None
         self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
         self._hearing: list[threading.Thread] = []
+        self._accepting = threading.Lock()
         server.close()
 
     def stop(self, reason: str = "stopped") -> None:
@@ -147,7 +148,9 @@ class Ranks:
             await asyncio.wait((self._ended,), timeout=END_SECONDS)
             self.kill()
         await asyncio.to_thread(launch.join, END_SECONDS)
-        for thread in list(self._hearing):  # they may still read, or wait for the interpreter
+        with self._accepting:
+            hearing = list(self._hearing)
+        for thread in hearing:  # they may still read, or wait for the interpreter
             await asyncio.to_thread(thread.join, HEAR_SECONDS)
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
@@ -196,8 +199,9 @@ class Ranks:
             hearing = threading.Thread(
                 target=self._hear, args=(Channel(connection),), name="asyncrl-rank", daemon=True
             )
-            self._hearing.append(hearing)
-            hearing.start()
+            with self._accepting:  # `_close` can join a thread only once it has started
+                hearing.start()
+                self._hearing.append(hearing)
 
     def _hear(self, channel: Channel) -> None:
         while (message := channel.receive()) is not None:
