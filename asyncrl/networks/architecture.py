@@ -128,7 +128,7 @@ class Architecture:
         if self.modules:
             if head_gain is not None:
                 self._initialise_orthogonally(head_gain)
-            return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors_of(self.modules)])
+            return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(self.modules)])
         net = FlatMLP(self._sizes, torch.zeros(self.size), self._copies, self._activation)
         if head_gain is None:
             net.initialise(generator, head_inputs)

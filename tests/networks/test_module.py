@@ -146,6 +146,9 @@ def test_frozen_layers_and_buffers_get_no_gradient(copies: int | None) -> None:
     found = ModuleNetwork(net.modules, gradient, copies is not None).named()  # type: ignore[attr-defined]
     for name, values in found.items():
         assert bool(values.any()) == ("trained" in name), name
+    before = net.flat.clone()
+    FlatAdam(net.flat, gradient).step(0.1)
+    assert torch.equal(net.flat != before, gradient != 0.0), "only what has a gradient moves"
 
 
 class Sliced(nn.Module):
@@ -182,31 +185,3 @@ def test_the_networks_of_values_are_checked_too(record: Any, width: int, wanted:
     algorithm.make_policy(spec)
     with pytest.raises(ConfigurationError, match=rf"must map float32 \[{wanted}\], got"):
         algorithm.make_updater(spec, "cpu", 0)
-
-
-class HalfFrozen(nn.Module):
-    """An encoder without gradients, as a pretrained one has, and a head."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(inputs, 6).requires_grad_(False)
-        self.head = nn.Linear(6, outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.encoder(x).relu())
-        return out
-
-
-def test_parameters_without_gradient_stay_and_the_others_are_trained() -> None:
-    net = Architecture((4, 2), network=HalfFrozen)
-    flat = net.initial(torch.Generator())
-    module, gradient = net.on(flat), torch.zeros(net.size)
-    run = module.make_pass(torch.randn(5, 4), gradient, weight_rows=5)
-    with torch.no_grad():
-        run.forward()
-        run.backward(torch.ones(5, 2))
-    frozen = 4 * 6 + 6
-    assert not gradient[:frozen].any() and gradient[frozen:].all()
-    before = flat.clone()
-    FlatAdam(flat, gradient).step(0.1)
-    assert torch.equal(flat[:frozen], before[:frozen]) and not torch.equal(flat, before)
