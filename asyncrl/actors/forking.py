@@ -48,8 +48,9 @@ def serve(control: socket.socket, main: int) -> None:
     guard(control, main)
     become_subreaper()
     server = _Server(control)
+    gc.disable()  # imports free nothing
     _preload()
-    gc.collect()
+    gc.enable()
     gc.freeze()  # keeps pages of imported objects shared: a collection in a child does not write to them
     with contextlib.suppress(OSError):
         server.run()

@@ -12,8 +12,10 @@ def main() -> int:
     """Run the command of `sys.argv`; returns its exit code."""
     try:
         from asyncrl.cli.main import main as run
+        from asyncrl.run.switching import own_process
 
-        return run()
+        with own_process():
+            return run()
     except KeyboardInterrupt:
         _say_interrupted()
         return INTERRUPTED

@@ -16,6 +16,7 @@ _lock = threading.Lock()
 _runs = 0
 _before = 0.0
 _frozen = False
+_for_good = False
 
 
 @contextlib.contextmanager
@@ -43,12 +44,43 @@ def _program_freezes() -> bool:
 
 
 @contextlib.contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause garbage collection. For imports, which free nothing: that of torch takes 1.05 s of CPU instead of 1.2."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Say that this process is ours and ends after this: objects are excluded from garbage collection for good.
+
+    A run then need not collect before it excludes the imported objects (0.14 s), for there is no garbage of a program;
+    and the interpreter, which collects at its exit, need not look at torch's objects (0.25 s).
+    """
+    global _for_good
+    _for_good = True
+    try:
+        yield
+    finally:
+        gc.freeze()
+
+
+@contextlib.contextmanager
 def frozen_objects() -> Iterator[None]:
     """Exclude all present objects from garbage collection, which saves pauses of 85 ms.
 
     Does nothing where the program or another run excludes objects already: they could not be told apart.
     """
     global _frozen
+    if _for_good:
+        gc.freeze()
+        yield
+        return
     with _lock:
         mine = not _frozen and not _program_freezes()
         _frozen = _frozen or mine

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, GroupLost, StoppedWhileStarting
 from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.switching import own_process
 from asyncrl.show.metrics import Snapshot
 from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, sendable
 from asyncrl.trainer.run_thread import RunThread
@@ -107,4 +108,6 @@ def _tell(run: RunThread, launcher: Channel) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    with own_process():
+        code = main(Path(sys.argv[1]))
+    sys.exit(code)

@@ -23,6 +23,7 @@ from asyncrl.envs.source import EnvSource
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.trainer.run_end import Workers, close_at_exit, forget, print_failure
 from asyncrl.trainer.shown_result import ShownResult
@@ -244,7 +245,8 @@ class RunThread:
         # Imported here because it imports torch, which then loads in parallel with the fork server, and is not loaded
         # by an actor whose environment's module imports Trainer.
         try:
-            from asyncrl.trainer.make_run import join_groups, make_run
+            with paused_collection():
+                from asyncrl.trainer.make_run import join_groups, make_run
 
             group = await join_groups(
                 config, self._algorithm, self.resumed, cancelled=lambda: self._stop_reason is not None

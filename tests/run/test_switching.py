@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrl.run.switching import SWITCH_SECONDS, _program_freezes, fast_switching, frozen_objects
+from asyncrl.run import switching
+from asyncrl.run.switching import (
+    SWITCH_SECONDS,
+    _program_freezes,
+    fast_switching,
+    frozen_objects,
+    own_process,
+    paused_collection,
+)
 
 
 def test_the_interval_is_restored_after_the_last_of_overlapping_runs() -> None:
@@ -55,3 +63,28 @@ def test_the_first_of_two_runs_leaves_nothing_frozen(nothing_frozen: None) -> No
     first.close()
     assert gc.get_freeze_count() == 0
     second.close()
+
+
+def test_a_process_of_ours_freezes_for_good_and_without_a_collection(
+    nothing_frozen: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_for_good", False)
+    collections = [generation["collections"] for generation in gc.get_stats()]
+    with own_process():
+        with frozen_objects():
+            frozen = gc.get_freeze_count()
+            assert frozen > 0
+        assert gc.get_freeze_count() >= frozen
+    assert [generation["collections"] for generation in gc.get_stats()][2] == collections[2]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collection_goes_on_after_a_pause_as_before_it(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError), paused_collection():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
