@@ -72,9 +72,8 @@ def test_a_process_of_ours_freezes_for_good_and_without_a_collection(
     collections = [generation["collections"] for generation in gc.get_stats()]
     with own_process():
         with frozen_objects():
-            frozen = gc.get_freeze_count()
-            assert frozen > 0
-        assert gc.get_freeze_count() >= frozen
+            pass
+        assert gc.get_freeze_count() > 0
     assert [generation["collections"] for generation in gc.get_stats()][2] == collections[2]
 
 
