@@ -12,18 +12,19 @@ compares every snapshot, delta, fused vector and checkpoint with its definition,
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from groups_checks import Checker, of, read
-from groups_scripted import FUSED, LOST_EXIT, RANKS, START, TAKEN
+from groups_scripted import FUSED, LOST_EXIT, RANKS, START, TAKEN, main_of_rank
 from harness import FOLDER, Report
 
 from asyncrl.groups.launch import free_port
@@ -31,6 +32,8 @@ from asyncrl.groups.launch import free_port
 MODES = ("gradients", "average", "async")
 LIMIT_SECONDS = 120.0
 """Time limit of a start, of an end, and of the next fusions."""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["groups_scripted"])  # torch is imported once, not by every rank
 
 
 class Job:
@@ -51,7 +54,7 @@ class Job:
         self.ended_seconds: list[float] = []
         self._mode, self._folder, self._rng = mode, folder, rng
         self._attempt = -1
-        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._ranks: list[ForkServerProcess] = []
         self._lives = [0] * RANKS
 
     def run(self, fusions: int, kills: int) -> None:
@@ -65,13 +68,13 @@ class Job:
                 self._kill() if fault == "kill" else self._suspend()
             self._until(lambda: self.fusions() >= fusions, "fusions")
             (self._folder / "stop").touch()
-            self._until(lambda: all(rank.poll() is not None for rank in self._ranks), "the end")
-            if any(codes := [rank.returncode for rank in self._ranks]):
+            self._until(lambda: all(rank.exitcode is not None for rank in self._ranks), "the end")
+            if any(codes := [rank.exitcode for rank in self._ranks]):
                 raise self._failed(f"exit codes {codes} at the end")
         finally:
             for rank in self._ranks:
                 rank.kill()
-                rank.wait()
+                rank.join()
 
     def fusions(self) -> int:
         """Fusions of all attempts so far."""
@@ -84,19 +87,13 @@ class Job:
         self._ranks = [self._rank(rank) for rank in range(RANKS)]
         self._until(self._all_begun, "the start")
 
-    def _rank(self, rank: int) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            str(FOLDER / "groups_scripted.py"),
-            "--mode",
-            self._mode,
-            "--rank",
-            str(rank),
-        ]
-        command += ["--folder", str(self._folder), "--port", str(self._port)]
-        command += ["--attempt", str(self._attempt), "--life", str(self._lives[rank])]
-        with (self._folder / "output").open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    def _rank(self, rank: int) -> ForkServerProcess:
+        arguments = ["--mode", self._mode, "--rank", str(rank), "--folder", str(self._folder)]
+        arguments += ["--port", str(self._port), "--attempt", str(self._attempt)]
+        arguments += ["--life", str(self._lives[rank])]
+        process = PROCESSES.Process(target=main_of_rank, args=(arguments, self._folder / "output"))
+        process.start()
+        return process
 
     def _all_begun(self) -> bool:
         paths = [self._folder / f"{self._attempt}-{rank}-{life}.log" for rank, life in enumerate(self._lives)]
@@ -105,7 +102,7 @@ class Job:
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not condition():
-            broken = [rank.returncode for rank in self._ranks if rank.poll() not in (None, 0)]
+            broken = [rank.exitcode for rank in self._ranks if rank.exitcode not in (None, 0)]
             if time.monotonic() > deadline or (broken and what != "the losses"):
                 raise self._failed(f"{what} did not come; exit codes {broken}")
             time.sleep(0.05)
@@ -116,16 +113,17 @@ class Job:
     def _suspend(self) -> None:
         """Suspend a rank for up to a second."""
         rank = self._rng.choice(self._ranks)
-        rank.send_signal(signal.SIGSTOP)
+        assert rank.pid is not None
+        os.kill(rank.pid, signal.SIGSTOP)
         time.sleep(self._rng.random())
-        rank.send_signal(signal.SIGCONT)
+        os.kill(rank.pid, signal.SIGCONT)
         self.suspensions += 1
 
     def _kill(self) -> None:
         """Kill a rank, and start it or, if the job ends with it, all ranks again."""
         number = self._rng.randrange(RANKS)
         self._ranks[number].kill()
-        self._ranks[number].wait()
+        self._ranks[number].join()
         self.kills += 1
         if self._mode == "async" and number:
             self._lives[number] += 1
@@ -134,9 +132,9 @@ class Job:
             return
         killed = time.monotonic()
         others = [rank for n, rank in enumerate(self._ranks) if n != number]
-        self._until(lambda: all(rank.poll() is not None for rank in others), "the losses")
+        self._until(lambda: all(rank.exitcode is not None for rank in others), "the losses")
         self.ended_seconds.append(time.monotonic() - killed)
-        codes = [rank.returncode for rank in others]
+        codes = [rank.exitcode for rank in others]
         if any(code != LOST_EXIT for code in codes):
             raise self._failed(f"exit codes {codes} after a kill")
         self._start()

@@ -218,13 +218,21 @@ class Learner:
         os.replace(temporary, self._folder / "checkpoint.npy")
 
 
-def main() -> int:
+def main_of_rank(arguments: list[str], output: Path) -> None:
+    """Run a rank in a process of its own whose standard streams are appended to the file `output`."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    sys.exit(main(arguments))
+
+
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("mode", "folder"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("rank", "port", "attempt", "life"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     vars(connecting)["FusedWeights"] = DyadicWeights
     agents = RANKS if options.mode == "async" else 1
@@ -238,7 +246,3 @@ def main() -> int:
     finally:
         session.leave()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
