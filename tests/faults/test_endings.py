@@ -315,6 +315,7 @@ most_bytes(hard)
 until(lambda: load(latest)[1].updates > before, "a checkpoint once there is space")
 until(lambda: (run / "metrics.jsonl").stat().st_size > len(lines), "a line once there is space")
 most_bytes(100)
+until(lambda: seen.count("[ASYNC040]") == 3, "another warning for checkpoints")
 trainer.stop()
 import asyncio
 result = asyncio.run(trainer.wait())
