@@ -118,4 +118,6 @@ def _register_atari() -> None:
         return
     import gymnasium
 
+    # As its environments do once they are made: their greeting would be printed into the screen of a run.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gymnasium.register_envs(ale_py)

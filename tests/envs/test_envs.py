@@ -413,3 +413,10 @@ def test_actors_do_not_print_the_greeting_of_pygame() -> None:
         [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=100
     )
     assert done.stdout == "hide False\n", done.stderr
+
+
+def test_atari_games_do_not_print_a_greeting() -> None:
+    pytest.importorskip("ale_py")
+    script = "from asyncrl.envs import registered; registered.find('ALE/Pong-v5').make()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
