@@ -7,7 +7,7 @@ encoding.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import RUN_METRICS, Snapshot
@@ -46,6 +46,7 @@ class Readout:
         fusion: number of learner groups, their fusions, staleness or waiting; empty for a run with one group.
         actors: number of actors in each state.
         error: first line of the error that ended the run, or "".
+        ended: whether training has ended; rates are then those of all of it.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Readout:
     fusion: tuple[Field, ...]
     actors: str
     error: str
+    ended: bool
 
     @property
     def groups(self) -> tuple[tuple[str, tuple[Field, ...]], ...]:
@@ -83,11 +85,11 @@ class Readout:
         """Parts of the line after its head, the most important first."""
         values = {field.label: field.value for _, group in self.groups for field in group}
         evaluation = values["evaluation"].partition(" ")[0]
-        waits = f"learner waits {values['learner waits']}, actors {values['actors wait']}"
+        waits = f" | learner waits {values['learner waits']}, actors {values['actors wait']}"
         return [
             f" | return {values['return/100']}, evaluation {evaluation}",
             *self._rates(values),
-            f" | {waits}",
+            *([] if self.ended else [waits]),
             f" | acting {values['acting'].partition(' (')[0]}",
             f" | loss {values['loss']}",
             f" | staleness {values['staleness'].replace(' updates', '').replace(' update', '')}",
@@ -114,6 +116,13 @@ class Readout:
 def readout(snapshot: Snapshot) -> Readout:
     """Format `snapshot`. Pure; any thread."""
     elapsed = duration(snapshot.wall_seconds)
+    ended = snapshot.stop_reason is not None
+    if ended and snapshot.train_seconds > 0:  # the last interval was that of the final evaluation
+        snapshot = replace(
+            snapshot,
+            env_steps_per_second=snapshot.env_steps / snapshot.train_seconds,
+            updates_per_second=snapshot.updates / snapshot.train_seconds,
+        )
     return Readout(
         title=plain(f"{snapshot.algo} {snapshot.env} seed {snapshot.seed}"),
         state=state_text(snapshot),
@@ -128,6 +137,7 @@ def readout(snapshot: Snapshot) -> Readout:
         fusion=_fusion(snapshot.groups),
         actors=_actors(snapshot),
         error=plain((snapshot.error or "").partition("\n")[0]),
+        ended=ended,
     )
 
 

@@ -96,6 +96,13 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
     assert line.startswith("12s starting 0/4,000 steps | return -, evaluation - | 3,400 steps/s")
 
 
+def test_the_line_of_a_run_that_has_ended_has_the_rates_of_all_of_it() -> None:
+    """Those of the last interval are of the final evaluation, in which actors wait and nothing is learned."""
+    last = {"env_steps_per_second": 0.0, "updates_per_second": 0.0, "actor_wait_fraction": 1.0}
+    line = readout(make_snapshot(state="finished", stop_reason="total_steps", updates=2000, **last)).line()
+    assert " | 100 steps/s, 200 updates/s | acting" in line and "waits" not in line
+
+
 def test_the_line_of_a_run_that_failed() -> None:
     failed = make_snapshot(state="failed", stop_reason="failed", error="[ASYNC002] actor 1\n  env: x")
     assert readout(failed).line() == "12s failed 1,000/4,000 steps | [ASYNC002] actor 1"
