@@ -39,6 +39,8 @@ def record(name: str, **overrides: Any) -> Algorithm:
     sizes: dict[str, Any] = {"hidden_sizes": (16, 16), "batch_size": SIZE}
     if ALGORITHMS[name].update_loop == "sequences":
         sizes |= {"recurrent_size": 12, "sequence_length": 4, "burn_in": 3, "n_step": 2}
+    if name == "crossq":  # 512 wide by default
+        sizes |= {"critic_hidden_sizes": (16, 16)}
     made: Algorithm = ALGORITHMS[name](**{**sizes, **overrides})
     return made
 

@@ -13,21 +13,22 @@ from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.rounds import Rounds
 
 SIZE, RANKS = 37, 3
+ROUNDS, ABSENT = 200, slice(50, 100)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_a_round_is_the_weighted_mean_and_tells_all_ranks_the_same(name: str) -> None:
     meeting = Meeting(RANKS)
     generator = torch.Generator().manual_seed(0)
-    given = torch.randint(-8, 9, (500, RANKS, SIZE), generator=generator).float()
-    weights = 2.0 ** torch.randint(0, 3, (500, RANKS), generator=generator)
-    weights[100:200, 1] = 0.0
+    given = torch.randint(-8, 9, (ROUNDS, RANKS, SIZE), generator=generator).float()
+    weights = 2.0 ** torch.randint(0, 3, (ROUNDS, RANKS), generator=generator)
+    weights[ABSENT, 1] = 0.0
 
     def rank(index: int) -> list[torch.Tensor]:
         rounds = Rounds(meeting.peers(index), ENCODINGS[name](SIZE), tail=1)
         found = []
-        for step in range(500):
-            absent = 100 <= step < 200 and index == 1
+        for step in range(ROUNDS):
+            absent = index == 1 and step in range(ROUNDS)[ABSENT]
             vector = None if absent else given[step, index]
             round_ = rounds.exchange(
                 vector, float(weights[step, index]), ends=step % 7 == index, tail=(10.0 * index,)
@@ -39,7 +40,7 @@ def test_a_round_is_the_weighted_mean_and_tells_all_ranks_the_same(name: str) ->
         return found
 
     found = on_ranks(RANKS, rank)
-    for step in range(500):
+    for step in range(ROUNDS):
         total = weights[step].sum()
         expected = (given[step] * weights[step, :, None]).sum(dim=0) / total
         for own in found:
