@@ -16,6 +16,7 @@ import pytest
 from shared_fork_server import SharedProcess, own_fork_server, shared_fork_server
 
 from asyncrl.algorithms import ALGORITHMS
+from asyncrl.config import usable_cores
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.shm.prepare import prepare_quietly
 
@@ -126,6 +127,12 @@ def libuv_has_started() -> None:
     from asyncrl.trainer.run_thread import new_event_loop
 
     new_event_loop().close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """On one core every run of two actors warns of it (ASYNC021)."""
+    if usable_cores() == 1:
+        config.addinivalue_line("filterwarnings", "ignore:.ASYNC021.")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
