@@ -18,9 +18,8 @@ LEFT_OVER = ("http.json", ".http.json.*", ".*.tmp", "checkpoints/.*")
 def make_parser() -> Parser:
     """Flags of `asyncrl clean`."""
     parser = Parser(
-        prog="asyncrl clean",
-        usage="asyncrl clean [FOLDER] [--empty] [--dry-run]",
-        description="Remove what killed runs have left: addresses of pages that are gone and half-written files. "
+        "clean [FOLDER] [--empty] [--dry-run]",
+        "Remove what killed runs have left: addresses of pages that are gone and half-written files. "
         "Results stay.",
     )
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")

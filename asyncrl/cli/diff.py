@@ -14,11 +14,7 @@ from asyncrl.show.kept_run import number as number_of
 
 def make_parser() -> Parser:
     """Flags of `asyncrl diff`."""
-    parser = Parser(
-        prog="asyncrl diff",
-        usage="asyncrl diff A B",
-        description="Show the options in which two runs differ, and their outcome.",
-    )
+    parser = Parser("diff A B", "Show the options in which two runs differ, and their outcome.")
     parser.add_argument("A", help="directory of a run")
     parser.add_argument("B", help="directory of another")
     return parser

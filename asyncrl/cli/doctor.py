@@ -20,9 +20,8 @@ WELL = "Nothing stands out."
 def make_parser() -> Parser:
     """Flags of `asyncrl doctor`."""
     parser = Parser(
-        prog="asyncrl doctor",
-        usage="asyncrl doctor RUN [--all] [--json]",
-        description="Say what is wrong with a run, which option to change, and what shows it.",
+        "doctor RUN [--all] [--json]",
+        "Say what is wrong with a run, which option to change, and what shows it.",
     )
     parser.add_argument("RUN", help="directory of a run, finished or not")
     parser.add_argument("--all", action="store_true", help="every finding, not the most serious alone")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
@@ -44,18 +43,7 @@ class EvalOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl eval`."""
-    parser = Parser(
-        prog="asyncrl eval",
-        usage="asyncrl eval RUN [options]",
-        description="Play greedy episodes with the policy of a run.",
-    )
-    add_policy_flags(parser, EvalOptions)
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> EvalOptions:
-    """Parse the options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
-    return parse_policy_flags(make_parser(), EvalOptions, arguments)
+    return PolicyParser("eval RUN [options]", "Play greedy episodes with the policy of a run.", EvalOptions)
 
 
 def run(options: EvalOptions, server: ForkServer) -> int:

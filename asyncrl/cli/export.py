@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.cli.flags import Parser, PolicyParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +33,9 @@ class ExportOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl export`."""
-    parser = Parser(
-        prog="asyncrl export",
-        usage="asyncrl export RUN --onnx FILE [options]",
-        description="Write the policy of a run to a file of its own.",
+    return PolicyParser(
+        "export RUN --onnx FILE [options]", "Write the policy of a run to a file of its own.", ExportOptions
     )
-    add_policy_flags(parser, ExportOptions)
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> ExportOptions:
-    """Parse the options of `asyncrl export`. Raises SystemExit with code 2 for a wrong flag or value."""
-    return parse_policy_flags(make_parser(), ExportOptions, arguments)
 
 
 def run(options: ExportOptions) -> int:

@@ -17,11 +17,7 @@ from asyncrl.show.kept_run import KeptRun, find_runs
 
 def make_parser() -> Parser:
     """Flags of `asyncrl ls`."""
-    parser = Parser(
-        prog="asyncrl ls",
-        usage="asyncrl ls [FOLDER] [--json]",
-        description="List the runs of a folder, the newest last.",
-    )
+    parser = Parser("ls [FOLDER] [--json]", "List the runs of a folder, the newest last.")
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser

@@ -95,9 +95,9 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         return _run(COMMANDS[arguments[0]], arguments[1:])
     parser = Parser(
+        "COMMAND ...",
+        "Asynchronous reinforcement learning on one workstation.",
         prog="asyncrl",
-        usage="asyncrl COMMAND ...",
-        description="Asynchronous reinforcement learning on one workstation.",
         epilog=_list_of_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

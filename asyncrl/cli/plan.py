@@ -63,12 +63,7 @@ def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str
         options: options of the run that become flags.
         algorithm: name of the algorithm, or None.
     """
-    parser = Parser(
-        prog=f"asyncrl {command}",
-        usage=f"asyncrl {command} ENV --algo ALGO [options]",
-        description=text,
-        answer=lambda flag: answer(flag, algorithm),
-    )
+    parser = Parser(f"{command} ENV --algo ALGO [options]", text, answer=lambda flag: answer(flag, algorithm))
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=options, brief=True)
     parser.add_argument(

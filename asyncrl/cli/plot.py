@@ -17,9 +17,8 @@ NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training r
 def make_parser() -> Parser:
     """Flags of `asyncrl plot`."""
     parser = Parser(
-        prog="asyncrl plot",
-        usage="asyncrl plot RUN... [options]",
-        description="Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
+        "plot RUN... [options]",
+        "Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
         "band of one standard deviation.",
     )
     parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")

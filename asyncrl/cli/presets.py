@@ -13,9 +13,8 @@ from asyncrl.cli.text_table import text_table
 def make_parser() -> Parser:
     """Flags of `asyncrl presets`."""
     parser = Parser(
-        prog="asyncrl presets",
-        usage="asyncrl presets [ENV or ALGO]",
-        description="List the settings that are tuned for an environment, and the greedy return that they reached.",
+        "presets [ENV or ALGO]",
+        "List the settings that are tuned for an environment, and the greedy return that they reached.",
         epilog="`asyncrl train ENV --algo ALGO` takes them; a flag goes before them.",
     )
     parser.add_argument("NAME", nargs="?", help="an environment or an algorithm; prints the settings too")

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl ps`."""
-    parser = Parser(
-        prog="asyncrl ps",
-        usage="asyncrl ps [--json]",
-        description="List your runs that go on now, in terminals, scripts and notebooks.",
-    )
+    parser = Parser("ps [--json]", "List your runs that go on now, in terminals, scripts and notebooks.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser
 
