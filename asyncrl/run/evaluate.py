@@ -28,32 +28,23 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import describe_error
-from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, alone, copy_of
+from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, TimedCopy, alone, copy_of
 from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
 FAILURES_IN_A_ROW = 5
 """Consecutive failed evaluations that end a run that only an evaluation can end."""
-
-
-class Evaluator(Protocol):
-    """Plays greedy episodes with given weights, outside the event-loop thread."""
-
-    async def evaluate(
-        self, weights: NDArray[np.float32], episodes: int, key: tuple[int, ...] = ()
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Play exactly `episodes` fresh episodes, the same ones for the same key; returns their returns and lengths."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,10 +89,10 @@ class EvaluationSchedule:
     def __init__(
         self,
         plan: EvaluationPlan,
-        evaluator: Evaluator,
-        trainee: Trainee,
+        evaluator: RemoteEvaluator,
+        trainee: Learner,
         clock: TrainClock,
-        copies: Copies,
+        copies: CopiesBySteps | CopiesBySeconds,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
         on_evaluation: Callable[[EvaluationResult], None] = lambda _: None,
     ) -> None:
