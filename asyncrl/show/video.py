@@ -103,15 +103,8 @@ class VideoWriter:
         frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", size, "-framerate", rate, "-i", "-"]
         output = _GIF if self.path.suffix.lower() == ".gif" else _FILM
         # imageio_ffmpeg's `write_frames` leaves pipes open.
-        command = [
-            imageio_ffmpeg.get_ffmpeg_exe(),
-            "-y",
-            "-loglevel",
-            "error",
-            *frames,
-            *output,
-            str(self._unfinished),
-        ]
+        program = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+        command = [*program, *frames, *output, str(self._unfinished)]
         # In a session of its own: a terminal sends Ctrl-C to the whole foreground group, and ffmpeg ends with an error.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
