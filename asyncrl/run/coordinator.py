@@ -223,7 +223,8 @@ class Coordinator:
         """Write the run's options and machine, and open its metric files, if it has a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
-                write_run_files(self._directory, *self._group.whole, self.source, self._group.resumed)
+                resumed = self._group.resumed.record() if self._group.resumed is not None else None
+                write_run_files(self._directory, *self._group.whole, self.source, resumed)
                 self._reporting.open_files(self._directory.path)
 
     # --- train -------------------------------------------------------------------------------------------------------
