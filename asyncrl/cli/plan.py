@@ -57,11 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str | None) -> Parser:
     """Flags of a command that trains for a few seconds, with those of `algorithm` if it is known.
 
-    Args:
-        command: the command's name.
-        text: its description.
-        options: options of the run that become flags.
-        algorithm: name of the algorithm, or None.
+    `options` of the run become flags, and `text` is the description.
     """
     parser = Parser(f"{command} ENV --algo ALGO [options]", text, answer=lambda flag: answer(flag, algorithm))
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
@@ -133,19 +129,15 @@ def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
         )
         for pilot in pilots
     ]
+    fastest = f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
+    if total_steps is not None and best.env_steps_per_second > 0:
+        minutes = total_steps / best.env_steps_per_second / 60
+        fastest += f": {total_steps:,} steps in {minutes:,.1f} minutes"
     lines = [
         text_table(header, rows),
         "",
-        f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
-        + _duration(best, total_steps),
+        fastest,
         f"limit    {LIMITS[best.limit]}",
         "note     speed alone: with fewer environments at once, data are fresher and fewer steps may be needed",
     ]
     return "\n".join(lines)
-
-
-def _duration(best: Pilot, total_steps: int | None) -> str:
-    if total_steps is None or best.env_steps_per_second <= 0:
-        return ""
-    minutes = total_steps / best.env_steps_per_second / 60
-    return f": {total_steps:,} steps in {minutes:,.1f} minutes"

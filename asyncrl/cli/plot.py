@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     """Plot; returns the exit code."""
     from asyncrl.show.curves import curves, default_metric
 
-    runs = [run for path in options.RUN for run in _runs(path)]
+    runs: list[KeptRun] = []
+    for path in options.RUN:
+        runs += find_runs(Path(path).expanduser()) or [existing_run(path)]
     metric = options.metric or default_metric(runs)
     lines = curves(runs, metric, options.x, each=options.each)
     if not lines:
@@ -46,17 +48,12 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         from asyncrl.show.picture import write_picture
 
-        path = Path(options.out).expanduser()
-        write_picture(path, lines, f"{name} over {options.x}", options.x, name)
-        print(path)
+        file = Path(options.out).expanduser()
+        write_picture(file, lines, f"{name} over {options.x}", options.x, name)
+        print(file)
     else:
         from asyncrl.show.text_plot import text_plot
 
         width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
         print(text_plot(lines, f"{name} over {options.x}", options.x, width=width))
     return 0
-
-
-def _runs(path: str) -> list[KeptRun]:
-    """All runs of a folder, or the run in a directory."""
-    return find_runs(Path(path).expanduser()) or [existing_run(path)]

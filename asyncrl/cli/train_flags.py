@@ -52,7 +52,9 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
     parser = Parser(
         "train ENV --algo ALGO [options]",
         "Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
-        epilog=_closing(),
+        epilog=f"algorithms: {' '.join(ALGORITHMS)}\n"
+        "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
+        "defaults for known environments.",
         add_help=False,
         answer=lambda flag: answer(flag, names[0] if len(names) == 1 else None),
     )
@@ -69,14 +71,6 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
         group = parser.add_argument_group(f"options of {name}")
         add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=True)
     return parser
-
-
-def _closing() -> str:
-    return (
-        f"algorithms: {' '.join(ALGORITHMS)}\n"
-        "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
-        "defaults for known environments."
-    )
 
 
 def algorithms_named(arguments: Sequence[str]) -> list[str]:

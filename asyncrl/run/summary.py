@@ -45,7 +45,11 @@ def summarize(
         **{name: getattr(last, name) for name in SAME},
         **_to_target(last, final),
         "episodes_return_mean": last.return_mean,
-        "eval": _evaluation(final),
+        "eval": {
+            "return_mean": final.return_mean if final else None,
+            "return_std": final.return_std if final else None,
+            "episodes": final.episodes if final else 0,
+        },
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,
         "staleness": distribution(learner.staleness_overall)
@@ -61,13 +65,6 @@ def summarize(
         "actor_restarts": last.actor_restarts,
         **summary_of(last.groups),
     }
-
-
-def _evaluation(final: EvaluationResult | None) -> dict[str, Any]:
-    """Statistics of the final evaluation."""
-    if final is None:
-        return {"return_mean": None, "return_std": None, "episodes": 0}
-    return {"return_mean": final.return_mean, "return_std": final.return_std, "episodes": final.episodes}
 
 
 def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def collect(run: KeptRun) -> Evidence:
     reports = [entry for entry in run.lines() if STEPS in entry]
     algorithm = run.options.get(run.algo, {})
     summary = run.summary
+    restarts = _values(reports, "async/actor_restarts")
+    cores = integer(table(run.meta, "machine").get("cores")) or 2
     updates = integer(summary.get("updates"))
     if updates is None:
         updates = max((integer(entry.get("train/n_updates")) or 0 for entry in reports), default=0)
@@ -95,23 +97,18 @@ def collect(run: KeptRun) -> Evidence:
     return Evidence(
         on_policy="segment_length" in algorithm,
         options=algorithm,
-        actors=_actors(run),
+        actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
         error=str(summary.get("error") or ""),
         steps=run.env_steps,
         updates=updates,
-        restarts=integer(summary.get("actor_restarts")) or _last_restarts(reports),
+        restarts=integer(summary.get("actor_restarts")) or int(next(reversed(restarts), 0)),
         discarded=number(table(summary, "staleness").get("discarded_fraction")),
         first_entropy=next(iter(_values(reports, "train/entropy")), None),
         **_returns(run),
         **means,
     )
-
-
-def _actors(run: KeptRun) -> int:
-    given = integer(run.options.get("trainer", {}).get("num_actors"))
-    return given or max(1, (integer(table(run.meta, "machine").get("cores")) or 2) - 1)
 
 
 def _returns(run: KeptRun) -> dict[str, Any]:
@@ -142,7 +139,3 @@ def _tail_mean(reports: Sequence[dict[str, Any]], name: str) -> float | None:
     values = _values(reports, name)
     tail = values[-max(1, int(len(values) * TAIL)) :]
     return sum(tail) / len(tail) if tail else None
-
-
-def _last_restarts(reports: Sequence[dict[str, Any]]) -> int:
-    return int(next(reversed(_values(reports, "async/actor_restarts")), 0))
