@@ -69,14 +69,14 @@ async def build(
         AsyncRLError: something does not fit or is not available.
         ValueError: the pace would deadlock.
     """
-    config, algorithm, resumed = setup.config, setup.algorithm, setup.resumed
+    config, algorithm, resumed = setup.config, setup.algorithm, setup.group.resumed
     thread = LearnerThread(config.torch_threads)
     stack.callback(thread.close)
     policy, first = algorithm.make_policy(setup.spec), await _first_policy(setup)
     device = choose_device(config.device, policy.weight_count)
     take_own_gpu(device)
     warn_of_too_many_threads(config)
-    loop = loop_builder(algorithm, config, setup.spec, setup.step_limit)
+    loop = loop_builder(algorithm, config, setup.spec, setup.group.share[0])
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
     policy_bytes, layout = pack_policy(policy), loop.ring_layout()
     requests = make_requests(setup, policy, layout, stack)
@@ -140,7 +140,7 @@ def _pool(
 async def _first_policy(setup: Setup) -> PortablePolicy | None:
     """Load the policy of `init_from`, whose weights a new run starts with; None without one or for a resumed run."""
     path = setup.config.init_from
-    if path is None or setup.resumed is not None:
+    if path is None or setup.group.resumed is not None:
         return None
     return await asyncio.to_thread(policy_to_begin_with, Path(path), setup.algorithm, setup.spec)
 
@@ -191,21 +191,22 @@ def _records(
     saver = CheckpointSaver(config, algorithm, *where, learner, clock, lambda: reporting.episodes.count)
     saver.on_saved = reporting.callbacks.checkpoint
     copies = (  # by steps the learner's own copies, by seconds its newest weights
-        CopiesBySteps(learner.snapshots, clock, learner.data_arrived, setup.other_steps)
+        CopiesBySteps(learner.snapshots, clock, learner.data_arrived, setup.group.other_steps)
         if config.eval_interval_seconds is None
-        else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.other_steps)
+        else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.group.other_steps)
     )
     plan = EvaluationPlan(
         config.eval_episodes,
         config.target_return,
         config.target_eval_episodes,
         only_stop=config.only_evaluation_stops,
-        other_steps=setup.other_steps,
+        other_steps=setup.group.other_steps,
     )
     notified = (saver.save_best, reporting.evaluated)
     schedule = EvaluationSchedule(plan, evaluator, learner, clock, copies, *notified)
     keeps = keeps_rows(algorithm, config.save_replay_buffer)
-    saver.capture = RunCapture(learner, pool, reporting, schedule, clock, algorithm, keeps)
+    captured = (learner, pool, reporting, schedule, clock, algorithm, keeps)
+    saver.capture = RunCapture(*captured, others=setup.group.others)
     reporting.schedule = schedule
     return saver, schedule
 

@@ -178,14 +178,11 @@ class Coordinator:
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self._open_files()
-        where = (self._directory, self._server, self._clock, self._group.resumed)
-        share = (*self._group.share, self._group.other_steps)
-        setup = Setup(self.config, self.algorithm, self.source, spec, *where, *share)
+        where = (self._directory, self._server, self._clock)
+        setup = Setup(self.config, self.algorithm, self.source, spec, *where, self._group)
         with single_error():
             parts = await build(setup, self._reporting, stack, on_failure=self.fail)
         stack.push_async_callback(self._group.leave)
-        if parts.saver.capture is not None:
-            parts.saver.capture.others = self._group.others
         await self._group.attach(parts.learner, self.stop, self.fail)
         return parts
 
