@@ -41,8 +41,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def run(options: argparse.Namespace, server: ForkServer) -> int:
-    """Try the environment and print the result; returns the exit code. Raises the errors that a run would raise."""
+def run(options: argparse.Namespace, server: ForkServer) -> None:
+    """Try the environment and print the result. Raises the errors that a run would raise."""
     from asyncrl.actors.probe import trial
     from asyncrl.envs.source import EnvSource
 
@@ -50,7 +50,6 @@ def run(options: argparse.Namespace, server: ForkServer) -> int:
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
     facts = _facts(asyncio.run(trial(server, source, options.seconds)))
     print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
-    return 0
 
 
 def _facts(trial: Trial) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Remove leftover files and print their names; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Remove leftover files and print their names."""
     folder = existing_folder(options.FOLDER, "clean")
     ended = [run for run in find_runs(folder) if run.pid is None]
     empty = [run.path for run in ended if options.empty and is_empty(run)]
@@ -42,7 +42,6 @@ def run(options: argparse.Namespace) -> int:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     if not files and not empty:
         print(f"nothing is left over in {folder}")
-    return 0
 
 
 def left_over(run: KeptRun) -> Iterator[Path]:

@@ -23,12 +23,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the script; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the script."""
     import shtab
 
     print(shtab.complete(whole_parser(), options.SHELL))
-    return 0
 
 
 def whole_parser() -> argparse.ArgumentParser:

@@ -20,8 +20,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print both tables; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print both tables."""
     runs = [existing_run(options.A), existing_run(options.B)]
     shared = set(runs[0].options) & set(runs[1].options)  # leaves out the options of two different algorithms
     rows = [
@@ -34,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
     first, second = (_outcome(run) for run in runs)
     outcome = [(name, first[name], second[name]) for name in first]
     print(text_table(("outcome", "A", "B"), outcome, right=("A", "B")))
-    return 0
 
 
 def _text(value: Any) -> str:

@@ -29,8 +29,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the findings; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the findings."""
     from asyncrl.show.diagnosis import diagnose
     from asyncrl.show.evidence import collect
 
@@ -45,7 +45,6 @@ def run(options: argparse.Namespace) -> int:
         print("\n\n".join(_text(finding, kept.algo) for finding in shown))
         if len(findings) > len(shown):
             print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {options.RUN} --all")
-    return 0
 
 
 def _text(finding: Finding, algo: str) -> str:

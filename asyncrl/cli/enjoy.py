@@ -71,8 +71,8 @@ def make_parser() -> Parser:
     )
 
 
-def run(options: EnjoyOptions) -> int:
-    """Play and show episodes; returns the exit code."""
+def run(options: EnjoyOptions) -> None:
+    """Play and show episodes."""
     from asyncrl.envs.checks import close_env
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.show.video import VideoWriter, frames_per_second, require_video
@@ -102,12 +102,11 @@ def run(options: EnjoyOptions) -> int:
         if video is None:
             with contextlib.suppress(WindowClosed):
                 _show(policy, env, options, None)
-            return 0
+            return
         fps = options.fps or frames_per_second(env)
         with VideoWriter(video, fps) as writer:
             _show(policy, env, options, writer)
         print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)
-    return 0
 
 
 def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:

@@ -46,8 +46,8 @@ def make_parser() -> Parser:
     return PolicyParser("eval RUN [options]", "Play greedy episodes with the policy of a run.", EvalOptions)
 
 
-def run(options: EvalOptions, server: ForkServer) -> int:
-    """Play the episodes and print their returns; returns the exit code. Reading a checkpoint imports torch."""
+def run(options: EvalOptions, server: ForkServer) -> None:
+    """Play the episodes and print their returns. Reading a checkpoint imports torch."""
     from asyncrl.policies.load import checkpoint_file, load
 
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
@@ -65,7 +65,6 @@ def run(options: EvalOptions, server: ForkServer) -> int:
             f"file         {path}",
             flush=True,
         )
-    return 0
 
 
 async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:

@@ -44,13 +44,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_exactly(plain)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the explanation; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the explanation."""
     text, known = explain(options.OPTION)
     if not known:
         make_parser().error(text)
     print(text)
-    return 0
 
 
 def explain(name: str) -> tuple[str, bool]:

@@ -38,8 +38,8 @@ def make_parser() -> Parser:
     )
 
 
-def run(options: ExportOptions) -> int:
-    """Write the files; returns the exit code."""
+def run(options: ExportOptions) -> None:
+    """Write the files."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.policies.onnx_export import require_onnx
     from asyncrl.storage.disk_space import error_of_file
@@ -55,4 +55,3 @@ def run(options: ExportOptions) -> int:
             with error_of_file("the policy", Path(file).expanduser()):
                 written = write(file)
             print(f"{what:12} {written}", flush=True)
-    return 0

@@ -23,8 +23,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     folder = existing_folder(options.FOLDER, "ls")
     runs = [_facts(run, folder) for run in find_runs(folder)]
     if options.json:
@@ -33,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"no run lies in {folder}")
     else:
         print(_table(runs))
-    return 0
 
 
 def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:

@@ -119,13 +119,13 @@ def _run(command: Command, arguments: list[str]) -> int:
     _find_modules_here()
     _show_warnings_plainly()
     if not command.needs_server:
-        return int(module.run(options))
+        return module.run(options) or 0
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()
     server.start()
     try:
-        return int(module.run(options, server))
+        return module.run(options, server) or 0
     finally:
         server.close()
 

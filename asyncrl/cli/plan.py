@@ -89,8 +89,8 @@ def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) 
     return parsed
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code. Raises what a run raises."""
+def run(options: argparse.Namespace) -> None:
+    """Measure and print. Raises what a run raises."""
     from asyncrl.trainer.pilot import fastest, plan
 
     cores = options.cores or usable_cores()
@@ -107,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, allow_nan=False))
     else:
         print(_text(pilots, best, options.config.total_steps))
-    return 0
 
 
 def _show(pilot: Pilot) -> None:

@@ -29,8 +29,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Plot; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Plot."""
     from asyncrl.show.curves import curves, default_metric
 
     runs: list[KeptRun] = []
@@ -56,4 +56,3 @@ def run(options: argparse.Namespace) -> int:
 
         width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
         print(text_plot(lines, f"{name} over {options.x}", options.x, width=width))
-    return 0

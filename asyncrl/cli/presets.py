@@ -21,8 +21,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     rows = [
         (env, algo, preset.reached or "not measured")
         for algo in ALGORITHMS
@@ -37,7 +37,6 @@ def run(options: argparse.Namespace) -> int:
     if name is not None:
         for env, algo, _ in sorted(rows):
             print("\n" + _settings(env, algo))
-    return 0
 
 
 def _settings(env: str, algo: str) -> str:

@@ -20,8 +20,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     from asyncrl.cli.live_runs import live_runs
 
     lives = live_runs()
@@ -32,7 +32,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         header = ("pid", "env", "algo", "state", "steps", "run", "page")
         print(text_table(header, [_cells(live) for live in lives], right=("pid", "steps"), whole=("page",)))
-    return 0
 
 
 def _cells(live: LiveRun) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A command is a module of this folder with two or three functions; a new command 
 
     def make_parser() -> Parser: ...                     # its flags; for help, tab completion and tests
     def parse(arguments: Sequence[str]) -> Options: ...  # optional: makes the argument of `run` from the flags
-    def run(options: Options) -> int: ...                # the exit code; takes a fork server too if it needs one
+    def run(options: Options) -> int | None: ...         # exit code, None is 0; takes a fork server if it needs one
 
 `make_parser` and `parse` import nothing heavy: torch, numba and gymnasium are imported inside `run`, or by a module
 that `run` imports. The fork server is started between `parse` and `run` and always closed after `run`.

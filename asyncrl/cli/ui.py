@@ -30,8 +30,8 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; returns the exit code.
+def run(options: argparse.Namespace) -> None:
+    """Serve until Ctrl-C.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
     folder = existing_folder(options.FOLDER, "ui")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(folder.resolve(), options.port))
-    return 0
 
 
 async def _serve(folder: Path, port: int) -> None:
