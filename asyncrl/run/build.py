@@ -34,7 +34,7 @@ from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.protocols import Algorithm, Updater
-from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
+from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 from asyncrl.run.inference import make_requests, start_server
 from asyncrl.run.machine import choose_device, take_own_gpu, warn_of_too_many_threads
@@ -195,15 +195,8 @@ def _records(
         if config.eval_interval_seconds is None
         else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.group.other_steps)
     )
-    plan = EvaluationPlan(
-        config.eval_episodes,
-        config.target_return,
-        config.target_eval_episodes,
-        only_stop=config.only_evaluation_stops,
-        other_steps=setup.group.other_steps,
-    )
     notified = (saver.save_best, reporting.evaluated)
-    schedule = EvaluationSchedule(plan, evaluator, learner, clock, copies, *notified)
+    schedule = EvaluationSchedule(config, evaluator, learner, clock, copies, *notified)
     keeps = keeps_rows(algorithm, config.save_replay_buffer)
     captured = (learner, pool, reporting, schedule, clock, algorithm, keeps)
     saver.capture = RunCapture(*captured, others=setup.group.others)

@@ -54,7 +54,7 @@ class CopiesBySteps:
         self._snapshots = snapshots
         self._clock = clock
         self._taken = taken
-        self._other_steps = other_steps
+        self.other_steps = other_steps
         self._arrivals: deque[tuple[float, int]] = deque()
         self._changed = asyncio.Event()
         self._ended = False
@@ -83,7 +83,7 @@ class CopiesBySteps:
 
     def _note_arrival(self) -> None:
         copy = self._snapshots.waiting()[len(self._arrivals)]
-        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
+        self._arrivals.append((self._clock.train_seconds, self.other_steps(copy.env_steps)))
         self._changed.set()
 
 
@@ -105,7 +105,7 @@ class CopiesBySeconds:
         other_steps: Callable[[int], int] = alone,
     ) -> None:
         self._interval = interval_seconds
-        self._other_steps = other_steps
+        self.other_steps = other_steps
         self._trainee = trainee
         self._clock = clock
         self._updates_then = 0
@@ -122,7 +122,7 @@ class CopiesBySeconds:
             return None
         copy = await copy_of(self._trainee)
         self._updates_then = copy.updates
-        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
+        return TimedCopy(copy, self._clock.train_seconds, self.other_steps(copy.env_steps))
 
     def end(self) -> None:
         """Note that training has ended; nothing more is evaluated."""
