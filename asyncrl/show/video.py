@@ -9,7 +9,6 @@ import importlib.util
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -140,9 +139,7 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._finish()
         except ResourceError:
