@@ -164,7 +164,6 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
 
 
 def _text(option: Option, brief: bool) -> str:
-    """Help text of an option with its default."""
     text = option.help.rstrip(".")
     if brief:
         text = first_clause(text)

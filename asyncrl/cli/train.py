@@ -6,7 +6,6 @@ from the record's default.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
@@ -70,9 +69,11 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
-    algorithm = _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+    record: Any = ALGORITHMS[algo]
+    given = given_flags(parsed, record, f"{algo}.")
+    rest = {**option_values(record.preset(env)), **tables.get(algo, {})}
+    algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
-        given = given_flags(parsed, ALGORITHMS[algo], f"{algo}.")
         algorithm = _with_own_functions(algorithm, file.parent, given)
     return config, algorithm
 
@@ -102,20 +103,6 @@ def _with_own_functions(algorithm: Any, run: Path, given: Container[str]) -> Any
 def _is_own_file(run_dir: str | None, file: Path) -> bool:
     """Whether `file` is the `config.toml` of the run in `run_dir`. Training again needs another directory then."""
     return run_dir is not None and Path(run_dir).expanduser().resolve() == file.resolve().parent
-
-
-def _algorithm(
-    parser: Parser,
-    parsed: argparse.Namespace,
-    env: str,
-    algo: str,
-    in_file: dict[str, Any],
-    file: Path | None,
-) -> Any:
-    record = ALGORITHMS[algo]
-    tuned = option_values(record.preset(env))
-    flags = given_flags(parsed, record, f"{algo}.")
-    return _record(parser, record, flags, {**tuned, **in_file}, file, algo)
 
 
 def _record(

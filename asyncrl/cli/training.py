@@ -80,7 +80,6 @@ def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
 
 
 def _best(trainer: Trainer) -> EvaluationResult | None:
-    """Best greedy evaluation of the run."""
     snapshot = trainer.snapshot()
     return snapshot.best_evaluation if snapshot is not None else None
 

@@ -156,7 +156,6 @@ async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Upda
 async def _look_at_disk(
     setup: Setup, plan: PoolPlan, thread: LearnerThread, core: Any, weight_count: int
 ) -> None:
-    """Warn if the disk has too little space for the checkpoints."""
     config = setup.config
     if setup.directory.path is None:
         return
@@ -174,7 +173,6 @@ def _learner(
     connections: Connections,
     thread: LearnerThread,
 ) -> Learner:
-    """Make the learner over the rings."""
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(pool.rings, connections.mailbox, pool.wake, snapshots, setup.directory.path)
@@ -185,7 +183,6 @@ def _learner(
 def _records(
     setup: Setup, pool: ActorPool, learner: Learner, evaluator: RemoteEvaluator, reporting: Reporting
 ) -> tuple[CheckpointSaver, EvaluationSchedule]:
-    """Make the checkpoint saver and the evaluation schedule."""
     config, algorithm, clock = setup.config, setup.algorithm, setup.clock
     where = (setup.spec, setup.source, setup.directory)
     saver = CheckpointSaver(config, algorithm, *where, learner, clock, lambda: reporting.episodes.count)

@@ -123,7 +123,6 @@ def _counters(env_steps: int, learner: LearnerReport, server: InferenceServer | 
 
 
 def _of_learner(learner: LearnerReport) -> dict[str, Any]:
-    """Snapshot fields from the learner's report."""
     metrics, balance = dict(learner.train_metrics), learner.balance
     return {
         "updates": learner.updates,
