@@ -126,7 +126,5 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
             raise
-        except (
-            ValueError
-        ) as error:  # some rules, such as a deadlocking pace, are checked when the run is built
+        except ValueError as error:  # a rule that is checked when the run is built: a pace that deadlocks
             return reported_as_usage(error, "train", algorithm.name)

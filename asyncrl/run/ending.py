@@ -128,9 +128,7 @@ class Ending:
         if parts is not None and error is None and evaluates:
             evaluation, failure = await self._evaluate(parts)
             if evaluation is not None and weights is not None:
-                await save_before_evaluating(
-                    parts.saver, weights
-                )  # again, for a resumed run to have this evaluation
+                await save_before_evaluating(parts.saver, weights)  # again, with this evaluation
         text = None if error is None else describe_error(error)
         snapshot = self.reporting.last_snapshot(report, reason, text)
         summary = summarize(snapshot, report, evaluation, self.reporting.actor_wait_seconds())
