@@ -38,8 +38,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return plan.parse_pilot(arguments, make_parser)
 
 
-def run(options: argparse.Namespace, server: ForkServer) -> int:
-    """Measure and print; returns the exit code. Raises what a run raises."""
+def run(options: argparse.Namespace, server: ForkServer) -> None:
+    """Measure and print. Raises what a run raises."""
     from asyncrl.actors.probe import trial
     from asyncrl.envs.source import EnvSource
     from asyncrl.trainer.pilot import run_pilot
@@ -55,7 +55,6 @@ def run(options: argparse.Namespace, server: ForkServer) -> int:
         run_pilot(config, algorithm, config.actors, config.envs_per_actor, seconds),
     )
     print(json.dumps(_facts(sides), allow_nan=False) if options.json else _text(sides))
-    return 0
 
 
 def _facts(sides: Sides) -> dict[str, object]:

@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from asyncrl.actors.limits import AwakeClock
@@ -79,9 +78,7 @@ class CallLimit:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl check`."""
-    parser = Parser(
-        prog="asyncrl check",
-        usage="asyncrl check ENV [options]",
-        description="Try an environment with random actions, in a process of its own.",
-    )
+    parser = Parser("check ENV [options]", "Try an environment with random actions, in a process of its own.")
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=("env_kwargs", "wrappers"), brief=True)
     parser.add_argument(
@@ -45,8 +41,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def run(options: argparse.Namespace, server: ForkServer) -> int:
-    """Try the environment and print the result; returns the exit code. Raises the errors that a run would raise."""
+def run(options: argparse.Namespace, server: ForkServer) -> None:
+    """Try the environment and print the result. Raises the errors that a run would raise."""
     from asyncrl.actors.probe import trial
     from asyncrl.envs.source import EnvSource
 
@@ -54,11 +50,11 @@ def run(options: argparse.Namespace, server: ForkServer) -> int:
     source = EnvSource.from_user(config.env).changed(config.env_kwargs, config.wrappers)
     facts = _facts(asyncio.run(trial(server, source, options.seconds)))
     print(json.dumps(facts, allow_nan=False) if options.json else _text(facts))
-    return 0
 
 
 def _facts(trial: Trial) -> dict[str, Any]:
     from asyncrl.algorithms.action_spaces import supported_algorithms
+    from asyncrl.algorithms.preset_files import load_presets
     from asyncrl.algorithms.registry import ALGORITHMS
 
     spec = trial.spec
@@ -83,7 +79,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
             "reward_high": trial.reward_high if trial.reward_low <= trial.reward_high else None,
         },
         "algorithms": supported,
-        "presets": [name for name in supported if _has_preset(name, spec.name)],
+        "presets": [name for name in supported if spec.name in load_presets(name)],
         "problems": list(trial.problems),
     }
 
@@ -99,12 +95,6 @@ def _action(action: ActionSpec) -> str:
     start = f", start={list(action.start)}" if action.start else ""
     shape = f" of shape {action.space_shape}" if action.space_shape else ""
     return f"MultiDiscrete({list(action.nvec)}{start}){shape}"
-
-
-def _has_preset(algo: str, env: str) -> bool:
-    from asyncrl.algorithms.preset_files import load_presets
-
-    return env in load_presets(algo)
 
 
 def _text(facts: dict[str, Any]) -> str:

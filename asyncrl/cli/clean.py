@@ -18,9 +18,8 @@ LEFT_OVER = ("http.json", ".http.json.*", ".*.tmp", "checkpoints/.*")
 def make_parser() -> Parser:
     """Flags of `asyncrl clean`."""
     parser = Parser(
-        prog="asyncrl clean",
-        usage="asyncrl clean [FOLDER] [--empty] [--dry-run]",
-        description="Remove what killed runs have left: addresses of pages that are gone and half-written files. "
+        "clean [FOLDER] [--empty] [--dry-run]",
+        "Remove what killed runs have left: addresses of pages that are gone and half-written files. "
         "Results stay.",
     )
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
@@ -31,8 +30,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Remove leftover files and print their names; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Remove leftover files and print their names."""
     folder = existing_folder(options.FOLDER, "clean")
     ended = [run for run in find_runs(folder) if run.pid is None]
     empty = [run.path for run in ended if options.empty and is_empty(run)]
@@ -43,7 +42,6 @@ def run(options: argparse.Namespace) -> int:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     if not files and not empty:
         print(f"nothing is left over in {folder}")
-    return 0
 
 
 def left_over(run: KeptRun) -> Iterator[Path]:

@@ -14,9 +14,8 @@ FOLDERS = ("RUN", "FOLDER", "A", "B", "run_dir")
 def make_parser() -> Parser:
     """Flags of `asyncrl completion`."""
     parser = Parser(
-        prog="asyncrl completion",
-        usage="asyncrl completion bash|zsh",
-        description="Print a script that completes commands, options and their values.",
+        "completion bash|zsh",
+        "Print a script that completes commands, options and their values.",
         epilog="bash:  asyncrl completion bash > ~/.local/share/bash-completion/completions/asyncrl\n"
         'zsh:   asyncrl completion zsh > "${fpath[1]}/_asyncrl"',
     )
@@ -24,12 +23,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the script; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the script."""
     import shtab
 
     print(shtab.complete(whole_parser(), options.SHELL))
-    return 0
 
 
 def whole_parser() -> argparse.ArgumentParser:

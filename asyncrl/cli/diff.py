@@ -14,18 +14,14 @@ from asyncrl.show.kept_run import number as number_of
 
 def make_parser() -> Parser:
     """Flags of `asyncrl diff`."""
-    parser = Parser(
-        prog="asyncrl diff",
-        usage="asyncrl diff A B",
-        description="Show the options in which two runs differ, and their outcome.",
-    )
+    parser = Parser("diff A B", "Show the options in which two runs differ, and their outcome.")
     parser.add_argument("A", help="directory of a run")
     parser.add_argument("B", help="directory of another")
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print both tables; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print both tables."""
     runs = [existing_run(options.A), existing_run(options.B)]
     shared = set(runs[0].options) & set(runs[1].options)  # leaves out the options of two different algorithms
     rows = [
@@ -38,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
     first, second = (_outcome(run) for run in runs)
     outcome = [(name, first[name], second[name]) for name in first]
     print(text_table(("outcome", "A", "B"), outcome, right=("A", "B")))
-    return 0
 
 
 def _text(value: Any) -> str:

@@ -20,9 +20,8 @@ WELL = "Nothing stands out."
 def make_parser() -> Parser:
     """Flags of `asyncrl doctor`."""
     parser = Parser(
-        prog="asyncrl doctor",
-        usage="asyncrl doctor RUN [--all] [--json]",
-        description="Say what is wrong with a run, which option to change, and what shows it.",
+        "doctor RUN [--all] [--json]",
+        "Say what is wrong with a run, which option to change, and what shows it.",
     )
     parser.add_argument("RUN", help="directory of a run, finished or not")
     parser.add_argument("--all", action="store_true", help="every finding, not the most serious alone")
@@ -30,8 +29,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the findings; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the findings."""
     from asyncrl.show.diagnosis import diagnose
     from asyncrl.show.evidence import collect
 
@@ -46,7 +45,6 @@ def run(options: argparse.Namespace) -> int:
         print("\n\n".join(_text(finding, kept.algo) for finding in shown))
         if len(findings) > len(shown):
             print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {options.RUN} --all")
-    return 0
 
 
 def _text(finding: Finding, algo: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.cli.call_limit import CallLimit, LimitedEnv
-from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.errors import ConfigurationError
 from asyncrl.options import require_at_least, require_positive
 
@@ -64,23 +63,16 @@ class EnjoyOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl enjoy`."""
-    parser = Parser(
-        prog="asyncrl enjoy",
-        usage="asyncrl enjoy RUN [options]",
-        description="Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
+    return PolicyParser(
+        "enjoy RUN [options]",
+        "Show greedy episodes with the policy of a run, in a window or as a video. A run of a pickled "
         "environment or network runs the code in its files: enjoy the runs of people whom you trust.",
+        EnjoyOptions,
     )
-    add_policy_flags(parser, EnjoyOptions)
-    return parser
 
 
-def parse(arguments: Sequence[str]) -> EnjoyOptions:
-    """Parse the options of `asyncrl enjoy`. Raises SystemExit with code 2 for a wrong flag or value."""
-    return parse_policy_flags(make_parser(), EnjoyOptions, arguments)
-
-
-def run(options: EnjoyOptions) -> int:
-    """Play and show episodes; returns the exit code."""
+def run(options: EnjoyOptions) -> None:
+    """Play and show episodes."""
     from asyncrl.envs.checks import close_env
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.show.video import VideoWriter, frames_per_second, require_video
@@ -110,12 +102,11 @@ def run(options: EnjoyOptions) -> int:
         if video is None:
             with contextlib.suppress(WindowClosed):
                 _show(policy, env, options, None)
-            return 0
+            return
         fps = options.fps or frames_per_second(env)
         with VideoWriter(video, fps) as writer:
             _show(policy, env, options, writer)
         print(f"video        {video}, {writer.frames:,} frames, {writer.frames / fps:.1f} s", flush=True)
-    return 0
 
 
 def _show(policy: PortablePolicy, env: Any, options: EnjoyOptions, writer: VideoWriter | None) -> None:

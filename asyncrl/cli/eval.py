@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.cli.flags import Parser, PolicyParser
 from asyncrl.options import require_at_least
 
 if TYPE_CHECKING:
@@ -44,22 +43,11 @@ class EvalOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl eval`."""
-    parser = Parser(
-        prog="asyncrl eval",
-        usage="asyncrl eval RUN [options]",
-        description="Play greedy episodes with the policy of a run.",
-    )
-    add_policy_flags(parser, EvalOptions)
-    return parser
+    return PolicyParser("eval RUN [options]", "Play greedy episodes with the policy of a run.", EvalOptions)
 
 
-def parse(arguments: Sequence[str]) -> EvalOptions:
-    """Parse the options of `asyncrl eval`. Raises SystemExit with code 2 for a wrong flag or value."""
-    return parse_policy_flags(make_parser(), EvalOptions, arguments)
-
-
-def run(options: EvalOptions, server: ForkServer) -> int:
-    """Play the episodes and print their returns; returns the exit code. Reading a checkpoint imports torch."""
+def run(options: EvalOptions, server: ForkServer) -> None:
+    """Play the episodes and print their returns. Reading a checkpoint imports torch."""
     from asyncrl.policies.load import checkpoint_file, load
 
     path = checkpoint_file(Path(options.run).expanduser(), options.checkpoint)
@@ -77,7 +65,6 @@ def run(options: EvalOptions, server: ForkServer) -> int:
             f"file         {path}",
             flush=True,
         )
-    return 0
 
 
 async def _play(policy: PortablePolicy, options: EvalOptions, server: ForkServer) -> Episodes:

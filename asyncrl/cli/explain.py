@@ -27,9 +27,8 @@ PROBES: tuple[Any, ...] = (-1, 0, 100_000, -1.0, 0.0, 1e10, (), (0,))
 def make_parser() -> Parser:
     """Flags of `asyncrl explain`."""
     parser = Parser(
-        prog="asyncrl explain",
-        usage="asyncrl explain OPTION",
-        description="Tell what an option does, its type, range, defaults, presets and names elsewhere.",
+        "explain OPTION",
+        "Tell what an option does, its type, range, defaults, presets and names elsewhere.",
         epilog="Written as in Python (samples_per_insert), on the command line (--dqn.samples-per-insert), or in\n"
         "Stable-Baselines3 and CleanRL (buffer_size).",
     )
@@ -45,13 +44,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_exactly(plain)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the explanation; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the explanation."""
     text, known = explain(options.OPTION)
     if not known:
         make_parser().error(text)
     print(text)
-    return 0
 
 
 def explain(name: str) -> tuple[str, bool]:
@@ -70,18 +68,16 @@ def explain(name: str) -> tuple[str, bool]:
         return _explanation(option, owners), True
     other = other_names().get(option)
     if other is None:
-        miss = near_miss(option, _all_names())
+        records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
+        miss = near_miss(
+            option, {*other_names(), *(name for record in records for name in option_help(record))}
+        )
         return f"there is no option {option}" + (f"; did you mean {miss}?" if miss else ""), False
     said = f"{option} is the name of another library" + (f": {other.note}" if other.note else "")
     found = [_explanation(ours, where) for ours in other.ours if (where := _owners(ours))]
     if other.ours:
         said = said.replace(" library", f" library; asyncrl calls it {' or '.join(other.ours)}", 1)
     return "\n\n".join([textwrap.fill(said, WIDTH, break_on_hyphens=False), *found]), True
-
-
-def _all_names() -> set[str]:
-    records: tuple[type, ...] = (TrainerConfig, *ALGORITHMS.values())
-    return {name for record in records for name in option_help(record)} | set(other_names())
 
 
 def _owners(option: str) -> dict[str, Option]:
@@ -124,20 +120,15 @@ def _facts(name: str, owners: Mapping[str, Option]) -> list[str]:
     for label, texts in facts.items():
         for number, text in enumerate(filter(None, texts)):
             indent = f"  {label if number == 0 else '':<11}"
-            lines += textwrap.wrap(
-                text,
-                WIDTH,
-                initial_indent=indent,
-                subsequent_indent=" " * len(indent),
-                break_on_hyphens=False,
-            )
+            indents: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": " " * len(indent)}
+            lines += textwrap.wrap(text, WIDTH, break_on_hyphens=False, **indents)
     return lines
 
 
 def _default(option: Option) -> str:
-    return (
-        "" if option.required else (shown(option.default) or "nothing") if option.default != {} else "nothing"
-    )
+    if option.required:
+        return ""
+    return "nothing" if option.default in ({}, (), "") else shown(option.default)
 
 
 def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.cli.flags import Parser, add_policy_flags, parse_policy_flags
+from asyncrl.cli.flags import Parser, PolicyParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,22 +33,13 @@ class ExportOptions:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl export`."""
-    parser = Parser(
-        prog="asyncrl export",
-        usage="asyncrl export RUN --onnx FILE [options]",
-        description="Write the policy of a run to a file of its own.",
+    return PolicyParser(
+        "export RUN --onnx FILE [options]", "Write the policy of a run to a file of its own.", ExportOptions
     )
-    add_policy_flags(parser, ExportOptions)
-    return parser
 
 
-def parse(arguments: Sequence[str]) -> ExportOptions:
-    """Parse the options of `asyncrl export`. Raises SystemExit with code 2 for a wrong flag or value."""
-    return parse_policy_flags(make_parser(), ExportOptions, arguments)
-
-
-def run(options: ExportOptions) -> int:
-    """Write the files; returns the exit code."""
+def run(options: ExportOptions) -> None:
+    """Write the files."""
     from asyncrl.policies.load import checkpoint_file, load
     from asyncrl.policies.onnx_export import require_onnx
     from asyncrl.storage.disk_space import error_of_file
@@ -65,4 +55,3 @@ def run(options: ExportOptions) -> int:
             with error_of_file("the policy", Path(file).expanduser()):
                 written = write(file)
             print(f"{what:12} {written}", flush=True)
-    return 0

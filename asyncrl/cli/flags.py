@@ -39,15 +39,26 @@ _HELP_COLUMN, _WIDEST, _LONGEST_LINE = 30, 110, 118
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser without abbreviations; the error for an unknown flag names the most similar known one.
+    """Argument parser of a command, without abbreviations; an unknown flag's error names the most similar known one.
 
     Args:
+        usage: the command's name and its arguments.
+        description: what the command does.
         answer: returns a hint for an unknown flag, or None to name the most similar flag instead.
         options: of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, answer: Callable[[str], str | None] = lambda _: None, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **({"formatter_class": Help} | options))
+    def __init__(
+        self,
+        usage: str,
+        description: str,
+        *,
+        answer: Callable[[str], str | None] = lambda _: None,
+        **options: Any,
+    ) -> None:
+        defaults: dict[str, Any] = {"prog": f"asyncrl {usage.split()[0]}", "formatter_class": Help}
+        options = defaults | options | {"usage": f"asyncrl {usage}", "description": description}
+        super().__init__(allow_abbrev=False, **options)
         self._answer = answer
 
     def parse_exactly(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -153,7 +164,6 @@ def _add(group: argparse._ActionsContainer, option: Option, prefix: str, brief: 
 
 
 def _text(option: Option, brief: bool) -> str:
-    """Help text of an option with its default."""
     text = option.help.rstrip(".")
     if brief:
         text = first_clause(text)
@@ -242,13 +252,16 @@ def merged(
         parser.error(f"{where}{error}")
 
 
-def add_policy_flags(parser: Parser, record: type) -> None:
-    """Add the argument RUN, the field `run` of `record`, and the flags of its other fields."""
-    parser.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
-    add_flags(parser, record, skip=("run",))
+class PolicyParser(Parser):
+    """Parser of a command that takes a policy: RUN is the field `run` of `record`, its other fields are flags."""
 
+    def __init__(self, usage: str, description: str, record: type) -> None:
+        super().__init__(usage, description)
+        self._record = record
+        self.add_argument("RUN", help="directory of a run, a checkpoint file, or a policy file")
+        add_flags(self, record, skip=("run",))
 
-def parse_policy_flags(parser: Parser, record: type[R], arguments: Sequence[str]) -> R:
-    """Parse into `record` the flags added by `add_policy_flags`. Exits with code 2 for a wrong flag or value."""
-    parsed = parser.parse_exactly(arguments)
-    return merged(parser, record, given_flags(parsed, record), {"run": parsed.RUN})
+    def parse_exactly(self, arguments: Sequence[str]) -> Any:
+        """Parse into a `record`. Raises SystemExit with code 2 for an unknown flag or a wrong value."""
+        parsed = super().parse_exactly(arguments)
+        return merged(self, self._record, given_flags(parsed, self._record), {"run": parsed.RUN})

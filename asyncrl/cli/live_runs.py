@@ -89,21 +89,13 @@ def live_runs() -> list[LiveRun]:
     pages = [page for _, _, those in runs for page in those]
     with ThreadPoolExecutor(MOST_ASKED) as pool:
         answers = dict(zip(pages, pool.map(lambda page: _stats(*page), pages), strict=True))
-    found = [_live_run(pid, path, those, answers) for pid, path, those in runs]
+    found = []
+    for pid, path, those in runs:
+        # A run directory's page is known without an answer; a port may belong to anything.
+        page = next((page for page in those if path is not None or answers[page]), None)
+        url, token = page or (None, "")
+        found.append(LiveRun(pid, path, url, token, answers[page] if page else {}))
     return sorted(found, key=lambda run: (run.pid, str(run.run_dir)))
-
-
-def _live_run(
-    pid: int,
-    path: Path | None,
-    pages: list[tuple[str, str]],
-    answers: dict[tuple[str, str], dict[str, Any]],
-) -> LiveRun:
-    """One run, with the first of its pages that has answered; a run directory's page is known without an answer."""
-    for url, token in pages:
-        if path is not None or answers[url, token]:
-            return LiveRun(pid, path, url, token, answers[url, token])
-    return LiveRun(pid, path, None, "", {})
 
 
 def _run_processes() -> Iterator[psutil.Process]:

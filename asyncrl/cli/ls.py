@@ -17,18 +17,14 @@ from asyncrl.show.kept_run import KeptRun, find_runs
 
 def make_parser() -> Parser:
     """Flags of `asyncrl ls`."""
-    parser = Parser(
-        prog="asyncrl ls",
-        usage="asyncrl ls [FOLDER] [--json]",
-        description="List the runs of a folder, the newest last.",
-    )
+    parser = Parser("ls [FOLDER] [--json]", "List the runs of a folder, the newest last.")
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     folder = existing_folder(options.FOLDER, "ls")
     runs = [_facts(run, folder) for run in find_runs(folder)]
     if options.json:
@@ -37,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"no run lies in {folder}")
     else:
         print(_table(runs))
-    return 0
 
 
 def _facts(run: KeptRun, folder: Path) -> dict[str, Any]:

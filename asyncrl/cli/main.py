@@ -95,9 +95,9 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         return _run(COMMANDS[arguments[0]], arguments[1:])
     parser = Parser(
+        "COMMAND ...",
+        "Asynchronous reinforcement learning on one workstation.",
         prog="asyncrl",
-        usage="asyncrl COMMAND ...",
-        description="Asynchronous reinforcement learning on one workstation.",
         epilog=_list_of_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -119,13 +119,13 @@ def _run(command: Command, arguments: list[str]) -> int:
     _find_modules_here()
     _show_warnings_plainly()
     if not command.needs_server:
-        return int(module.run(options))
+        return module.run(options) or 0
     from asyncrl.actors.forkserver import ForkServer
 
     server = ForkServer()
     server.start()
     try:
-        return int(module.run(options, server))
+        return module.run(options, server) or 0
     finally:
         server.close()
 

@@ -57,18 +57,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def pilot_parser(command: str, text: str, options: Sequence[str], algorithm: str | None) -> Parser:
     """Flags of a command that trains for a few seconds, with those of `algorithm` if it is known.
 
-    Args:
-        command: the command's name.
-        text: its description.
-        options: options of the run that become flags.
-        algorithm: name of the algorithm, or None.
+    `options` of the run become flags, and `text` is the description.
     """
-    parser = Parser(
-        prog=f"asyncrl {command}",
-        usage=f"asyncrl {command} ENV --algo ALGO [options]",
-        description=text,
-        answer=lambda flag: answer(flag, algorithm),
-    )
+    parser = Parser(f"{command} ENV --algo ALGO [options]", text, answer=lambda flag: answer(flag, algorithm))
     parser.add_argument("ENV", help="CartPole-v1, package:Env-v0 or module:Class")
     add_flags(parser, TrainerConfig, only=options, brief=True)
     parser.add_argument(
@@ -98,8 +89,8 @@ def parse_pilot(arguments: Sequence[str], make: Callable[[str | None], Parser]) 
     return parsed
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code. Raises what a run raises."""
+def run(options: argparse.Namespace) -> None:
+    """Measure and print. Raises what a run raises."""
     from asyncrl.trainer.pilot import fastest, plan
 
     cores = options.cores or usable_cores()
@@ -116,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, allow_nan=False))
     else:
         print(_text(pilots, best, options.config.total_steps))
-    return 0
 
 
 def _show(pilot: Pilot) -> None:
@@ -138,19 +128,15 @@ def _text(pilots: Sequence[Pilot], best: Pilot, total_steps: int | None) -> str:
         )
         for pilot in pilots
     ]
+    fastest = f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
+    if total_steps is not None and best.env_steps_per_second > 0:
+        minutes = total_steps / best.env_steps_per_second / 60
+        fastest += f": {total_steps:,} steps in {minutes:,.1f} minutes"
     lines = [
         text_table(header, rows),
         "",
-        f"fastest  --actors {best.num_actors} --envs-per-actor {best.envs_per_actor}"
-        + _duration(best, total_steps),
+        fastest,
         f"limit    {LIMITS[best.limit]}",
         "note     speed alone: with fewer environments at once, data are fresher and fewer steps may be needed",
     ]
     return "\n".join(lines)
-
-
-def _duration(best: Pilot, total_steps: int | None) -> str:
-    if total_steps is None or best.env_steps_per_second <= 0:
-        return ""
-    minutes = total_steps / best.env_steps_per_second / 60
-    return f": {total_steps:,} steps in {minutes:,.1f} minutes"

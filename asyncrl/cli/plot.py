@@ -17,9 +17,8 @@ NAMES = {"eval/mean_reward": "greedy return", "rollout/ep_rew_mean": "training r
 def make_parser() -> Parser:
     """Flags of `asyncrl plot`."""
     parser = Parser(
-        prog="asyncrl plot",
-        usage="asyncrl plot RUN... [options]",
-        description="Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
+        "plot RUN... [options]",
+        "Plot the return of runs: a line for every environment and algorithm, the mean of its seeds with a "
         "band of one standard deviation.",
     )
     parser.add_argument("RUN", nargs="+", help="directories of runs, or folders of them")
@@ -30,11 +29,13 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Plot; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Plot."""
     from asyncrl.show.curves import curves, default_metric
 
-    runs = [run for path in options.RUN for run in _runs(path)]
+    runs: list[KeptRun] = []
+    for path in options.RUN:
+        runs += find_runs(Path(path).expanduser()) or [existing_run(path)]
     metric = options.metric or default_metric(runs)
     lines = curves(runs, metric, options.x, each=options.each)
     if not lines:
@@ -47,17 +48,11 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         from asyncrl.show.picture import write_picture
 
-        path = Path(options.out).expanduser()
-        write_picture(path, lines, f"{name} over {options.x}", options.x, name)
-        print(path)
+        file = Path(options.out).expanduser()
+        write_picture(file, lines, f"{name} over {options.x}", options.x, name)
+        print(file)
     else:
         from asyncrl.show.text_plot import text_plot
 
         width = min(110, shutil.get_terminal_size((80, 24)).columns - 1)
         print(text_plot(lines, f"{name} over {options.x}", options.x, width=width))
-    return 0
-
-
-def _runs(path: str) -> list[KeptRun]:
-    """All runs of a folder, or the run in a directory."""
-    return find_runs(Path(path).expanduser()) or [existing_run(path)]

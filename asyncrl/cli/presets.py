@@ -13,17 +13,16 @@ from asyncrl.cli.text_table import text_table
 def make_parser() -> Parser:
     """Flags of `asyncrl presets`."""
     parser = Parser(
-        prog="asyncrl presets",
-        usage="asyncrl presets [ENV or ALGO]",
-        description="List the settings that are tuned for an environment, and the greedy return that they reached.",
+        "presets [ENV or ALGO]",
+        "List the settings that are tuned for an environment, and the greedy return that they reached.",
         epilog="`asyncrl train ENV --algo ALGO` takes them; a flag goes before them.",
     )
     parser.add_argument("NAME", nargs="?", help="an environment or an algorithm; prints the settings too")
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     rows = [
         (env, algo, preset.reached or "not measured")
         for algo in ALGORITHMS
@@ -38,7 +37,6 @@ def run(options: argparse.Namespace) -> int:
     if name is not None:
         for env, algo, _ in sorted(rows):
             print("\n" + _settings(env, algo))
-    return 0
 
 
 def _settings(env: str, algo: str) -> str:

@@ -15,17 +15,13 @@ if TYPE_CHECKING:
 
 def make_parser() -> Parser:
     """Flags of `asyncrl ps`."""
-    parser = Parser(
-        prog="asyncrl ps",
-        usage="asyncrl ps [--json]",
-        description="List your runs that go on now, in terminals, scripts and notebooks.",
-    )
+    parser = Parser("ps [--json]", "List your runs that go on now, in terminals, scripts and notebooks.")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the list; returns the exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Print the list."""
     from asyncrl.cli.live_runs import live_runs
 
     lives = live_runs()
@@ -36,7 +32,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         header = ("pid", "env", "algo", "state", "steps", "run", "page")
         print(text_table(header, [_cells(live) for live in lives], right=("pid", "steps"), whole=("page",)))
-    return 0
 
 
 def _cells(live: LiveRun) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.cli.flags import Parser, add_flags, given_flags
@@ -23,33 +23,11 @@ SKIPPED = (*FIXED, "total_steps", "run_dir")
 """Options of a run without a flag here: those that must not change, and those with an argument of the command."""
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """Arguments of `asyncrl resume`.
-
-    Attributes:
-        run: the run directory.
-        algorithm: name of the run's algorithm, None if there is no such run.
-        steps: total steps, or `+N` for N more; None leaves them unchanged.
-        checkpoint: name of the checkpoint.
-        restore_episodes: whether to continue the episodes in the checkpoint.
-        changes: changed options of the run and of its algorithm.
-    """
-
-    run: Path
-    algorithm: str | None
-    steps: str | None
-    checkpoint: str
-    restore_episodes: bool
-    changes: dict[str, Any]
-
-
 def make_parser(algorithm: str | None = None) -> Parser:
     """Flags of `asyncrl resume`, with those of the run's algorithm if it is known."""
     parser = Parser(
-        prog="asyncrl resume",
-        usage="asyncrl resume RUN [--steps +100k] [options]",
-        description="Go on with a run in its directory, from its last checkpoint. Options that are given change.",
+        "resume RUN [--steps +100k] [options]",
+        "Go on with a run in its directory, from its last checkpoint. Options that are given change.",
         answer=_answer,
     )
     parser.add_argument("RUN", help="directory of the run")
@@ -83,16 +61,14 @@ def _answer(flag: str) -> str | None:
     return f"it may not change when a run goes on: {FIXED[name]}" if name in FIXED else None
 
 
-def parse(arguments: Sequence[str]) -> ResumeOptions:
-    """Parse the arguments. Raises SystemExit with code 2 for a wrong flag or value."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse, and collect the `changes` of options. Raises SystemExit with code 2 for a wrong flag or value."""
     algorithm = _algorithm_of(arguments)
-    parser = make_parser(algorithm)
-    parsed = parser.parse_exactly(arguments)
-    changes = given_flags(parsed, TrainerConfig)
+    parsed = make_parser(algorithm).parse_exactly(arguments)
+    parsed.algorithm, parsed.changes = algorithm, given_flags(parsed, TrainerConfig)
     if algorithm is not None:
-        changes |= given_flags(parsed, ALGORITHMS[algorithm], f"{algorithm}.")
-    run = Path(parsed.RUN).expanduser()
-    return ResumeOptions(run, algorithm, parsed.steps, parsed.checkpoint, not parsed.new_episodes, changes)
+        parsed.changes |= given_flags(parsed, ALGORITHMS[algorithm], f"{algorithm}.")
+    return parsed
 
 
 def _algorithm_of(arguments: Sequence[str]) -> str | None:
@@ -108,7 +84,7 @@ def _algorithm_of(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def run(options: ResumeOptions, server: ForkServer) -> int:
+def run(options: argparse.Namespace, server: ForkServer) -> int:
     """Print where the run continues and train; returns the exit code. Raises the error that ended the run."""
     with Interrupts() as interrupts:  # before the imports, the longest part of the start
         from asyncrl.cli.training import learn
@@ -117,10 +93,10 @@ def run(options: ResumeOptions, server: ForkServer) -> int:
 
         try:
             trainer = Trainer.resume(
-                options.run,
+                options.RUN,
                 options.steps,
                 checkpoint=options.checkpoint,
-                restore_episodes=options.restore_episodes,
+                restore_episodes=not options.new_episodes,
                 server=server,
                 started=PROGRAM_START,
                 **options.changes,

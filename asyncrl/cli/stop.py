@@ -22,9 +22,7 @@ LOOK_SECONDS = 0.1
 def make_parser() -> Parser:
     """Flags of `asyncrl stop`."""
     parser = Parser(
-        prog="asyncrl stop",
-        usage="asyncrl stop RUN [--wait SECONDS]",
-        description="Stop a run: it writes a checkpoint and its summary, then it ends.",
+        "stop RUN [--wait SECONDS]", "Stop a run: it writes a checkpoint and its summary, then it ends."
     )
     parser.add_argument("RUN", help="directory of the run, or the process id that `asyncrl ps` shows")
     wait = functools.partial(finite_number, or_zero=True)

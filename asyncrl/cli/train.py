@@ -6,7 +6,6 @@ from the record's default.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
@@ -70,9 +69,11 @@ def parse(arguments: Sequence[str]) -> tuple[TrainerConfig, Algorithm]:
     config = _record(parser, TrainerConfig, flags, tuned, file, TRAINER)
     if "run_dir" not in flags and "run_dir" not in tuned:
         config = dataclasses.replace(config, run_dir=new_run_dir(env, algo, config.seed))
-    algorithm = _algorithm(parser, parsed, env, algo, tables.get(algo, {}), file)
+    record: Any = ALGORITHMS[algo]
+    given = given_flags(parsed, record, f"{algo}.")
+    rest = {**option_values(record.preset(env)), **tables.get(algo, {})}
+    algorithm = _record(parser, record, given, rest, file, algo)
     if file is not None and algo == in_file.get("algo"):
-        given = given_flags(parsed, ALGORITHMS[algo], f"{algo}.")
         algorithm = _with_own_functions(algorithm, file.parent, given)
     return config, algorithm
 
@@ -104,20 +105,6 @@ def _is_own_file(run_dir: str | None, file: Path) -> bool:
     return run_dir is not None and Path(run_dir).expanduser().resolve() == file.resolve().parent
 
 
-def _algorithm(
-    parser: Parser,
-    parsed: argparse.Namespace,
-    env: str,
-    algo: str,
-    in_file: dict[str, Any],
-    file: Path | None,
-) -> Any:
-    record = ALGORITHMS[algo]
-    tuned = option_values(record.preset(env))
-    flags = given_flags(parsed, record, f"{algo}.")
-    return _record(parser, record, flags, {**tuned, **in_file}, file, algo)
-
-
 def _record(
     parser: Parser, record: type, flags: dict[str, Any], rest: dict[str, Any], file: Path | None, table: str
 ) -> Any:
@@ -139,7 +126,5 @@ def run(options: tuple[TrainerConfig, Algorithm], server: ForkServer) -> int:
             if config.run_dir is not None:
                 remove_if_never_trained(Path(config.run_dir))
             raise
-        except (
-            ValueError
-        ) as error:  # some rules, such as a deadlocking pace, are checked when the run is built
+        except ValueError as error:  # a rule that is checked when the run is built: a pace that deadlocks
             return reported_as_usage(error, "train", algorithm.name)

@@ -20,65 +20,41 @@ from asyncrl.other_names import other_names
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""
+FIRST = ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from")
+"""Options of the first section of help, "what"."""
 SECTIONS = {
-    "what": ("algo", "seed", "num_actors", "envs_per_actor", "env_kwargs", "wrappers", "init_from"),
-    "stopping": ("total_steps", "max_seconds", "target_return", "target_training_return"),
-    "evaluation": (
-        "eval_interval_steps",
-        "eval_interval_seconds",
-        "eval_episodes",
-        "target_eval_episodes",
-        "eval_max_episode_steps",
-    ),
-    "machine": (
-        "device",
-        "torch_threads",
-        "burst_seconds",
-        "step_timeout_seconds",
-        "ready_timeout_seconds",
-        "max_restarts",
-        "max_actor_bytes",
-    ),
-    "groups": (
-        "groups",
-        "fusion",
-        "fusion_interval",
-        "max_fusion_staleness",
-        "fusion_dtype",
-        "fusion_learning_rate",
-        "fusion_momentum",
-        "fusion_moments",
-    ),
-    "files": (
-        "run_dir",
-        "report_interval_seconds",
-        "report_interval_steps",
-        "checkpoint_interval_seconds",
-        "checkpoints_kept",
-        "save_replay_buffer",
-    ),
-    "page": ("http", "host"),
+    "stopping": "total_steps",
+    "evaluation": "eval_interval_steps",
+    "machine": "device",
+    "groups": "groups",
+    "files": "run_dir",
+    "page": "http",
 }
-"""Options of the run by title. An option in none of them is listed under "more"."""
+"""First option of every further section: it goes on to the first of another one, in the order of `TrainerConfig`."""
 WITHOUT_HELP = ("env", "env_file")
 """Options without a flag in help: the first argument, and one that only a run's own `config.toml` sets."""
 
 
-def sections() -> dict[str, tuple[str, ...]]:
-    """Options of the run by section."""
-    listed = [name for names in SECTIONS.values() for name in names]
-    rest = tuple(name for name in option_help(TrainerConfig) if name not in (*listed, *WITHOUT_HELP))
-    return SECTIONS | ({"more": rest} if rest else {})
+def sections() -> dict[str, list[str]]:
+    """Options of the run by section of help."""
+    found = {"what": list(FIRST), **{title: [] for title in SECTIONS}}
+    starts, title = {name: title for title, name in SECTIONS.items()}, "what"
+    for name in option_help(TrainerConfig):
+        title = starts.get(name, title)
+        if name not in (*FIRST, *WITHOUT_HELP):
+            found[title].append(name)
+    return found
 
 
 def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
     """Flags of `asyncrl train` with those of `algorithms` (names, None for all); each of these is imported."""
     names = list(ALGORITHMS) if algorithms is None else list(algorithms)
     parser = Parser(
-        prog="asyncrl train",
-        usage="asyncrl train ENV --algo ALGO [options]",
-        description="Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
-        epilog=_closing(),
+        "train ENV --algo ALGO [options]",
+        "Train an agent until --steps, --max-seconds, --target-return or Ctrl-C ends it.",
+        epilog=f"algorithms: {' '.join(ALGORITHMS)}\n"
+        "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
+        "defaults for known environments.",
         add_help=False,
         answer=lambda flag: answer(flag, names[0] if len(names) == 1 else None),
     )
@@ -95,14 +71,6 @@ def make_parser(algorithms: Sequence[str] | None = None) -> Parser:
         group = parser.add_argument_group(f"options of {name}")
         add_flags(group, ALGORITHMS[name], prefix=f"{name}.", brief=True)
     return parser
-
-
-def _closing() -> str:
-    return (
-        f"algorithms: {' '.join(ALGORITHMS)}\n"
-        "`asyncrl explain OPTION` tells all about one. `asyncrl presets` lists other\n"
-        "defaults for known environments."
-    )
 
 
 def algorithms_named(arguments: Sequence[str]) -> list[str]:

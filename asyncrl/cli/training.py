@@ -80,7 +80,6 @@ def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
 
 
 def _best(trainer: Trainer) -> EvaluationResult | None:
-    """Best greedy evaluation of the run."""
     snapshot = trainer.snapshot()
     return snapshot.best_evaluation if snapshot is not None else None
 
@@ -97,7 +96,7 @@ def describe_result(result: TrainResult, best: EvaluationResult | None) -> str:
     summary = result.summary
     lines = [
         f"stopped by    {result.stop_reason}",
-        f"best return   {_return(best)}{_when(best)}",
+        f"best return   {_return(best)}" + (f", after {best.env_steps:,} steps" if best is not None else ""),
         f"final return  {_return(result.evaluation)}",
         f"training      {summary['train_seconds']:.2f} s, {summary['env_steps']:,} steps, "
         f"{summary['updates']:,} updates",
@@ -113,10 +112,6 @@ def _return(evaluation: EvaluationResult | None) -> str:
         return "not evaluated"
     mean, deviation = evaluation.return_mean, evaluation.return_std
     return f"{mean:.1f} +/- {deviation:.1f} over {evaluation.episodes} greedy episodes"
-
-
-def _when(evaluation: EvaluationResult | None) -> str:
-    return "" if evaluation is None else f", after {evaluation.env_steps:,} steps"
 
 
 def _files(run_dir: Path | None, saved: bool) -> list[str]:

@@ -14,9 +14,8 @@ HIGHEST_PORT = 65535
 def make_parser() -> Parser:
     """Flags of `asyncrl ui`."""
     parser = Parser(
-        prog="asyncrl ui",
-        usage="asyncrl ui [FOLDER] [--port PORT]",
-        description="Serve a page over all runs of a folder, live and finished, on this machine only.",
+        "ui [FOLDER] [--port PORT]",
+        "Serve a page over all runs of a folder, live and finished, on this machine only.",
     )
     parser.add_argument("FOLDER", nargs="?", help="folder of runs (runs, or ASYNCRL_RUNS)")
     parser.add_argument("--port", type=_port, default=0, metavar="PORT", help="port; 0 takes any free one")
@@ -31,8 +30,8 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; returns the exit code.
+def run(options: argparse.Namespace) -> None:
+    """Serve until Ctrl-C.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -44,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
     folder = existing_folder(options.FOLDER, "ui")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(folder.resolve(), options.port))
-    return 0
 
 
 async def _serve(folder: Path, port: int) -> None:

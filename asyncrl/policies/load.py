@@ -15,11 +15,11 @@ from asyncrl.acting.modules import NetworkFactory, require_torch
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import AsyncRLError, CheckpointError
-from asyncrl.policies.policy_file import read_policy_file, refused
+from asyncrl.policies.policy_file import ANOTHER, read_policy_file
 from asyncrl.policies.portable_policy import PortablePolicy
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
-from asyncrl.storage.checkpoint_format import MAGIC
+from asyncrl.storage.checkpoint_format import MAGIC, refused
 from asyncrl.storage.checkpoint_meta import CheckpointMeta
 from asyncrl.storage.config_file import make_record
 from asyncrl.storage.run_files import environment_of_run, network_of_run, unpickled_network
@@ -210,4 +210,4 @@ def algorithm_of(
 
 
 def _does_not_fit(path: Path, what: str) -> CheckpointError:
-    return refused(path, f"the policy does not fit: {what}", "options")
+    return refused(path, f"the policy does not fit: {what}", "options", ANOTHER)

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,8 +31,8 @@ from safetensors.numpy import save as pack_tensors
 
 from asyncrl.envs.source import EnvKind
 from asyncrl.errors import CheckpointError
-from asyncrl.printable import error_text, printable
-from asyncrl.storage.checkpoint_format import write_atomically
+from asyncrl.printable import printable
+from asyncrl.storage.checkpoint_format import opened, refused, write_atomically
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
 from asyncrl.version import __version__
 
@@ -45,7 +43,7 @@ MAX_PICKLE_BYTES = 256 << 20
 """Maximum length of the pickle of an environment or a network."""
 _DTYPES = {"weights": "F32", "environment": "U8", "network": "U8"}
 _BYTES = {"F32": 4, "U8": 1}
-_ANOTHER = "choose another file, or save the policy again"
+ANOTHER = "choose another file, or save the policy again"
 
 
 @dataclass(frozen=True)
@@ -102,29 +100,18 @@ def read_policy_file(
         CheckpointError: the file is missing, damaged, no policy file or of another version (ASYNC019; the text names
             the file and the check that failed).
     """
-    try:
-        # Non-blocking: opening a pipe without a writer would block.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return _read(path, file, check)
-    except OSError as error:
-        reason = error.strerror or error_text(error)
-        raise refused(path, f"the policy cannot be read: {reason}", "open", "check the path") from error
+    with opened(path, "the policy") as (file, size):
+        return _read(path, file, size, check)
 
 
-def refused(path: Path, what: str, check: str, fix: str = _ANOTHER) -> CheckpointError:
-    """Make the ASYNC019 error for a policy file."""
-    return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
-
-
-def _read(path: Path, file: IO[bytes], check: Callable[[CheckpointMeta, int, bool], None]) -> PolicyFile:
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise refused(path, "the policy cannot be read: it is not a file", "open", "check the path")
-    head = _read_header(path, file, status.st_size)
+def _read(
+    path: Path, file: IO[bytes], size: int, check: Callable[[CheckpointMeta, int, bool], None]
+) -> PolicyFile:
+    head = _read_header(path, file, size)
     header, sizes = _checked_header(path, head[8:])
     data_bytes = sum(_BYTES[_DTYPES[name]] * size for name, size in sizes.items())
-    if len(head) + data_bytes != status.st_size:
-        how = f"its tensors have {data_bytes:,} bytes, {status.st_size - len(head):,} are there"
+    if len(head) + data_bytes != size:
+        how = f"its tensors have {data_bytes:,} bytes, {size - len(head):,} are there"
         raise _damaged(path, "length", how)
     meta, kind = _checked_record(path, header["policy"], "environment" in sizes)
     check(meta, sizes["weights"], "network" in sizes)
@@ -138,7 +125,7 @@ def _read(path: Path, file: IO[bytes], check: Callable[[CheckpointMeta, int, boo
         raise _damaged(path, "SHA-256", "the bytes are not those that were written")
     weights = tensors["weights"]
     if not np.isfinite(weights).all():
-        raise refused(path, "the policy's weights are NaN or infinite", "weights")
+        raise refused(path, "the policy's weights are NaN or infinite", "weights", ANOTHER)
     pickles = {name: tensors[name].tobytes() if name in tensors else None for name in _DTYPES}
     return PolicyFile(meta, weights.copy(), kind, pickles["environment"], pickles["network"])
 
@@ -214,4 +201,4 @@ def _no_policy(path: Path) -> CheckpointError:
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:
-    return refused(path, f"the policy file is damaged: {how}", check)
+    return refused(path, f"the policy file is damaged: {how}", check, ANOTHER)

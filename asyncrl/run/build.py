@@ -13,15 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asyncrl.acting.images import network_text
-from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.connections import Connections, RequestBlocks
 from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.actors.limits import ProcessLimits
@@ -36,14 +33,14 @@ from asyncrl.learning.segment_balance import is_exact
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.policies.policy_start import begin_with_policy, policy_to_begin_with
 from asyncrl.policies.portable_policy import PortablePolicy
-from asyncrl.protocols import Algorithm, Policy, Updater
-from asyncrl.run.evaluate import EvaluationPlan, EvaluationSchedule
+from asyncrl.protocols import Algorithm, Updater
+from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps
 from asyncrl.run.inference import make_requests, start_server
 from asyncrl.run.machine import choose_device, take_own_gpu, warn_of_too_many_threads
 from asyncrl.run.parts import RunParts, Setup, pool_plan
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.restore import restore_learner, restore_records, restore_rings
+from asyncrl.run.restore import restore_parts, restore_rings
 from asyncrl.run.run_state import RunCapture, keeps_rows
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.update_loops import Channels, ReplayBuilder, SegmentBuilder, loop_builder
@@ -72,98 +69,80 @@ async def build(
         AsyncRLError: something does not fit or is not available.
         ValueError: the pace would deadlock.
     """
-    config, algorithm, resumed = setup.config, setup.algorithm, setup.resumed
+    config, algorithm, resumed = setup.config, setup.algorithm, setup.group.resumed
     thread = LearnerThread(config.torch_threads)
     stack.callback(thread.close)
-    policy = algorithm.make_policy(setup.spec)
-    first = await _first_policy(setup)
+    policy, first = algorithm.make_policy(setup.spec), await _first_policy(setup)
     device = choose_device(config.device, policy.weight_count)
     take_own_gpu(device)
     warn_of_too_many_threads(config)
-    loop = loop_builder(algorithm, config, setup.spec, setup.step_limit)
+    loop = loop_builder(algorithm, config, setup.spec, setup.group.share[0])
     actor_seed, evaluator_seed, core_seed = map(int, np.random.SeedSequence(config.seed).generate_state(3))
-    policy_bytes = pack_policy(policy)
-    layout = loop.ring_layout()
+    policy_bytes, layout = pack_policy(policy), loop.ring_layout()
     requests = make_requests(setup, policy, layout, stack)
     plan = pool_plan(setup, policy_bytes, layout, actor_seed, requests)
-    shared = _shared(setup, plan, policy.weight_count, requests, stack, on_failure)
-    pool = shared.pool
+    connections = _connections(policy.weight_count, requests, stack)
+    looks: list[Callable[[], None]] = []
+    pool = _pool(setup, plan, connections, on_failure, looks)
+    stack.push_async_callback(pool.close)
     if requests is not None:
-        server = start_server(setup, requests, pool, shared.mailbox, device, on_failure)
+        server = start_server(setup, requests, pool, connections.mailbox, device, on_failure)
         stack.callback(server.close)
         reporting.builder.inference = server
     if resumed is not None:
         restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
-    _show(reporting, pool, plan, policy, algorithm)
+    reporting.describe(pool, policy, is_exact(algorithm))
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)
     core = await _start(pool, thread, partial(_make_updater, algorithm, setup.spec, device, core_seed, first))
     await _look_at_disk(setup, plan, thread, core, policy.weight_count)
-    learner = _learner(setup, loop, core, shared, thread)
+    learner = _learner(setup, loop, core, pool, connections, thread)
+    looks.append(learner.data_arrived)
     saver, schedule = _records(setup, pool, learner, evaluator, reporting)
     if resumed is not None:
-        await restore_learner(learner, resumed)
-        await restore_records(learner, schedule, reporting, setup.clock, resumed)
+        await restore_parts(learner, schedule, reporting, setup.clock, resumed)
     return RunParts(setup.spec, policy, pool, learner, evaluator, saver, schedule)
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """Objects shared by the learner's side and the actors.
-
-    Attributes:
-        pool: the actors with their rings, not started.
-        mailbox: mailbox of the actors' weights.
-        doorbell: doorbell that actors ring for the learner.
-        looks: called when an actor has died, to check the rings, because its last ring of the doorbell may be lost.
-    """
-
-    pool: ActorPool
-    mailbox: WeightMailbox
-    doorbell: Doorbell
-    looks: list[Callable[[], None]]
-
-
-def _shared(
-    setup: Setup,
-    plan: PoolPlan,
-    weight_count: int,
-    requests: RequestBlocks | None,
-    stack: contextlib.AsyncExitStack,
-    on_failure: Callable[[BaseException], None],
-) -> _Shared:
+def _connections(
+    weight_count: int, requests: RequestBlocks | None, stack: contextlib.AsyncExitStack
+) -> Connections:
     doorbell, mailbox = Doorbell.create(), WeightMailbox.create(weight_count)
     stack.callback(doorbell.close)
     stack.callback(mailbox.close)
-    looks: list[Callable[[], None]] = []
-    pool = ActorPool(
+    return Connections(mailbox, doorbell, requests)
+
+
+def _pool(
+    setup: Setup,
+    plan: PoolPlan,
+    connections: Connections,
+    on_failure: Callable[[BaseException], None],
+    looks: list[Callable[[], None]],
+) -> ActorPool:
+    """Make the actors, not started. `looks` check the rings when one dies, as its last signal may be lost."""
+
+    def look(actor: int) -> None:
+        for check in looks:
+            check()
+
+    return ActorPool(
         setup.server,
         plan,
-        Connections(mailbox, doorbell, requests),
+        connections,
         limits=_limits(setup.config),
         log_dir=setup.directory.actor_logs,
         on_failure=on_failure,
-        on_death=lambda _: _call_each(looks),
+        on_death=look,
     )
-    stack.push_async_callback(pool.close)
-    return _Shared(pool, mailbox, doorbell, looks)
 
 
 async def _first_policy(setup: Setup) -> PortablePolicy | None:
     """Load the policy of `init_from`, whose weights a new run starts with; None without one or for a resumed run."""
     path = setup.config.init_from
-    if path is None or setup.resumed is not None:
+    if path is None or setup.group.resumed is not None:
         return None
     return await asyncio.to_thread(policy_to_begin_with, Path(path), setup.algorithm, setup.spec)
-
-
-def _show(
-    reporting: Reporting, pool: ActorPool, plan: PoolPlan, policy: Policy, algorithm: Algorithm
-) -> None:
-    """Give `reporting` the actors, the capacity of the rings and the network's name."""
-    reporting.pool, reporting.has_epsilon = pool, has_epsilon(policy)
-    held = plan.layout.num_slots * plan.layout.num_envs * plan.num_actors
-    reporting.set_parts(held, network_text(policy), is_exact(algorithm))
 
 
 async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Updater]) -> Updater:
@@ -177,7 +156,6 @@ async def _start(pool: ActorPool, thread: LearnerThread, make: Callable[[], Upda
 async def _look_at_disk(
     setup: Setup, plan: PoolPlan, thread: LearnerThread, core: Any, weight_count: int
 ) -> None:
-    """Warn if the disk has too little space for the checkpoints."""
     config = setup.config
     if setup.directory.path is None:
         return
@@ -188,45 +166,39 @@ async def _look_at_disk(
 
 
 def _learner(
-    setup: Setup, loop: ReplayBuilder | SegmentBuilder, core: Any, shared: _Shared, thread: LearnerThread
+    setup: Setup,
+    loop: ReplayBuilder | SegmentBuilder,
+    core: Any,
+    pool: ActorPool,
+    connections: Connections,
+    thread: LearnerThread,
 ) -> Learner:
-    """Make the learner over the rings; it also checks them whenever an actor has died."""
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
-    pool = shared.pool
-    channels = Channels(pool.rings, shared.mailbox, pool.wake, snapshots, setup.directory.path)
+    channels = Channels(pool.rings, connections.mailbox, pool.wake, snapshots, setup.directory.path)
     built = loop.build(core, channels)
-    learner = Learner(built, shared.doorbell, thread, config.burst_seconds, snapshots)
-    shared.looks.append(learner.data_arrived)
-    return learner
+    return Learner(built, connections.doorbell, thread, config.burst_seconds, snapshots)
 
 
 def _records(
     setup: Setup, pool: ActorPool, learner: Learner, evaluator: RemoteEvaluator, reporting: Reporting
 ) -> tuple[CheckpointSaver, EvaluationSchedule]:
-    """Make the checkpoint saver and the evaluation schedule."""
     config, algorithm, clock = setup.config, setup.algorithm, setup.clock
-    saver = CheckpointSaver(
-        config,
-        algorithm,
-        setup.spec,
-        setup.source,
-        setup.directory,
-        learner,
-        clock,
-        lambda: reporting.episodes.count,
-    )
+    where = (setup.spec, setup.source, setup.directory)
+    saver = CheckpointSaver(config, algorithm, *where, learner, clock, lambda: reporting.episodes.count)
     saver.on_saved = reporting.callbacks.checkpoint
-    schedule = _schedule(setup, evaluator, learner, saver, reporting)
+    copies = (  # by steps the learner's own copies, by seconds its newest weights
+        CopiesBySteps(learner.snapshots, clock, learner.data_arrived, setup.group.other_steps)
+        if config.eval_interval_seconds is None
+        else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.group.other_steps)
+    )
+    notified = (saver.save_best, reporting.evaluated)
+    schedule = EvaluationSchedule(config, evaluator, learner, clock, copies, *notified)
     keeps = keeps_rows(algorithm, config.save_replay_buffer)
-    saver.capture = RunCapture(learner, pool, reporting, schedule, clock, algorithm, keeps)
+    captured = (learner, pool, reporting, schedule, clock, algorithm, keeps)
+    saver.capture = RunCapture(*captured, others=setup.group.others)
     reporting.schedule = schedule
     return saver, schedule
-
-
-def _call_each(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
 
 
 def _make_updater(
@@ -258,30 +230,6 @@ def _limits(config: TrainerConfig) -> ProcessLimits:
     return ProcessLimits(
         config.step_timeout_seconds, config.ready_timeout_seconds, config.max_restarts, config.max_actor_bytes
     )
-
-
-def _schedule(
-    setup: Setup,
-    evaluator: RemoteEvaluator,
-    learner: Learner,
-    saver: CheckpointSaver,
-    reporting: Reporting,
-) -> EvaluationSchedule:
-    """Make the evaluation schedule: by steps on the learner's copies, or by seconds on its newest weights."""
-    config, clock = setup.config, setup.clock
-    copies = (
-        CopiesBySteps(learner.snapshots, clock, learner.data_arrived, setup.other_steps)
-        if config.eval_interval_seconds is None
-        else CopiesBySeconds(config.eval_interval_seconds, learner, clock, setup.other_steps)
-    )
-    plan = EvaluationPlan(
-        config.eval_episodes,
-        config.target_return,
-        config.target_eval_episodes,
-        only_stop=config.only_evaluation_stops,
-        other_steps=setup.other_steps,
-    )
-    return EvaluationSchedule(plan, evaluator, learner, clock, copies, saver.save_best, reporting.evaluated)
 
 
 @contextlib.contextmanager

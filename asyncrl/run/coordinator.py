@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
+import secrets
 from collections.abc import Callable
 
 import numpy as np
@@ -19,12 +21,10 @@ from numpy.typing import NDArray
 from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.processes import require_processes
-from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
 from asyncrl.learning.clock import TrainClock
 from asyncrl.printable import describe_error
-from asyncrl.protocols import Algorithm
 from asyncrl.run.alone import Alone
 from asyncrl.run.build import build, single_error
 from asyncrl.run.callbacks import Callbacks
@@ -33,7 +33,6 @@ from asyncrl.run.grouped import Group
 from asyncrl.run.kernels import probe_and_prepare
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
-from asyncrl.run.serving import Served, serve
 from asyncrl.run.slow_stop import slow_stop_told
 from asyncrl.run.switching import fast_switching, frozen_objects
 from asyncrl.show.metrics import Snapshot
@@ -41,6 +40,8 @@ from asyncrl.storage.config_file import options_by_table
 from asyncrl.storage.run_directory import RunDirectory, refuse_unwritable
 from asyncrl.storage.run_files import write_run_files
 
+TOKEN_BYTES = 15
+"""Random bytes of the page's token. They make 20 characters, so that the address fits 50 columns."""
 WATCH_SECONDS = 0.02
 """Interval at which the stopping rules are checked."""
 STOP_SECONDS = 60.0
@@ -51,14 +52,12 @@ class Coordinator:
     """One run; made and used on the run's event-loop thread.
 
     Args:
-        config: all options except the algorithm's.
-        algorithm: the algorithm's record.
+        group: this run's group, with its options and the checkpoint to resume from.
         source: the environment.
         server: a fork server that is already starting; it is closed with the run.
         on_snapshot: called on the loop thread with every new snapshot.
         started: `time.monotonic()` at which wall and start-up time begin; None is now.
         callbacks: the user's callbacks.
-        group: this run's group, with the checkpoint to resume from; None is a new run with one group.
 
     Attributes:
         parts: the run's parts, None before they are built and after they are closed.
@@ -69,31 +68,26 @@ class Coordinator:
 
     def __init__(
         self,
-        config: TrainerConfig,
-        algorithm: Algorithm,
+        group: Group | Alone,
         source: EnvSource,
         server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
-        started: float | None = None,
-        callbacks: Callbacks | None = None,
-        group: Group | Alone | None = None,
+        started: float | None,
+        callbacks: Callbacks,
     ) -> None:
-        self._group = group or Alone(config, algorithm)
-        resumed = self._group.resumed
-        self.config = config
-        self.algorithm = algorithm
-        self.source = source
+        self._group = group
+        self.config, self.algorithm, self.source = group.config, group.algorithm, source
         self.parts: RunParts | None = None
         self.url: str | None = None
         self.page_url: str | None = None
         self.outcome: Outcome | None = None
         self._server = server
         self._clock = TrainClock(created=started)
-        self._directory = RunDirectory(config.run_dir, config.checkpoints_kept, resumed is not None)
-        self._resumed = resumed
-        self._reporting = Reporting(config, self._clock, on_snapshot, callbacks)
+        run_dir, kept = group.config.run_dir, group.config.checkpoints_kept
+        self._directory = RunDirectory(run_dir, kept, group.resumed is not None)
+        self._reporting = Reporting(group.config, self._clock, on_snapshot, callbacks)
         self._reporting.callbacks.attach(self.stop, self.fail)
-        self._reporting.shown = self._group.shown
+        self._reporting.shown = group.shown
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop_requested = asyncio.Event()
         self._interrupted = asyncio.Event()
@@ -184,36 +178,50 @@ class Coordinator:
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self._open_files()
-        where = (self._directory, self._server, self._clock, self._resumed)
-        share = (*self._group.share, self._group.other_steps)
-        setup = Setup(self.config, self.algorithm, self.source, spec, *where, *share)
+        where = (self._directory, self._server, self._clock)
+        setup = Setup(self.config, self.algorithm, self.source, spec, *where, self._group)
         with single_error():
             parts = await build(setup, self._reporting, stack, on_failure=self.fail)
         stack.push_async_callback(self._group.leave)
-        if parts.saver.capture is not None:
-            parts.saver.capture.others = self._group.others
         await self._group.attach(parts.learner, self.stop, self.fail)
         return parts
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        """Serve the live page, unless `http` is off, until `stack` closes it; its address is in `http.json`."""
+
         async def save_checkpoint() -> str:
             return await self.parts.saver.save_on_request() if self.parts is not None else ""
 
-        served = Served(
+        if self.config.http == "off":
+            return
+        # Imported here because it imports aiohttp, which a run without a page does not need.
+        from asyncrl.server import RunServer, write_http_file
+
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        server = RunServer(
             snapshot=self._reporting.current,
-            options=lambda: options_by_table(*self._group.whole),
+            config=lambda: options_by_table(*self._group.whole),
             stop=lambda: self.stop("stopped"),
             checkpoint=save_checkpoint,
             ready=lambda: self.parts is not None and self.parts.learner.inserted_steps > 0,
+            host=self.config.host,
+            port=0 if self.config.http == "auto" else int(self.config.http),
+            token=token,
         )
-        addresses = await serve(self.config, served, self._directory, stack)
-        self.url, self.page_url = addresses or (None, None)
+        await server.start()
+        stack.push_async_callback(server.close)
+        if self._directory.path is not None:
+            with refuse_unwritable(self._directory.path):
+                file = self._directory.path / "http.json"
+                write_http_file(file, url=server.url, pid=os.getpid(), token=token)
+        self.url, self.page_url = server.url, f"{server.url}/#token={token}"
 
     def _open_files(self) -> None:
         """Write the run's options and machine, and open its metric files, if it has a directory."""
         if self._directory.path is not None:
             with refuse_unwritable(self._directory.path):
-                write_run_files(self._directory, *self._group.whole, self.source, self._resumed)
+                resumed = self._group.resumed.record() if self._group.resumed is not None else None
+                write_run_files(self._directory, *self._group.whole, self.source, resumed)
                 self._reporting.open_files(self._directory.path)
 
     # --- train -------------------------------------------------------------------------------------------------------
@@ -271,23 +279,12 @@ class Coordinator:
         self, reason: str, error: BaseException | None
     ) -> tuple[Outcome | None, BaseException | None]:
         """Write the checkpoint, evaluate, write `summary.json` and show the last snapshot; see `ending.py`."""
-        reporting, parts = self._reporting, self.parts
-        shown = (reporting.last_snapshot, reporting.show, reporting.actor_wait_seconds)
-        ending = Ending(
-            *(self._directory, self._clock, *shown, self._stop_requested),
-            self.config.target_eval_episodes,
-            on_evaluation=lambda done, of: reporting.tell("evaluating", final_evaluation=(done, of)),
-            last_report=reporting.last_report,
-            evaluates=self._group.leads,
-        )
-        if parts is not None:
-            ending.learner, ending.saver = parts.learner, parts.saver
-            ending.schedule, ending.evaluator = parts.schedule, parts.evaluator
-            ending.make_policy = parts.saver.origin.policy
-            ending.weights = self._target_weights
+        used = (self._directory, self._clock, self._reporting, self._stop_requested)
+        rest = (self.parts, self._target_weights, self._group.leads)
+        ending = Ending(*used, self.config.target_eval_episodes, *rest)
         try:
             return await ending.end(reason, error)
         except Exception as failed:
             error = error or failed  # the error that ended the run must not be masked
-            reporting.tell("failed", stop_reason="failed", error=describe_error(error))
+            self._reporting.tell("failed", stop_reason="failed", error=describe_error(error))
             return None, error

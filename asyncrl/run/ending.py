@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.evaluator import RemoteEvaluator
 from asyncrl.errors import (
     AsyncRLError,
     EvaluationIncomplete,
@@ -27,10 +28,11 @@ from asyncrl.errors import (
     TrainingDiverged,
 )
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.learning.learner import LearnerReport
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
 from asyncrl.printable import describe_error, error_text
-from asyncrl.run.evaluate import EvaluationSchedule
+from asyncrl.run.parts import RunParts
+from asyncrl.run.reporting import Reporting
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult, Snapshot
@@ -74,14 +76,6 @@ class Outcome:
     unsaved: str = ""
 
 
-class Evaluator(Protocol):
-    """Evaluator attributes that the end of a run uses; see `RemoteEvaluator`."""
-
-    max_seconds: float | None
-    finished_episodes: int
-    cut_episodes: int
-
-
 @dataclass
 class Ending:
     """Ends one run; event-loop thread only, before any part of the run is closed.
@@ -89,35 +83,22 @@ class Ending:
     Args:
         directory: where the summary is written.
         clock: the training clock, paused.
-        last_snapshot: makes the last snapshot from a report, a stop reason and an error.
-        show: shows it on the page and terminal, and writes it to the metrics.
-        actor_wait_seconds: see `summarize`.
+        reporting: makes and shows the last snapshot, and shows how far the final evaluation is.
         stop_requested: set when the run is asked to stop.
         eval_episodes: number of episodes of the final evaluation.
-        learner, saver, schedule, evaluator: parts of the run, None if it failed before they were built.
-        make_policy: makes the policy of given weights and their evaluation or the last snapshot.
-        last_report: the learner's report in the last snapshot, used if the learner cannot report any more.
+        parts: parts of the run, None if it failed before they were built.
         weights: weights that reached the target, or None for the learner's current ones.
         evaluates: whether there is a final evaluation; only rank 0 of several groups makes one.
-        on_evaluation: called twice a second with the finished and the total episodes of the final evaluation.
     """
 
     directory: RunDirectory
     clock: TrainClock
-    last_snapshot: Callable[[LearnerReport | None, str, str | None], Snapshot]
-    show: Callable[[Snapshot], None]
-    actor_wait_seconds: Callable[[], float]
+    reporting: Reporting
     stop_requested: asyncio.Event
     eval_episodes: int
-    learner: Learner | None = None
-    saver: CheckpointSaver | None = None
-    schedule: EvaluationSchedule | None = None
-    evaluator: Evaluator | None = None
-    make_policy: Callable[[NDArray[np.float32], EvaluationResult | Snapshot], PortablePolicy] | None = None
-    last_report: LearnerReport | None = None
+    parts: RunParts | None
     weights: NDArray[np.float32] | None = None
     evaluates: bool = True
-    on_evaluation: Callable[[int, int], None] = lambda finished, episodes: None
 
     async def end(
         self, reason: str, error: BaseException | None
@@ -131,60 +112,49 @@ class Ending:
         Returns:
             The result of the run, None without usable weights; and `error`, or the first error of these steps.
         """
-        reached = self.weights is not None
+        reached, parts = self.weights is not None, self.parts
         report, weights, error = await self._look_at_learner(error)
         ended_early = isinstance(error, (asyncio.CancelledError, StoppedWhileStarting))
         reason = reason if error is None or ended_early else "failed"
-        learned = self.learner is not None and self.learner.updates > 0
-        if weights is not None and (learned or error is None):
+        learned = parts is not None and parts.learner.updates > 0
+        if parts is not None and weights is not None and (learned or error is None):
             try:
-                await self._save(weights)
+                await save_before_evaluating(parts.saver, weights)
             except TrainingDiverged as diverged:
                 # Weights that are found to be NaN only now fail the run; it still writes its summary.
                 weights, error, reason = None, error or diverged, "failed"
-        evaluation, failure = (self.schedule.last if reached and self.schedule else None), None
-        if error is None and reason in COMPLETE and learned and not reached and self.evaluates:
-            evaluation, failure = await self._evaluate()
+        evaluation, failure = (parts.schedule.last if reached and parts is not None else None), None
+        evaluates = reason in COMPLETE and learned and not reached and self.evaluates
+        if parts is not None and error is None and evaluates:
+            evaluation, failure = await self._evaluate(parts)
             if evaluation is not None and weights is not None:
-                await self._save(weights)  # again, so that a resumed run has this evaluation
+                await save_before_evaluating(parts.saver, weights)  # again, with this evaluation
         text = None if error is None else describe_error(error)
-        snapshot = self.last_snapshot(report, reason, text)
-        summary = summarize(snapshot, report, evaluation, self.actor_wait_seconds())
-        cut = self.evaluator.cut_episodes if self.evaluator is not None and evaluation is not None else 0
+        snapshot = self.reporting.last_snapshot(report, reason, text)
+        summary = summarize(snapshot, report, evaluation, self.reporting.actor_wait_seconds())
+        cut = parts.evaluator.cut_episodes if parts is not None and evaluation is not None else 0
         summary["eval"] |= {"cut_episodes": cut, "error": failure}
-        self._write_summary(summary)
+        try:
+            self.directory.write_json("summary.json", summary)
+        except Exception as failed:
+            _warn_of_file("summary.json", failed)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown
-            self.show(snapshot)
-        if weights is None or self.make_policy is None:
-            return None, error
-        policy = self.make_policy(weights, evaluation or snapshot)
-        return Outcome(policy, self._best(), evaluation, summary, snapshot, self._unsaved()), error
-
-    def _unsaved(self) -> str:
-        if self.saver is None:
-            return ""
-        return self.saver.failure or ("the disk did not answer in time" if self.saver.hangs else "")
-
-    def _best(self) -> BestPolicy | None:
-        schedule = self.schedule
-        if (
-            schedule is None
-            or schedule.best is None
-            or schedule.best_weights is None
-            or self.make_policy is None
-        ):
-            return None
-        return BestPolicy(self.make_policy(schedule.best_weights, schedule.best), schedule.best)
+            self.reporting.show(snapshot)
+        outcome = None
+        if weights is not None and parts is not None:
+            outcome = _outcome(parts, weights, evaluation, summary, snapshot)
+        return outcome, error
 
     async def _look_at_learner(
         self, error: BaseException | None
     ) -> tuple[LearnerReport | None, NDArray[np.float32] | None, BaseException | None]:
         """Return the last report, the weights to keep (None if the learner diverged) and the run's error."""
-        report, weights = self.last_report, self.weights
-        if self.learner is None:
+        report, weights = self.reporting.last_report, self.weights
+        if self.parts is None:
             return report, weights, error
+        learner = self.parts.learner
         try:
-            report = await _limited(self.learner.report())
+            report = await _limited(learner.report())
         except Exception as raised:
             # A learner whose error ended the run may fail again here; the first error is kept.
             error = error or raised
@@ -192,24 +162,20 @@ class Ending:
                 return report, weights, error
         try:
             if weights is None and not isinstance(error, TrainingDiverged):
-                weights, _ = await _limited(self.learner.current_weights())
+                weights, _ = await _limited(learner.current_weights())
         except Exception as raised:
             error = error or raised
         return report, weights, error
 
-    async def _save(self, weights: NDArray[np.float32]) -> None:
-        assert self.saver is not None
-        await save_before_evaluating(self.saver, weights)
-
-    async def _evaluate(self) -> tuple[EvaluationResult | None, str | None]:
+    async def _evaluate(self, parts: RunParts) -> tuple[EvaluationResult | None, str | None]:
         """Make the final evaluation; returns its result or None, and the reason for None."""
-        assert self.schedule is not None and self.evaluator is not None
-        seconds, before = evaluation_seconds(self.clock), self.schedule.last
-        self.evaluator.max_seconds = seconds
-        playing = asyncio.create_task(self.schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
+        schedule, evaluator = parts.schedule, parts.evaluator
+        seconds, before = evaluation_seconds(self.clock), schedule.last
+        evaluator.max_seconds = seconds
+        playing = asyncio.create_task(schedule.evaluate_now(self.eval_episodes), name="final-evaluation")
         stopping = asyncio.create_task(self.stop_requested.wait(), name="stop-requested")
         try:
-            await self._wait_and_tell((playing, stopping), seconds + GRACE_SECONDS)
+            await self._wait_and_tell(evaluator, (playing, stopping), seconds + GRACE_SECONDS)
             if playing.done():
                 return playing.result(), None
             failure = "interrupted" if stopping.done() else f"it took longer than {seconds:.0f} s"
@@ -219,29 +185,39 @@ class Ending:
             stopping.cancel()
             playing.cancel()
             await asyncio.wait({playing, stopping}, timeout=STEP_SECONDS)
-        if self.schedule.last is not before:  # it was played, and only its file hangs
-            return self.schedule.last, None
+        if schedule.last is not before:  # it was played, and only its file hangs
+            return schedule.last, None
         if failure != "interrupted":
             text = f"[ASYNC041] the final evaluation failed, the run and its weights are kept without it: {failure}"
             warnings.warn(EvaluationIncomplete(text), stacklevel=2)
         return None, failure
 
-    async def _wait_and_tell(self, tasks: tuple[asyncio.Task[Any], ...], seconds: float) -> None:
-        """Wait for the first of `tasks`, at most `seconds`; call `on_evaluation` every `TELL_SECONDS` meanwhile."""
-        assert self.evaluator is not None
+    async def _wait_and_tell(
+        self, evaluator: RemoteEvaluator, tasks: tuple[asyncio.Task[Any], ...], seconds: float
+    ) -> None:
+        """Wait for the first of `tasks`, at most `seconds`; show the finished episodes every `TELL_SECONDS`."""
         now = asyncio.get_running_loop().time
         end = now() + seconds
         finished: set[asyncio.Task[Any]] = set()
         while not finished and (left := end - now()) > 0:
-            self.on_evaluation(self.evaluator.finished_episodes, self.eval_episodes)
+            done = (evaluator.finished_episodes, self.eval_episodes)
+            self.reporting.tell("evaluating", final_evaluation=done)
             wait = min(left, TELL_SECONDS)
             finished, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
 
-    def _write_summary(self, summary: dict[str, Any]) -> None:
-        try:
-            self.directory.write_json("summary.json", summary)
-        except Exception as error:
-            _warn_of_file("summary.json", error)
+
+def _outcome(
+    parts: RunParts,
+    weights: NDArray[np.float32],
+    evaluation: EvaluationResult | None,
+    summary: dict[str, Any],
+    snapshot: Snapshot,
+) -> Outcome:
+    make_policy, schedule, best = parts.saver.origin.policy, parts.schedule, None
+    if schedule.best is not None and schedule.best_weights is not None:
+        best = BestPolicy(make_policy(schedule.best_weights, schedule.best), schedule.best)
+    unsaved = parts.saver.failure or ("the disk did not answer in time" if parts.saver.hangs else "")
+    return Outcome(make_policy(weights, evaluation or snapshot), best, evaluation, summary, snapshot, unsaved)
 
 
 def evaluation_seconds(clock: TrainClock) -> float:

@@ -27,17 +27,18 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.evaluator import RemoteEvaluator
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import describe_error
-from asyncrl.run.evaluation_copies import Copies, TimedCopy, Trainee, alone, copy_of
+from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, TimedCopy, copy_of
 from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
@@ -46,40 +47,11 @@ FAILURES_IN_A_ROW = 5
 """Consecutive failed evaluations that end a run that only an evaluation can end."""
 
 
-class Evaluator(Protocol):
-    """Plays greedy episodes with given weights, outside the event-loop thread."""
-
-    async def evaluate(
-        self, weights: NDArray[np.float32], episodes: int, key: tuple[int, ...] = ()
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Play exactly `episodes` fresh episodes, the same ones for the same key; returns their returns and lengths."""
-        ...
-
-
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """Numbers of episodes, and the target that ends the run.
-
-    Attributes:
-        episodes: number of episodes of a regular evaluation.
-        target_return: mean return that ends the run, or None.
-        target_episodes: number of episodes of a confirmation.
-        only_stop: whether no other rule can end the run.
-        other_steps: returns the environment steps of the other groups, given this group's.
-    """
-
-    episodes: int
-    target_return: float | None
-    target_episodes: int
-    only_stop: bool = False
-    other_steps: Callable[[int], int] = alone
-
-
 class EvaluationSchedule:
     """Evaluates copy after copy until the target is reached or training has ended; event-loop thread only.
 
     Args:
-        plan: numbers of episodes and the target.
+        config: the run's options: numbers of episodes, and the target.
         evaluator: plays the episodes.
         trainee: the learner, which is held during a confirmation.
         clock: the training clock; paused during a confirmation and from the end of training on.
@@ -97,15 +69,15 @@ class EvaluationSchedule:
 
     def __init__(
         self,
-        plan: EvaluationPlan,
-        evaluator: Evaluator,
-        trainee: Trainee,
+        config: TrainerConfig,
+        evaluator: RemoteEvaluator,
+        trainee: Learner,
         clock: TrainClock,
-        copies: Copies,
+        copies: CopiesBySteps | CopiesBySeconds,
         on_best: Callable[[EvaluationResult, NDArray[np.float32]], Awaitable[None]],
         on_evaluation: Callable[[EvaluationResult], None] = lambda _: None,
     ) -> None:
-        self._plan = plan
+        self._config = config
         self._evaluator = evaluator
         self._trainee = trainee
         self._clock = clock
@@ -183,14 +155,14 @@ class EvaluationSchedule:
     async def evaluate_now(self, episodes: int) -> EvaluationResult:
         """Evaluate the current weights and record the result like any other."""
         copy = await copy_of(self._trainee)
-        timed = TimedCopy(copy, self._clock.train_seconds, self._plan.other_steps(copy.env_steps))
+        timed = TimedCopy(copy, self._clock.train_seconds, self._copies.other_steps(copy.env_steps))
         result = await self._play(timed, episodes, (FINAL,))
         await self._record(result, timed.copy.weights)
         return result
 
     async def _evaluate(self, timed: TimedCopy) -> bool:
         """Evaluate one copy and record it; returns whether it has reached the target."""
-        result = await self._play_within_limit(timed, self._plan.episodes, (REGULAR, self.rounds))
+        result = await self._play_within_limit(timed, self._config.eval_episodes, (REGULAR, self.rounds))
         reached = False
         if self._reaches_target(result):
             result = await self._confirm(timed)
@@ -204,7 +176,7 @@ class EvaluationSchedule:
     def _note_failure(self, error: Exception) -> None:
         """Warn of the first failure; raise `error` after too many in a row if nothing else can end the run."""
         self._failures += 1
-        if self._plan.only_stop and self._failures >= FAILURES_IN_A_ROW:
+        if self._config.only_evaluation_stops and self._failures >= FAILURES_IN_A_ROW:
             raise error
         self._warn(describe_error(error))
 
@@ -219,7 +191,7 @@ class EvaluationSchedule:
         warnings.warn(EvaluationIncomplete(text), stacklevel=2)
 
     def _reaches_target(self, result: EvaluationResult) -> bool:
-        return self._plan.target_return is not None and result.return_mean >= self._plan.target_return
+        return self._config.target_return is not None and result.return_mean >= self._config.target_return
 
     async def _play_within_limit(
         self, timed: TimedCopy, episodes: int, key: tuple[int, ...]
@@ -253,7 +225,9 @@ class EvaluationSchedule:
         if not self._training_ended:
             await self._trainee.hold()
             self._clock.pause()
-        return await self._play_within_limit(timed, self._plan.target_episodes, (CONFIRMATION, self.rounds))
+        return await self._play_within_limit(
+            timed, self._config.target_eval_episodes, (CONFIRMATION, self.rounds)
+        )
 
     def _let_train(self) -> None:
         if not self._training_ended and self.holds_training:

@@ -7,34 +7,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from asyncrl.learning.clock import TrainClock
+from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
-
-
-class Trainee(Protocol):
-    """Part of the learner's interface that evaluation uses."""
-
-    @property
-    def updates(self) -> int: ...  # noqa: D102
-    @property
-    def inserted_steps(self) -> int: ...  # noqa: D102
-
-    async def current_weights(self) -> tuple[NDArray[np.float32], int]:
-        """Return a copy of the acting weights, and their version."""
-        ...
-
-    async def hold(self) -> None:
-        """Pause training."""
-        ...
-
-    def resume(self) -> None:
-        """Continue after `hold`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,18 +31,6 @@ class TimedCopy:
 def alone(env_steps: int) -> int:
     """Steps of other groups where there are none."""
     return 0
-
-
-class Copies(Protocol):
-    """Source of the weights to evaluate; event-loop thread only."""
-
-    async def next(self) -> TimedCopy | None:
-        """Wait for the next copy; returns None once training has ended and all copies were taken."""
-        ...
-
-    def end(self) -> None:
-        """Note that training has ended and no copy will be added."""
-        ...
 
 
 class CopiesBySteps:
@@ -90,14 +54,14 @@ class CopiesBySteps:
         self._snapshots = snapshots
         self._clock = clock
         self._taken = taken
-        self._other_steps = other_steps
+        self.other_steps = other_steps
         self._arrivals: deque[tuple[float, int]] = deque()
         self._changed = asyncio.Event()
         self._ended = False
         snapshots.arrived = self._arrived
 
     async def next(self) -> TimedCopy | None:
-        """Wait for the oldest copy that was not evaluated yet; see `Copies`."""
+        """Wait for the oldest copy that was not evaluated yet; None once training has ended and all were taken."""
         while not self._arrivals:
             if self._ended:
                 return None
@@ -119,7 +83,7 @@ class CopiesBySteps:
 
     def _note_arrival(self) -> None:
         copy = self._snapshots.waiting()[len(self._arrivals)]
-        self._arrivals.append((self._clock.train_seconds, self._other_steps(copy.env_steps)))
+        self._arrivals.append((self._clock.train_seconds, self.other_steps(copy.env_steps)))
         self._changed.set()
 
 
@@ -136,12 +100,12 @@ class CopiesBySeconds:
     def __init__(
         self,
         interval_seconds: float,
-        trainee: Trainee,
+        trainee: Learner,
         clock: TrainClock,
         other_steps: Callable[[int], int] = alone,
     ) -> None:
         self._interval = interval_seconds
-        self._other_steps = other_steps
+        self.other_steps = other_steps
         self._trainee = trainee
         self._clock = clock
         self._updates_then = 0
@@ -158,7 +122,7 @@ class CopiesBySeconds:
             return None
         copy = await copy_of(self._trainee)
         self._updates_then = copy.updates
-        return TimedCopy(copy, self._clock.train_seconds, self._other_steps(copy.env_steps))
+        return TimedCopy(copy, self._clock.train_seconds, self.other_steps(copy.env_steps))
 
     def end(self) -> None:
         """Note that training has ended; nothing more is evaluated."""
@@ -171,7 +135,7 @@ class CopiesBySeconds:
                 await self._ended.wait()
 
 
-async def copy_of(trainee: Trainee) -> WeightSnapshot:
+async def copy_of(trainee: Learner) -> WeightSnapshot:
     """Copy the current weights; the counters are read after the copy was made."""
     weights, version = await trainee.current_weights()
     return WeightSnapshot(weights, version, trainee.updates, trainee.inserted_steps)

@@ -1,4 +1,4 @@
-"""Options of one group, derived from the options of the run.
+"""Options and counters of one group, derived from those of the run.
 
 Steps count over all groups, so each of N groups gets 1/N of every limit and schedule; the replay is sharded by group.
 Seeds are spawned from the run's seed, and actors are counted over all groups. Rank 0 evaluates, writes the run and
@@ -19,6 +19,7 @@ import numpy as np
 from asyncrl.config import TrainerConfig, usable_cores
 from asyncrl.options import option_values
 from asyncrl.protocols import Algorithm
+from asyncrl.storage.resume import Resumption, prepare_resumption
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
 
@@ -92,3 +93,18 @@ def shared_options(config: TrainerConfig, algorithm: Algorithm) -> dict[str, Any
 
 def _part(steps: int | None, groups: int) -> int | None:
     return None if steps is None else math.ceil(steps / groups)
+
+
+def last_checkpoint(config: TrainerConfig) -> Resumption | None:
+    """Latest checkpoint of a run that torchrun has restarted; None if there is none."""
+    latest = Path(config.run_dir or "") / "checkpoints" / "latest"
+    if config.run_dir is None or not latest.exists():
+        return None
+    return prepare_resumption(Path(config.run_dir), "latest", None, {}, restore_episodes=True)[2]
+
+
+def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int]:
+    """Steps and updates of the earlier run that are not in the counters from which `groups` groups count on."""
+    others, meta = groups - 1, resumed.meta  # the others have no rows
+    again = others * meta.updates if fusion != "gradients" else 0
+    return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again

@@ -20,8 +20,13 @@ from asyncrl.learning.learner import Learner
 from asyncrl.learning.segment_balance import is_exact
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
-from asyncrl.run.group_counters import last_checkpoint, made_before
-from asyncrl.run.group_shares import share_of, share_of_algorithm, shared_options
+from asyncrl.run.group_shares import (
+    last_checkpoint,
+    made_before,
+    share_of,
+    share_of_algorithm,
+    shared_options,
+)
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.storage.resume import Resumption
@@ -29,7 +34,6 @@ from asyncrl.storage.resume import Resumption
 if TYPE_CHECKING:
     from asyncrl.groups.place import Place
     from asyncrl.groups.session import Session
-
 
 OFTEN_BEFORE_SECONDS = 1.5
 """Time before the end of the job by its steps from which the groups' counters are exchanged more often."""
@@ -201,6 +205,7 @@ class Group:
 
     def _status(self) -> dict[str, Any]:
         learner, latest = self._learner, self._latest
+        lag = latest.policy_lag_sum / max(1, sum(latest.policy_lag_counts)) if latest else 0.0
         return {
             "state": self._state,
             "host": self.session.place.machine,
@@ -209,9 +214,7 @@ class Group:
             "updates": learner.updates if learner else 0,
             "env_steps_per_second": latest.env_steps_per_second if latest else 0.0,
             "updates_per_second": latest.updates_per_second if latest else 0.0,
-            "policy_lag_mean": latest.policy_lag_sum / max(1, sum(latest.policy_lag_counts))
-            if latest
-            else 0.0,
+            "policy_lag_mean": lag,
         }
 
     def _beat(self, statuses: dict[int, dict[str, Any]]) -> None:

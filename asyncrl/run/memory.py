@@ -34,14 +34,8 @@ def replay_layout(config: TrainerConfig, algorithm: OffPolicy, spec: EnvSpec) ->
         math.ceil(algorithm.replay_capacity / streams),
     )
     layout = _layout(config, spec, rows, algorithm.extra_fields(spec))
-    fitting_steps = _steps_that_fit(config, layout)
-    if fitting_steps is not None:
-        raise ReplayTooLarge(
-            f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory",
-            facts=_facts(config, layout),
-            fix=f"set replay_capacity to {fitting_steps // 2:,} or less",
-        )
-    return layout
+    what = f"replay_capacity of {algorithm.replay_capacity:,} steps is larger than memory"
+    return _fitting(config, layout, what, "set replay_capacity to {:,} or less")
 
 
 def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) -> RingLayout:
@@ -60,13 +54,8 @@ def segment_layout(config: TrainerConfig, algorithm: OnPolicy, spec: EnvSpec) ->
         queue_batches=algorithm.queue_batches,
     )
     layout = _layout(config, spec, rows, algorithm.extra_fields(spec), padding=PADDING)
-    if _steps_that_fit(config, layout) is not None:
-        raise ReplayTooLarge(
-            "the segments in flight are larger than memory",
-            facts=_facts(config, layout),
-            fix="lower segment_length, queue_batches or envs_per_actor",
-        )
-    return layout
+    what = "the segments in flight are larger than memory"
+    return _fitting(config, layout, what, "lower segment_length, queue_batches or envs_per_actor")
 
 
 def _layout(
@@ -81,22 +70,19 @@ def _layout(
     )
 
 
-def _steps_that_fit(config: TrainerConfig, layout: RingLayout) -> int | None:
-    """Environment steps that fit in free memory, or None if all rings fit."""
-    available = available_bytes()
-    if config.actors * bytes_needed(layout.arrays()) <= available:
-        return None
-    return int(available / _bytes_per_step(layout))
-
-
-def _facts(config: TrainerConfig, layout: RingLayout) -> dict[str, object]:
-    needed = config.actors * bytes_needed(layout.arrays())
-    return {
-        "bytes per step": f"{_bytes_per_step(layout):,.0f}",
-        "needed": f"{needed:,} bytes for {config.actors} rings of {layout.num_slots * layout.num_envs:,} steps",
-        "there": f"{available_bytes():,} bytes",
-    }
-
-
-def _bytes_per_step(layout: RingLayout) -> float:
-    return layout.bytes_per_row() / layout.num_envs
+def _fitting(config: TrainerConfig, layout: RingLayout, what: str, fix: str) -> RingLayout:
+    """Return `layout` if all rings fit in free memory; `fix` is formatted with half of the steps that do."""
+    needed, available = config.actors * bytes_needed(layout.arrays()), available_bytes()
+    if needed <= available:
+        return layout
+    step_bytes = layout.bytes_per_row() / layout.num_envs
+    rings = f"{config.actors} rings of {layout.num_slots * layout.num_envs:,} steps"
+    raise ReplayTooLarge(
+        what,
+        facts={
+            "bytes per step": f"{step_bytes:,.0f}",
+            "needed": f"{needed:,} bytes for {rings}",
+            "there": f"{available:,} bytes",
+        },
+        fix=fix.format(int(available / step_bytes) // 2),
+    )

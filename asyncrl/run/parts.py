@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from asyncrl.actors.connections import RequestBlocks
@@ -16,12 +15,12 @@ from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.protocols import Algorithm, Policy
+from asyncrl.run.alone import Alone
 from asyncrl.run.evaluate import EvaluationSchedule
-from asyncrl.run.evaluation_copies import alone
 from asyncrl.run.group_shares import actor_indices
+from asyncrl.run.grouped import Group
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.shm.ring import RingLayout
-from asyncrl.storage.resume import Resumption
 from asyncrl.storage.run_directory import RunDirectory
 
 
@@ -35,10 +34,7 @@ class Setup:
         directory: where logs, checkpoints and diverged batches are written.
         server: forks the actors.
         clock: the training clock.
-        resumed: the checkpoint to resume from, or None.
-        step_limit: limit of environment steps if it is not `config.total_steps` (for a group), or None.
-        rank, groups: rank of this group and number of groups.
-        other_steps: returns the environment steps of the other groups, given this group's.
+        group: this group, with the checkpoint to resume from.
     """
 
     config: TrainerConfig
@@ -48,11 +44,7 @@ class Setup:
     directory: RunDirectory
     server: ForkServer
     clock: TrainClock
-    resumed: Resumption | None = None
-    step_limit: int | None = None
-    rank: int = 0
-    groups: int = 1
-    other_steps: Callable[[int], int] = alone
+    group: Group | Alone
 
 
 @dataclass(frozen=True)
@@ -91,5 +83,6 @@ def pool_plan(
         requests: request blocks of the inference server, None without one.
     """
     actors, served = setup.config.actors, None if requests is None else requests.layout
-    among = actor_indices(setup.rank, setup.groups, actors) if setup.groups > 1 else None
+    _, rank, groups = setup.group.share
+    among = actor_indices(rank, groups, actors) if groups > 1 else None
     return PoolPlan(setup.source, policy_bytes, layout, actors, seed, served, among)

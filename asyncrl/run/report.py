@@ -10,11 +10,14 @@ from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
-from asyncrl.learning.inference_server import InferenceServer, InferenceStatistics
+from asyncrl.learning.inference_server import InferenceServer
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import Counters, RateMeter
+
+OPTIONS = (*("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds"),)
+"""Options of a run that a snapshot has too."""
 
 
 class SnapshotBuilder:
@@ -79,6 +82,7 @@ class SnapshotBuilder:
         """Make a snapshot of the current state; rates are over the time since the last call."""
         clock, learner = self._clock, learner or LearnerReport()
         env_steps = sum(actor.env_steps for actor in actors)
+        counters = _counters(env_steps, learner, self.inference)
         return Snapshot(
             state=state,
             wall_seconds=clock.wall_seconds,
@@ -100,55 +104,25 @@ class SnapshotBuilder:
             stop_reason=stop_reason,
             error=error,
             network=self.network,
-            **_of_options(self._config),
-            **self._rates(env_steps, learner),
+            **{name: getattr(self._config, name) for name in OPTIONS},
+            **vars(self._meter.observe(time.monotonic(), counters)),
             **_of_learner(learner),
         )
 
-    def _rates(self, env_steps: int, learner: LearnerReport) -> dict[str, Any]:
-        """Snapshot fields that are rates over the time since the last call."""
-        inference = self.inference.statistics() if self.inference is not None else None
-        rates = self._meter.observe(time.monotonic(), _counters(env_steps, learner, inference))
-        return {
-            "env_steps_per_second": rates.production_per_second,
-            "received_steps_per_second": rates.receipt_per_second,
-            "consumed_samples_per_second": rates.consumption_per_second,
-            "consumption_per_production": rates.consumption_per_production,
-            "updates_per_second": rates.updates_per_second,
-            "learner_wait_fraction": rates.learner_wait_fraction,
-            "inference_batch_size": rates.rows_per_pass if inference else None,
-            "inference_wait_fraction": rates.inference_wait_fraction if inference else None,
-        }
 
-
-def _counters(
-    env_steps: int, learner: LearnerReport, inference: InferenceStatistics | None = None
-) -> Counters:
+def _counters(env_steps: int, learner: LearnerReport, server: InferenceServer | None = None) -> Counters:
+    inference = server.statistics() if server is not None else None
     return Counters(
         produced=env_steps,
         received=learner.balance.received_steps,
         consumed=learner.balance.sampled,
         updates=learner.updates,
         learner_wait_seconds=learner.wait_seconds,
-        inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else (0, 0, 0.0),
+        inference=(inference.passes, inference.rows, inference.wait_seconds) if inference else None,
     )
 
 
-def _of_options(config: TrainerConfig) -> dict[str, Any]:
-    """Snapshot fields that are options of the run."""
-    return {
-        "algo": config.algo,
-        "env": config.env,
-        "seed": config.seed,
-        "total_steps": config.total_steps,
-        "target_return": config.target_return,
-        "target_training_return": config.target_training_return,
-        "max_seconds": config.max_seconds,
-    }
-
-
 def _of_learner(learner: LearnerReport) -> dict[str, Any]:
-    """Snapshot fields from the learner's report."""
     metrics, balance = dict(learner.train_metrics), learner.balance
     return {
         "updates": learner.updates,

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from asyncrl.acting.images import network_text
+from asyncrl.acting.policies import has_epsilon
 from asyncrl.actors.pool import ActorPool
 from asyncrl.actors.statistics import ActorStatistics
 from asyncrl.config import TrainerConfig
@@ -22,6 +24,7 @@ from asyncrl.errors import ListenerFailed, SamplesTooStale
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner, LearnerReport
 from asyncrl.printable import describe_error
+from asyncrl.protocols import Policy
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.run.evaluate import EvaluationSchedule
@@ -141,11 +144,11 @@ class Reporting:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
         self._writers = RunWriters(directory)
 
-    def set_parts(self, replay_capacity: int, network: str, exact: bool) -> None:
-        """Set all rings' capacity in environment steps, the convolutional network ("" for none) and `is_exact`."""
-        self.episodes.by_steps = exact
-        self.builder.replay_capacity = replay_capacity
-        self.builder.network = network
+    def describe(self, pool: ActorPool, policy: Policy, exact: bool) -> None:
+        """Set the actors and their policy, and whether the discipline `is_exact`."""
+        self.pool, self.has_epsilon, self.episodes.by_steps = pool, has_epsilon(policy), exact
+        self.builder.replay_capacity = sum(ring.num_slots * ring.num_envs for ring in pool.rings)
+        self.builder.network = network_text(policy)
 
     def actor_wait_seconds(self) -> float:
         """Mean over the actors of the seconds spent waiting for a grant while the training clock ran."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from asyncrl.actors.pool import ActorPool
 from asyncrl.errors import AsyncRLError
 from asyncrl.learning.clock import TrainClock
-from asyncrl.learning.learner import Learner, LearnerReport
+from asyncrl.learning.learner import Learner
 from asyncrl.learning.weight_snapshots import WeightSnapshot
 from asyncrl.printable import error_text
 from asyncrl.run.evaluate import EvaluationSchedule
@@ -56,25 +56,18 @@ def restore_rings(pool: ActorPool, resumed: Resumption, segment_length: int) -> 
         CheckpointError: the rows have other shapes (ASYNC019).
     """
     with _refused_if_damaged(resumed.path):
-        _restore_rings(pool, resumed, _positions(pool, resumed, segment_length))
-
-
-def _restore_rings(pool: ActorPool, resumed: Resumption, positions: list[RingPosition]) -> None:
-    rings = split_rings(resumed.rows) if resumed.rows is not None else []
-    firsts = resumed.run["rings"]["first"].tolist()
-    for index, (actor, position) in enumerate(zip(pool.actors, positions, strict=True)):
-        if rings and (rows := len(rings[index]["version"])) > actor.ring.num_slots:
-            raise refused_change(
-                "replay_capacity",
-                f"{rows:,} rows kept of each actor",
-                f"{actor.ring.num_slots:,} rows",
-                "the checkpoint holds more",
-            )
-        begin_at(actor.ring, position)
-        if rings:
-            put_rows(actor.ring, firsts[index], rings[index])
-        actor.first_incarnation = position.incarnation + (resumed.states is None)
-        actor.first_state = resumed.states[index] if resumed.states is not None else None
+        positions = _positions(pool, resumed, segment_length)
+        rings = split_rings(resumed.rows) if resumed.rows is not None else []
+        firsts = resumed.run["rings"]["first"].tolist()
+        for index, (actor, position) in enumerate(zip(pool.actors, positions, strict=True)):
+            if rings and (rows := len(rings[index]["version"])) > (room := actor.ring.num_slots):
+                kept, why = f"{rows:,} rows kept of each actor", "the checkpoint holds more"
+                raise refused_change("replay_capacity", kept, f"{room:,} rows", why)
+            begin_at(actor.ring, position)
+            if rings:
+                put_rows(actor.ring, firsts[index], rings[index])
+            actor.first_incarnation = position.incarnation + (resumed.states is None)
+            actor.first_state = resumed.states[index] if resumed.states is not None else None
 
 
 def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> list[RingPosition]:
@@ -90,10 +83,31 @@ def _positions(pool: ActorPool, resumed: Resumption, segment_length: int) -> lis
     return [RingPosition(rows, rows, steps, life, exploration) for steps in shares(inserted, num)]
 
 
-async def restore_learner(learner: Learner, resumed: Resumption) -> None:
-    """Restore the learner. Raises `CheckpointError` if the state does not fit it (ASYNC019)."""
+async def restore_parts(
+    learner: Learner,
+    schedule: EvaluationSchedule,
+    reporting: Reporting,
+    clock: TrainClock,
+    resumed: Resumption,
+) -> None:
+    """Restore the learner, evaluations, episodes and times. Raises `CheckpointError` if they do not fit (ASYNC019)."""
     with _refused_if_damaged(resumed.path):
         await _restore_learner(learner, resumed)
+    report = await learner.report()
+    with _refused_if_damaged(resumed.path):
+        run = resumed.run
+        clock.go_on_from(*run["clock"])
+        evaluations = _records(run["evaluations"])
+        saved_best = _records(resumed.best.get("evaluations", {}))
+        best = max((*evaluations, *saved_best), key=lambda result: result.return_mean, default=None)
+        weights = resumed.best["weights"] if best is not None and best in saved_best else None
+        schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
+        waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
+        learner.snapshots.go_on_from(waiting, run["next_copy"])
+        reporting.episodes.restore(run["episodes"])
+        assert reporting.pool is not None
+        counted = float(run["actor_wait_seconds"]), int(run["actor_restarts"])
+        reporting.builder.go_on_from(reporting.pool.statistics(), report, *counted)
 
 
 async def _restore_learner(learner: Learner, resumed: Resumption) -> None:
@@ -120,47 +134,6 @@ async def _own_random_numbers(learner: Learner, state: Mapping[str, Any]) -> dic
     core = {name: own["core"][name] for name in OWN if name in own["core"]}
     kept = {"core": {**state["core"], **core}, "past": None}
     return kept | ({"generator": own["generator"]} if "generator" in own else {})
-
-
-async def restore_records(
-    learner: Learner,
-    schedule: EvaluationSchedule,
-    reporting: Reporting,
-    clock: TrainClock,
-    resumed: Resumption,
-) -> None:
-    """Restore evaluations, episodes and times; after `restore_learner`. Raises `CheckpointError` (ASYNC019)."""
-    report = await learner.report()
-    with _refused_if_damaged(resumed.path):
-        _restore_records(learner, schedule, reporting, clock, resumed, report)
-
-
-def _restore_records(
-    learner: Learner,
-    schedule: EvaluationSchedule,
-    reporting: Reporting,
-    clock: TrainClock,
-    resumed: Resumption,
-    report: LearnerReport,
-) -> None:
-    run = resumed.run
-    clock.go_on_from(*run["clock"])
-    evaluations = _records(run["evaluations"])
-    saved_best = _records(resumed.best.get("evaluations", {}))
-    best = max((*evaluations, *saved_best), key=_return_mean, default=None)
-    weights = resumed.best["weights"] if best is not None and best in saved_best else None
-    schedule.go_on_from(evaluations, int(run["rounds"]), best, weights)
-    waiting = [WeightSnapshot(**copy) for copy in run["pending"]]
-    learner.snapshots.go_on_from(waiting, run["next_copy"])
-    reporting.episodes.restore(run["episodes"])
-    assert reporting.pool is not None
-    reporting.builder.go_on_from(
-        reporting.pool.statistics(), report, float(run["actor_wait_seconds"]), int(run["actor_restarts"])
-    )
-
-
-def _return_mean(evaluation: EvaluationResult) -> float:
-    return evaluation.return_mean
 
 
 def _records(columns: Mapping[str, Any]) -> tuple[EvaluationResult, ...]:

@@ -82,13 +82,10 @@ class RunCapture:
             learner = await self.learner.state_dict()
             run = self._run_state(learner)
             name = f"{self.learner.inserted_steps}{SUFFIX}"
-            where = (
-                self.learner.updates,
-                *run["rings"]["published"].tolist(),
-                *run["rings"]["granted"].tolist(),
-            )
+            positions = run["rings"]
+            where = (self.learner.updates, *map(int, (*positions["published"], *positions["granted"])))
             if self.written != (name, where) or not (folder / name).exists():
-                await asyncio.to_thread(_write_rows, folder / name, self._row_arrays(run["rings"], states))
+                await asyncio.to_thread(write_rows, folder / name, self._row_arrays(run["rings"], states))
                 self.written = (name, where)
         finally:
             self.learner.resume()
@@ -124,20 +121,14 @@ class RunCapture:
         """Positions of the rings: the current ones if `is_exact`, else those up to which the learner has inserted."""
         rings = self.pool.rings
         taken_in = learner["replay"]["cursors"][:, 0] if "replay" in learner else learner["queue"]["complete"]
-        at = [position_of(ring, int(p)) for ring, p in zip(rings, taken_in, strict=True)]
-        if is_exact(self.algorithm):
-            at = [position_of(ring, ring.statistics().published) for ring in rings]
-        steps = (
-            [p.steps for p in at]
-            if is_exact(self.algorithm)
-            else shares(self.learner.inserted_steps, len(rings))
-        )
+        exact = is_exact(self.algorithm)
+        published = [ring.statistics().published for ring in rings] if exact else map(int, taken_in)
+        at = [position_of(ring, p) for ring, p in zip(rings, published, strict=True)]
+        steps = [p.steps for p in at] if exact else shares(self.learner.inserted_steps, len(rings))
         return {
             "num_actors": len(rings),
             "published": np.array([p.published for p in at], np.int64),
-            "granted": np.array(
-                [p.granted if is_exact(self.algorithm) else p.published for p in at], np.int64
-            ),
+            "granted": np.array([p.granted if exact else p.published for p in at], np.int64),
             "steps": np.array(steps, np.int64),
             "incarnation": np.array([p.incarnation for p in at], np.int64),
             "exploration": np.array([p.exploration for p in at], np.int64),
@@ -146,15 +137,10 @@ class RunCapture:
 
     def _row_arrays(self, rings: Mapping[str, Any], states: list[bytes] | None) -> list[RowArray]:
         """Arrays of the rows file; they are views of shared memory."""
-        found = [
-            RowArray(
-                f"actor{i}",
-                "uint8",
-                (len(state),),
-                functools.partial(iter, (np.frombuffer(state, np.uint8),)),
-            )
-            for i, state in enumerate(states or ())
-        ]
+        found = []
+        for i, state in enumerate(states or ()):
+            data = functools.partial(iter, (np.frombuffer(state, np.uint8),))
+            found.append(RowArray(f"actor{i}", "uint8", (len(state),), data))
         priorities = self.learner.priorities
         firsts, ends = rings["first"].tolist(), rings["published"].tolist()
         for index, (ring, first, end) in enumerate(zip(self.pool.rings, firsts, ends, strict=True)):
@@ -167,11 +153,6 @@ class RunCapture:
                 parts = functools.partial(pieces, array, axis, first, rows, ring.num_slots)
                 found.append(RowArray(f"ring{index}/{name}", str(array.dtype), shape, parts))
         return found
-
-
-def _write_rows(path: Path, arrays: list[RowArray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)  # the run directory may have been removed
-    write_rows(path, arrays)
 
 
 def _columns(record: type, records: tuple[Any, ...]) -> dict[str, NDArray[Any]]:

@@ -171,13 +171,8 @@ class CheckpointSaver:
         assert self.capture is not None
         learner = self._learner
         evaluations = len(self.capture.schedule.evaluations)
-        return (
-            learner.updates,
-            learner.inserted_steps,
-            evaluations,
-            self._unsaved_best is None,
-            weights.tobytes(),
-        )
+        counters = (learner.updates, learner.inserted_steps, evaluations)
+        return (*counters, self._unsaved_best is None, weights.tobytes())
 
     async def _state(self, *, rows: bool) -> dict[str, Any]:
         """State to resume from; with rows if the run keeps them and `rows` is set (not for the best weights)."""

@@ -9,6 +9,12 @@ from asyncrl.run.report import distribution
 from asyncrl.show.group_statistics import summary_of
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
+SAME = (
+    *("error", "stop_reason", "env_steps", "updates", "episodes", "policy_version"),
+    *("wall_seconds", "train_seconds", "startup_seconds"),
+)
+"""Entries that a snapshot has too, in the order of the file."""
+
 
 def end_state(stop_reason: str | None) -> str:
     """State of an ended run: `"failed"`, `"interrupted"`, `"stopped"`, or `"finished"` by a stopping rule."""
@@ -34,22 +40,16 @@ def summarize(
     learner = learner or LearnerReport()
     seconds = max(last.train_seconds, 1e-9)
     return {
-        "algo": last.algo,
-        "env": last.env,
-        "seed": last.seed,
+        **{name: getattr(last, name) for name in ("algo", "env", "seed")},
         "state": end_state(last.stop_reason),
-        "error": last.error,
-        "stop_reason": last.stop_reason,
-        "env_steps": last.env_steps,
-        "updates": last.updates,
-        "episodes": last.episodes,
-        "policy_version": last.policy_version,
-        "wall_seconds": last.wall_seconds,
-        "train_seconds": last.train_seconds,
-        "startup_seconds": last.startup_seconds,
+        **{name: getattr(last, name) for name in SAME},
         **_to_target(last, final),
         "episodes_return_mean": last.return_mean,
-        "eval": _evaluation(final),
+        "eval": {
+            "return_mean": final.return_mean if final else None,
+            "return_std": final.return_std if final else None,
+            "episodes": final.episodes if final else 0,
+        },
         "env_steps_per_second": last.env_steps / seconds,
         "updates_per_second": last.updates / seconds,
         "staleness": distribution(learner.staleness_overall)
@@ -65,13 +65,6 @@ def summarize(
         "actor_restarts": last.actor_restarts,
         **summary_of(last.groups),
     }
-
-
-def _evaluation(final: EvaluationResult | None) -> dict[str, Any]:
-    """Statistics of the final evaluation."""
-    if final is None:
-        return {"return_mean": None, "return_std": None, "episodes": 0}
-    return {"return_mean": final.return_mean, "return_std": final.return_std, "episodes": final.episodes}
 
 
 def _to_target(last: Snapshot, final: EvaluationResult | None) -> dict[str, Any]:

@@ -12,22 +12,11 @@ from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25
 """Fraction of a run's reports, taken from the end, over which figures are averaged."""
-LAST_OF = {
-    "q_mean": "train/q_mean",
-    "value_low": "train/value_low",
-    "value_high": "train/value_high",
-    "kl": "train/approx_kl",
-    "clip_fraction": "train/clip_fraction",
-    "explained_variance": "train/explained_variance",
-    "entropy": "train/entropy",
-    "policy_lag": "async/policy_lag_mean",
-    "staleness": "async/staleness_mean",
-    "staleness_versions": "async/staleness_versions_mean",
-    "learner_waits": "async/learner_wait_fraction",
-    "actors_wait": "async/actor_wait_fraction",
-    "steps_per_second": "time/fps",
-}
-"""Metric of each field of `Evidence` that is a mean over the last reports."""
+
+
+def _mean(metric: str) -> Any:
+    """Field that is the mean of a metric over the last reports."""
+    return dataclasses.field(default=None, metadata={"metric": metric})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +53,19 @@ class Evidence:
     evaluations: int = 0
     discarded: float | None = None
     first_entropy: float | None = None
-    q_mean: float | None = None
-    value_low: float | None = None
-    value_high: float | None = None
-    kl: float | None = None
-    clip_fraction: float | None = None
-    explained_variance: float | None = None
-    entropy: float | None = None
-    policy_lag: float | None = None
-    staleness: float | None = None
-    staleness_versions: float | None = None
-    learner_waits: float | None = None
-    actors_wait: float | None = None
-    steps_per_second: float | None = None
+    q_mean: float | None = _mean("train/q_mean")
+    value_low: float | None = _mean("train/value_low")
+    value_high: float | None = _mean("train/value_high")
+    kl: float | None = _mean("train/approx_kl")
+    clip_fraction: float | None = _mean("train/clip_fraction")
+    explained_variance: float | None = _mean("train/explained_variance")
+    entropy: float | None = _mean("train/entropy")
+    policy_lag: float | None = _mean("async/policy_lag_mean")
+    staleness: float | None = _mean("async/staleness_mean")
+    staleness_versions: float | None = _mean("async/staleness_versions_mean")
+    learner_waits: float | None = _mean("async/learner_wait_fraction")
+    actors_wait: float | None = _mean("async/actor_wait_fraction")
+    steps_per_second: float | None = _mean("time/fps")
 
     @property
     def spread(self) -> float:
@@ -98,30 +87,28 @@ def collect(run: KeptRun) -> Evidence:
     reports = [entry for entry in run.lines() if STEPS in entry]
     algorithm = run.options.get(run.algo, {})
     summary = run.summary
+    restarts = _values(reports, "async/actor_restarts")
+    cores = integer(table(run.meta, "machine").get("cores")) or 2
     updates = integer(summary.get("updates"))
     if updates is None:
         updates = max((integer(entry.get("train/n_updates")) or 0 for entry in reports), default=0)
-    means: dict[str, Any] = {field: _tail_mean(reports, name) for field, name in LAST_OF.items()}
+    fields = {field.name: field.metadata.get("metric") for field in dataclasses.fields(Evidence)}
+    means: dict[str, Any] = {name: _tail_mean(reports, metric) for name, metric in fields.items() if metric}
     return Evidence(
         on_policy="segment_length" in algorithm,
         options=algorithm,
-        actors=_actors(run),
+        actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
         error=str(summary.get("error") or ""),
         steps=run.env_steps,
         updates=updates,
-        restarts=integer(summary.get("actor_restarts")) or _last_restarts(reports),
+        restarts=integer(summary.get("actor_restarts")) or int(next(reversed(restarts), 0)),
         discarded=number(table(summary, "staleness").get("discarded_fraction")),
         first_entropy=next(iter(_values(reports, "train/entropy")), None),
         **_returns(run),
         **means,
     )
-
-
-def _actors(run: KeptRun) -> int:
-    given = integer(run.options.get("trainer", {}).get("num_actors"))
-    return given or max(1, (integer(table(run.meta, "machine").get("cores")) or 2) - 1)
 
 
 def _returns(run: KeptRun) -> dict[str, Any]:
@@ -152,7 +139,3 @@ def _tail_mean(reports: Sequence[dict[str, Any]], name: str) -> float | None:
     values = _values(reports, name)
     tail = values[-max(1, int(len(values) * TAIL)) :]
     return sum(tail) / len(tail) if tail else None
-
-
-def _last_restarts(reports: Sequence[dict[str, Any]]) -> int:
-    return int(next(reversed(_values(reports, "async/actor_restarts")), 0))

@@ -252,7 +252,6 @@ HISTOGRAMS: Final = (
 
 
 def _names(metrics: Iterable[Metric]) -> tuple[str, ...]:
-    """Public names in order of their sections."""
     sections = ("rollout", "time", "train", "eval", "async")
     names = [metric.name for metric in metrics if metric.name is not None]
     return tuple(sorted(names, key=lambda name: sections.index(name.partition("/")[0])))

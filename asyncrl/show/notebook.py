@@ -55,7 +55,9 @@ class LiveCard:
         """Create or redraw the card."""
         self._shown_at = time.monotonic()
         if snapshot.return_mean is not None:
-            self._returns = _thin([*self._returns, snapshot.return_mean])
+            self._returns.append(snapshot.return_mean)
+            if len(self._returns) > HISTORY_POINTS:  # thinned, so that the curve still covers the whole run
+                del self._returns[1::2]
         words = readout(snapshot)
         self.show_text(f"{words.title}: {words.line()}", card_html(snapshot, self._returns))
 
@@ -136,11 +138,6 @@ def _curve(returns: Sequence[float]) -> str:
         f'<polyline points="{path}" fill="none" stroke="{ACCENT}" stroke-width="2" '
         f'vector-effect="non-scaling-stroke"/></svg></div>'
     )
-
-
-def _thin(values: list[float]) -> list[float]:
-    """Drop every second value if there are more than `HISTORY_POINTS`; the curve still covers the whole run."""
-    return values if len(values) <= HISTORY_POINTS else values[::2]
 
 
 class ShownByCard:

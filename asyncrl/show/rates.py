@@ -22,7 +22,8 @@ from dataclasses import dataclass
 class Counters:
     """Totals since any fixed moment: I, R, s, gradient steps, and seconds in which the learner waited.
 
-    `inference`: forward passes of the inference server, their rows, and seconds in which the mean actor waited for it.
+    `inference`: forward passes of the inference server, their rows, and seconds in which the mean actor waited for it;
+    None without a server.
     """
 
     produced: int = 0
@@ -30,32 +31,32 @@ class Counters:
     consumed: int = 0
     updates: int = 0
     learner_wait_seconds: float = 0.0
-    inference: tuple[int, int, float] = (0, 0, 0.0)
+    inference: tuple[int, int, float] | None = None
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over one interval; all 0 before the first interval, none below 0.
+    """Rates over one interval; all 0 before the first interval, none below 0. `Snapshot` has the same fields.
 
     Attributes:
-        production_per_second: P, environment steps.
-        receipt_per_second: steps received.
-        consumption_per_second: C, training samples.
+        env_steps_per_second: production P, environment steps.
+        received_steps_per_second: steps received.
+        consumed_samples_per_second: consumption C, training samples.
         consumption_per_production: C / P in samples per step, 0 if nothing was produced.
         updates_per_second: gradient steps.
         learner_wait_fraction: fraction of the interval in which the learner waited.
-        rows_per_pass: mean rows of a pass of the inference server, 0 without passes.
+        inference_batch_size: mean rows of a pass of the inference server, 0 without passes, None without a server.
         inference_wait_fraction: fraction of the interval in which the mean actor waited for that server.
     """
 
-    production_per_second: float = 0.0
-    receipt_per_second: float = 0.0
-    consumption_per_second: float = 0.0
+    env_steps_per_second: float = 0.0
+    received_steps_per_second: float = 0.0
+    consumed_samples_per_second: float = 0.0
     consumption_per_production: float = 0.0
     updates_per_second: float = 0.0
     learner_wait_fraction: float = 0.0
-    rows_per_pass: float = 0.0
-    inference_wait_fraction: float = 0.0
+    inference_batch_size: float | None = None
+    inference_wait_fraction: float | None = None
 
 
 class RateMeter:
@@ -80,16 +81,21 @@ class RateMeter:
                 return self._rates
             produced, consumed = max(0, now.produced - then.produced), max(0, now.consumed - then.consumed)
             waited = max(0.0, now.learner_wait_seconds - then.learner_wait_seconds)
-            passes, rows, served = (b - a for a, b in zip(then.inference, now.inference, strict=True))
+            batch_size = inference_wait = None
+            if now.inference is not None:
+                before = then.inference or (0, 0, 0.0)
+                passes, rows, served = (b - a for a, b in zip(before, now.inference, strict=True))
+                batch_size = rows / passes if passes > 0 else 0.0
+                inference_wait = min(1.0, max(0.0, served) / seconds)
             self._rates = Rates(
-                rows_per_pass=rows / passes if passes > 0 else 0.0,
-                inference_wait_fraction=min(1.0, max(0.0, served) / seconds),
-                production_per_second=produced / seconds,
-                receipt_per_second=max(0, now.received - then.received) / seconds,
-                consumption_per_second=consumed / seconds,
+                env_steps_per_second=produced / seconds,
+                received_steps_per_second=max(0, now.received - then.received) / seconds,
+                consumed_samples_per_second=consumed / seconds,
                 consumption_per_production=consumed / produced if produced else 0.0,
                 updates_per_second=max(0, now.updates - then.updates) / seconds,
                 learner_wait_fraction=min(1.0, waited / seconds),
+                inference_batch_size=batch_size,
+                inference_wait_fraction=inference_wait,
             )
         self._last = (now_seconds, now)
         return self._rates

@@ -17,6 +17,10 @@ from asyncrl.show.progress import progress, progress_short, progress_text, state
 LINE_LENGTH = 119
 """Maximum length of a line for pipes and log files."""
 
+_SPEED = (
+    *("env_steps_per_second", "received_steps_per_second", "consumed_samples_per_second"),
+    *("updates_per_second", "learner_wait_fraction", "actor_wait_fraction"),
+)
 _SHOWN = {metric.field: metric for metric in RUN_METRICS if metric.label}
 
 
@@ -131,24 +135,13 @@ def readout(snapshot: Snapshot) -> Readout:
         progress_short=progress_short(snapshot),
         elapsed=elapsed,
         counts=f"{snapshot.env_steps:,} steps, {snapshot.episodes:,} episodes, {elapsed}",
-        speed=_speed(snapshot),
+        speed=tuple(_field(snapshot, name) for name in _SPEED),
         learning=_learning(snapshot),
         pace=_pace(snapshot),
         fusion=_fusion(snapshot.groups),
         actors=_actors(snapshot),
         error=plain((snapshot.error or "").partition("\n")[0]),
         ended=ended,
-    )
-
-
-def _speed(snapshot: Snapshot) -> tuple[Field, ...]:
-    return (
-        _field(snapshot, "env_steps_per_second"),
-        _field(snapshot, "received_steps_per_second"),
-        _field(snapshot, "consumed_samples_per_second"),
-        _field(snapshot, "updates_per_second"),
-        _field(snapshot, "learner_wait_fraction"),
-        _field(snapshot, "actor_wait_fraction"),
     )
 
 

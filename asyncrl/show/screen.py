@@ -189,7 +189,8 @@ def _actor_cells(actor: ActorStatistics) -> list[Text]:
 def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice: str) -> list[RenderableType]:
     """Short lines, as many as fit: first the address, title, messages and progress, then values by importance."""
     words = readout(snapshot)
-    first = [*_address(url), _title_small(words, snapshot.state)]
+    title = Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(snapshot.state, "")))
+    first: list[RenderableType] = [*_address(url), title]
     first += [*_messages(words.error, notice, width), Text(words.progress)]
     room = height - sum(_height([line], width) for line in first if isinstance(line, Text))
     lines: list[RenderableType] = []
@@ -197,10 +198,6 @@ def _small(snapshot: Snapshot, width: int, height: int, url: str | None, notice:
         if (room := room - 1) >= 0:
             lines.append(line)
     return [*first, *lines]
-
-
-def _title_small(words: Readout, state: str) -> Text:
-    return Text.assemble((words.title, "bold"), "  ", (words.state, STATE_STYLES.get(state, "")))
 
 
 def _short_lines(words: Readout, width: int) -> list[Text]:

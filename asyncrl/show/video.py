@@ -9,7 +9,6 @@ import importlib.util
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -103,15 +102,8 @@ class VideoWriter:
         frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", size, "-framerate", rate, "-i", "-"]
         output = _GIF if self.path.suffix.lower() == ".gif" else _FILM
         # imageio_ffmpeg's `write_frames` leaves pipes open.
-        command = [
-            imageio_ffmpeg.get_ffmpeg_exe(),
-            "-y",
-            "-loglevel",
-            "error",
-            *frames,
-            *output,
-            str(self._unfinished),
-        ]
+        program = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+        command = [*program, *frames, *output, str(self._unfinished)]
         # In a session of its own: a terminal sends Ctrl-C to the whole foreground group, and ffmpeg ends with an error.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -147,9 +139,7 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._finish()
         except ResourceError:

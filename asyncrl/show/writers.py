@@ -22,25 +22,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from asyncrl.errors import FilesNotWritten
 from asyncrl.printable import error_text
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
-
-
-class MetricWriter(Protocol):
-    """One metric file."""
-
-    def write(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Append one entry, taken at `env_steps`. Raises OSError if the file cannot be written."""
-        ...
-
-    def close(self) -> None:
-        """Flush and close; may be called twice."""
-        ...
 
 
 class AppendedFile:
@@ -56,8 +44,8 @@ class AppendedFile:
         OSError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, begin: bytes = b"") -> None:
-        self._path = path
+    def __init__(self, path: str | os.PathLike[str], begin: bytes = b"") -> None:
+        self._path = Path(path)
         self._begin = begin
         self._descriptor: int | None = None
         self.append(b"")
@@ -93,22 +81,15 @@ class AppendedFile:
         return self._descriptor
 
 
-class JsonlWriter:
+class JsonlWriter(AppendedFile):
     """One strict JSON object per entry; NaN and infinity are written as null."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = AppendedFile(Path(path))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one line."""
-        self._file.append(msgspec.json.encode(values) + b"\n")
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._file.close()
+        self.append(msgspec.json.encode(values) + b"\n")
 
 
-class CsvWriter:
+class CsvWriter(AppendedFile):
     """One row per entry, with the columns `METRIC_NAMES`, or those of the existing file, which another version wrote.
 
     An unknown value, or one that is not part of the entry, is an empty cell. Metrics without a column are only in
@@ -117,15 +98,11 @@ class CsvWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._columns = _csv_columns(Path(path)) or METRIC_NAMES
-        self._file = AppendedFile(Path(path), _csv_row(self._columns))
+        super().__init__(path, _csv_row(self._columns))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Append one row."""
-        self._file.append(_csv_row([values.get(column, "") for column in self._columns]))
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._file.close()
+        self.append(_csv_row([values.get(column, "") for column in self._columns]))
 
 
 def _csv_columns(path: Path) -> Sequence[str]:
@@ -146,7 +123,7 @@ _FILES = itertools.count()
 """Number of the next event file of this process: two runs within a second have the same time."""
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(AppendedFile):
     """TensorBoard scalars over environment steps. Raises ImportError if the extra is not installed."""
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
@@ -158,7 +135,7 @@ class TensorBoardWriter:
         self._clock = clock
         name = f"events.out.tfevents.{int(clock()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}"
         first = self._events.Event(wall_time=clock(), file_version="brain.Event:2")
-        self._file = AppendedFile(Path(directory) / name, self._record(first))
+        super().__init__(Path(directory) / name, self._record(first))
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Add one event with all values at step `env_steps`."""
@@ -167,11 +144,7 @@ class TensorBoardWriter:
             value=[value(tag=name, simple_value=number) for name, number in values.items()]
         )
         event = self._events.Event(wall_time=self._clock(), step=env_steps, summary=summary)
-        self._file.append(self._record(event))
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._file.close()
+        self.append(self._record(event))
 
     def _record(self, event: Any) -> bytes:
         record = io.BytesIO()
@@ -192,7 +165,7 @@ class RunWriters:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         root = Path(directory)
         self._warned = False
-        self._writers: list[MetricWriter] = []
+        self._writers: list[JsonlWriter | CsvWriter | TensorBoardWriter] = []
         try:
             self._writers.append(JsonlWriter(root / "metrics.jsonl"))
             self._writers.append(CsvWriter(root / "progress.csv"))

@@ -8,8 +8,6 @@ before anything of that size is read, the header has a schema, the payload holds
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,8 @@ from asyncrl.storage.checkpoint_format import (
     digest_of,
     encode,
     is_whole,
+    opened,
+    refused,
     write_atomically,
 )
 from asyncrl.storage.checkpoint_meta import CheckpointMeta, meta_from_json, meta_to_json
@@ -78,10 +78,11 @@ def load(
         CheckpointError: the file is missing, damaged, of another format version, environment or algorithm
             (ASYNC019; the text names the file and the check that failed).
     """
-    meta, payload = _decode(path)
+    with opened(path, "the checkpoint") as (file, size):
+        meta, payload = _decode(path, file, size)
     for what, expected, got in (("environment", expect_env, meta.env), ("algorithm", expect_algo, meta.algo)):
         if expected is not None and got != expected:
-            raise _refused(
+            raise refused(
                 path,
                 f"the checkpoint is of another {what}: {got}, not {expected}",
                 what,
@@ -99,41 +100,26 @@ def read_policy(path: Path) -> SavedPolicy:
     state, meta = load(path)
     weights = state.get("weights")
     if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 1:
-        raise _refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
+        raise refused(path, "the checkpoint holds no policy weights", "weights", "choose another checkpoint")
     if not np.isfinite(weights).all():
-        raise _refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
+        raise refused(path, "the checkpoint's weights are NaN or infinite", "weights", _before(path))
     return SavedPolicy(meta, weights)
 
 
 def does_not_fit(path: Path, what: str) -> CheckpointError:
     """Make the error ASYNC019 for a checkpoint that does not fit the options, the environment or this version."""
-    return _refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
+    return refused(path, f"the checkpoint does not fit: {what}", "options", _before(path))
 
 
-def _decode(path: Path) -> tuple[CheckpointMeta, bytes]:
+def _decode(path: Path, file: IO[bytes], size: int) -> tuple[CheckpointMeta, bytes]:
     """Read the header and the payload, after every check of the bytes, the cheapest first."""
-    try:
-        # O_NONBLOCK: opening a pipe without a writer would block.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return _decode_file(path, file)
-    except OSError as error:
-        raise _refused(
-            path, f"the checkpoint cannot be read: {error.strerror}", "open", "check the path"
-        ) from error
-
-
-def _decode_file(path: Path, file: IO[bytes]) -> tuple[CheckpointMeta, bytes]:
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise _refused(path, "the checkpoint cannot be read: it is not a file", "open", "check the path")
-    size = status.st_size
     if size < PREFIX.size:
         raise _damaged(path, "length", f"{size} bytes are there, a header alone has {PREFIX.size}")
     magic, digest, version, header_length, payload_length = PREFIX.unpack(file.read(PREFIX.size))
     if magic != MAGIC:
         raise _damaged(path, "magic", f"it begins with {bytes(magic)!r}, a checkpoint with {MAGIC!r}")
     if version != FORMAT_VERSION:
-        raise _refused(
+        raise refused(
             path,
             f"the checkpoint has format version {version}, this asyncrl {__version__} reads {FORMAT_VERSION}",
             "format version",
@@ -155,7 +141,7 @@ def _read_header(path: Path, header: bytes) -> CheckpointMeta:
     try:
         return meta_from_json(json.loads(header))
     except (ValueError, TypeError, RecursionError) as error:
-        raise _refused(
+        raise refused(
             path,
             f"the checkpoint's header is not one that asyncrl {__version__} writes: {_short(error)}",
             "header",
@@ -168,7 +154,7 @@ def _read_state(path: Path, payload: bytes) -> dict[str, Any]:
     try:
         return unpack(payload)
     except Exception as error:
-        raise _refused(
+        raise refused(
             path,
             f"the checkpoint's payload is not one that asyncrl writes: {_short(error)}",
             "payload",
@@ -197,8 +183,4 @@ def _before(path: Path) -> str:
 
 
 def _damaged(path: Path, check: str, how: str) -> CheckpointError:
-    return _refused(path, f"the checkpoint is damaged: {how}", check, _before(path))
-
-
-def _refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
-    return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
+    return refused(path, f"the checkpoint is damaged: {how}", check, _before(path))

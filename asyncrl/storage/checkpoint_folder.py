@@ -35,9 +35,8 @@ class CheckpointFolder:
 
         A checkpoint with rows (`replay_file.py`) removes the rows of those before it: only one rows file is kept.
         """
-        from asyncrl.storage.checkpoint import (
-            save,  # imports torch, which reading a run directory does not need
-        )
+        # Imported here because it imports torch, which reading a run directory does not need.
+        from asyncrl.storage.checkpoint import save
 
         self.directory.mkdir(parents=True, exist_ok=True)
         for left_by_a_kill in self.directory.glob(".*.tmp"):

@@ -22,10 +22,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from asyncrl.errors import CheckpointError
+from asyncrl.printable import error_text
 
 MAGIC = b"ASYNCRL\0"
 FORMAT_VERSION = 1
@@ -65,6 +69,30 @@ def is_whole(path: Path) -> bool:
             return right and digest_of(file) == digest
     except OSError:
         return False
+
+
+def refused(path: Path, what: str, check: str, fix: str) -> CheckpointError:
+    """Make the error ASYNC019 of a file that failed a check."""
+    return CheckpointError(what, facts={"file": path, "failed check": check}, fix=fix)
+
+
+@contextlib.contextmanager
+def opened(path: Path, what: str) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file that anybody may have made; yields it and its size.
+
+    Raises:
+        CheckpointError: it is no regular file, or cannot be opened or read (ASYNC019); `what` is named in the text.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe without a writer would block.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise refused(path, f"{what} cannot be read: it is not a file", "open", "check the path")
+            yield file, status.st_size
+    except OSError as error:
+        reason = error.strerror or error_text(error)
+        raise refused(path, f"{what} cannot be read: {reason}", "open", "check the path") from error
 
 
 def write_atomically(path: Path, chunks: list[bytes]) -> None:

@@ -66,6 +66,7 @@ def write_rows(path: Path, arrays: list[RowArray]) -> None:
     Raises:
         OSError: it does not fit on the disk (checked before the first byte), or cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)  # the run directory may have been removed
     needed, free = sum(array.nbytes for array in arrays), shutil.disk_usage(path.parent).free
     if needed > free:
         text = f"{os.strerror(errno.ENOSPC)}: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"

@@ -14,13 +14,14 @@ run that person's scripts. The environment is unpickled in the processes that st
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pickle
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.acting.modules import NetworkFactory
 from asyncrl.config import TrainerConfig
@@ -39,24 +40,16 @@ NETWORK = "network.pkl"
 FUNCTIONS = "functions.pkl"
 
 
-class Origin(Protocol):
-    """Checkpoint that a run is resumed from."""
-
-    def record(self) -> dict[str, Any]:
-        """Entry in `meta.json`: `checkpoint`, its `env_steps`, and more."""
-        ...
-
-
 def write_run_files(
     directory: RunDirectory,
     config: TrainerConfig,
     algorithm: Algorithm,
     source: EnvSource,
-    resumed: Origin | None = None,
+    resumed: Mapping[str, Any] | None = None,
 ) -> None:
     """Write all of these files. Raises OSError if one cannot be written.
 
-    With `resumed`, the checkpoint of a resumed run, the metric files keep only the entries up to that checkpoint.
+    With `resumed`, the `Resumption.record` of a resumed run, the metric files keep only entries up to its checkpoint.
     """
     network = getattr(algorithm, "own_network", None)
     if network is not None:
@@ -72,9 +65,8 @@ def write_run_files(
     directory.write_text("config.toml", dump_config(config, algorithm))
     described = describe_run(config.seed)
     if resumed is not None and directory.path is not None:
-        origin = resumed.record()
-        described = _described_again(directory.path / "meta.json", {**described, **origin})
-        cut_metrics(directory.path, origin["env_steps"], origin["pending"])
+        described = _described_again(directory.path / "meta.json", {**described, **resumed})
+        cut_metrics(directory.path, resumed["env_steps"], resumed["pending"])
     directory.write_json("meta.json", described)
 
 
@@ -126,14 +118,8 @@ def network_of_run(run: Path) -> NetworkFactory | None:
     file = run / NETWORK
     if not file.exists():
         return None
-    try:
+    with _error_of_pickle(file, "the network of the run", "it was"):
         return unpickled_network(file.read_bytes())
-    except Exception as error:
-        raise ConfigurationError(
-            f"the network of the run cannot be unpickled: {type(error).__name__}: {error_text(error)}",
-            facts={"file": file},
-            fix="put the modules that it was defined with on sys.path",
-        ) from error
 
 
 def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, FunctionOfProgress]:
@@ -149,23 +135,29 @@ def functions_of_run(run: Path, given: Container[str] = ()) -> dict[str, Functio
     file = run / FUNCTIONS
     if not file.exists():
         return {}
-    try:
+    with _error_of_pickle(file, "the functions of the run", "they were"):
         functions: dict[str, FunctionOfProgress | None] = pickle.loads(file.read_bytes())
-    except Exception as error:
-        raise ConfigurationError(
-            f"the functions of the run cannot be unpickled: {type(error).__name__}: {error_text(error)}",
-            facts={"file": file},
-            fix="put the modules that they were defined with on sys.path",
-        ) from error
-    kept = {name: function for name, function in functions.items() if name not in given}
-    for name, function in kept.items():
+        functions = {name: function for name, function in functions.items() if name not in given}
+    for name, function in functions.items():
         if function is None:
             raise ConfigurationError(
                 f"{name} of the run was a function that did not pickle, so it is not kept",
                 facts={"run": run},
                 fix=f"give it again: Trainer.resume(run, {name}=...); on the command line a number",
             )
-    return {name: function for name, function in kept.items() if function is not None}
+    return {name: function for name, function in functions.items() if function is not None}
+
+
+@contextlib.contextmanager
+def _error_of_pickle(file: Path, what: str, they_were: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ConfigurationError(
+            f"{what} cannot be unpickled: {type(error).__name__}: {error_text(error)}",
+            facts={"file": file},
+            fix=f"put the modules that {they_were} defined with on sys.path",
+        ) from error
 
 
 def unpickled_network(data: bytes) -> NetworkFactory:

@@ -60,9 +60,7 @@ def _tree(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
 
     def named(kind: str, array: NDArray[Any]) -> list[str]:
         name = str(len(tensors))
-        tensors[name] = np.array(
-            array, order="C"
-        )  # keeps an array with 0 dimensions, unlike ascontiguousarray
+        tensors[name] = np.array(array, order="C")  # unlike ascontiguousarray, keeps 0 dimensions
         return [kind, name]
 
     if isinstance(value, np.generic):

@@ -45,15 +45,17 @@ def make_run(
     started: float | None,
     callbacks: Callbacks,
 ) -> Coordinator | Ranks:
-    """Make the run, on its event loop; the arguments are those of `Coordinator`.
+    """Make the run of `group`, on its event loop; the arguments are those of `Coordinator`.
 
     Raises:
         ConfigurationError: the run directory cannot be used.
     """
     starts_groups = isinstance(group, Alone) and group.config.groups > 1 and "RANK" not in os.environ
-    kind = Ranks if starts_groups else Coordinator
+    rest = (source, server, receive, started, callbacks)
     try:
-        return kind(group.config, group.algorithm, source, server, receive, started, callbacks, group)
+        return (
+            Ranks(group.config, group.algorithm, *rest, group) if starts_groups else Coordinator(group, *rest)
+        )
     except BaseException as error:
         group.tell_failure(error)  # the other groups would wait for this one
         raise

@@ -27,9 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(directory: Path) -> int:
     """Run one rank; returns the exit code."""
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a lost store is reported by us, without C++ frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost store, without C++ frames
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     place_on_machine()

@@ -77,10 +77,8 @@ class Ranks:
         self.url: str | None = None
         self.page_url: str | None = None
         self.outcome: Outcome | None = None
-        self._config, self._job = (
-            config,
-            Job(config, algorithm, source, group.resumed if group is not None else None),
-        )
+        resumed = group.resumed if group is not None else None
+        self._config, self._job = config, Job(config, algorithm, source, resumed)
         self._on_snapshot, self._callbacks = on_snapshot, callbacks or Callbacks(None)
         self._callbacks.attach(self.stop, lambda error: self.stop("stopped"))
         self._loop = asyncio.get_running_loop()
@@ -89,7 +87,6 @@ class Ranks:
         self._pids: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._reason: str | None = None
-        resumed = group.resumed if group is not None else None
         self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
         self._hearing: list[threading.Thread] = []
         self._accepting = threading.Lock()

@@ -292,7 +292,6 @@ async def _show(trainer: Trainer, card: LiveCard) -> None:
 
 
 def _loop_is_running() -> bool:
-    """Whether this thread runs an event loop now."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -23,8 +23,8 @@ from asyncrl import errors
 from asyncrl.algorithms.dqn import DQN
 from asyncrl.cli import training
 from asyncrl.cli.eval import EvalOptions
-from asyncrl.cli.eval import parse as parse_eval
 from asyncrl.cli.main import main
+from asyncrl.cli.table import COMMANDS
 from asyncrl.cli.train import parse as parse_train
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
@@ -180,7 +180,7 @@ def test_a_run_trains_again_from_its_own_file(tmp_path: Path) -> None:
 
 
 def test_eval_options() -> None:
-    assert parse_eval(["runs/x", "--episodes", "5", "--json"]) == EvalOptions(
+    assert COMMANDS["eval"].parse(["runs/x", "--episodes", "5", "--json"]) == EvalOptions(
         run="runs/x", episodes=5, json=True
     )
     assert EvalOptions(run="x").checkpoint is None

@@ -14,8 +14,9 @@ import pytest
 
 from asyncrl import DQN, errors, load
 from asyncrl.cli import enjoy
-from asyncrl.cli.enjoy import EnjoyOptions, parse
+from asyncrl.cli.enjoy import EnjoyOptions
 from asyncrl.cli.main import main
+from asyncrl.cli.table import COMMANDS
 from asyncrl.envs.source import EnvSource
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import option_values
@@ -236,6 +237,6 @@ def test_ctrl_c_finishes_the_video_and_is_reported_as_itself(tmp_path: Path) -> 
 
 
 def test_options() -> None:
-    assert parse(["runs/x", "--episodes", "2"]) == EnjoyOptions(run="runs/x", episodes=2)
+    assert COMMANDS["enjoy"].parse(["runs/x", "--episodes", "2"]) == EnjoyOptions(run="runs/x", episodes=2)
     with pytest.raises(SystemExit):
-        parse(["runs/x", "--fps", "3"])
+        COMMANDS["enjoy"].parse(["runs/x", "--fps", "3"])

@@ -49,5 +49,5 @@ def test_a_value_outside_its_range_is_reported_like_a_wrong_flag(
 
 def test_options_are_those_that_may_change() -> None:
     options = parse(["runs/x", "--steps", "+1k", "--http", "off", "--new-episodes"])
-    assert (options.run, options.steps, options.restore_episodes) == (Path("runs/x"), "+1k", False)
+    assert (options.RUN, options.steps, options.new_episodes) == ("runs/x", "+1k", True)
     assert options.changes == {"http": "off"}

@@ -614,7 +614,7 @@ class Rig:
     max_seconds: float | None = None
     hangs, failure = False, ""
     cut_episodes = finished_episodes = 0
-    best = best_weights = last = None
+    best = best_weights = last = last_report = None
 
     def __init__(self, run: Path | None, fails: str = "") -> None:
         from asyncrl.learning.clock import TrainClock
@@ -624,20 +624,9 @@ class Rig:
         self.log: list[str] = []
         self.fails = fails
         self.directory = RunDirectory(run)
-        self.ending = Ending(
-            self.directory,
-            TrainClock(),
-            self.last_snapshot,
-            self.show,
-            lambda: 0.0,
-            asyncio.Event(),
-            3,
-            learner=self,  # type: ignore[arg-type]
-            saver=self,  # type: ignore[arg-type]
-            schedule=self,  # type: ignore[arg-type]
-            evaluator=self,
-            make_policy=lambda weights, _: weights,  # type: ignore[arg-type,return-value]
-        )
+        self.learner = self.saver = self.schedule = self.evaluator = self.origin = self
+        rig: Any = self
+        self.ending = Ending(self.directory, TrainClock(), rig, asyncio.Event(), 3, rig)
 
     def _note(self, step: str) -> None:
         self.log.append(step)
@@ -669,6 +658,15 @@ class Rig:
         from asyncrl.show.metrics import EvaluationResult
 
         return EvaluationResult(1.0, 0.0, 5.0, episodes, 1, 2, 3.0)
+
+    def policy(self, weights: Any, moment: Any) -> Any:
+        return weights
+
+    def actor_wait_seconds(self) -> float:
+        return 0.0
+
+    def tell(self, state: str, **fields: Any) -> None:
+        pass
 
     def last_snapshot(self, report: Any, reason: str, error: str | None) -> Any:
         from snapshots import make_snapshot
@@ -772,7 +770,7 @@ def test_a_run_that_was_ended_by_its_user_leaves_a_summary(tmp_path: Path, reaso
 def test_a_start_that_was_interrupted_leaves_a_summary(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     stopped = errors.StoppedWhileStarting("The run was stopped while it started.")
-    rig.ending.learner = None
+    rig.ending.parts = None
     _, error = rig.end("interrupted", stopped)
     assert error is stopped
     summary = summary_of(tmp_path)
@@ -786,13 +784,13 @@ def test_the_final_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ending, "TELL_SECONDS", 0.01)
     rig, told = Rig(tmp_path, "user stops after a while"), []
 
-    def tell(finished: int, episodes: int) -> None:
-        told.append((finished, episodes))
-        rig.finished_episodes = min(finished + 1, 3)
+    def tell(state: str, final_evaluation: tuple[int, int]) -> None:
+        told.append(final_evaluation)
+        rig.finished_episodes = min(final_evaluation[0] + 1, 3)
         if len(told) == 4:
             rig.ending.stop_requested.set()
 
-    rig.ending.on_evaluation = tell
+    rig.tell = tell  # type: ignore[assignment]
     rig.end()
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from asyncrl.config import TrainerConfig
 from asyncrl.errors import EnvironmentRaised, EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
@@ -14,7 +15,6 @@ from asyncrl.run.evaluate import (
     FAILURES_IN_A_ROW,
     FINAL,
     REGULAR,
-    EvaluationPlan,
     EvaluationSchedule,
 )
 from asyncrl.run.evaluation_copies import CopiesBySeconds, CopiesBySteps, alone
@@ -89,9 +89,10 @@ class Rig:
         else:
             copies = CopiesBySeconds(seconds, self.learner, self.clock, other_steps)
         self.best, self.seen, self.states = [], [], []
-        plan = EvaluationPlan(3, target, target_episodes=20, only_stop=only_stop, other_steps=other_steps)
+        rules = {"target_return": target, "total_steps": None if only_stop else 1_000_000}
+        config = TrainerConfig(env="any", algo="any", eval_episodes=3, target_eval_episodes=20, **rules)
         self.schedule = EvaluationSchedule(
-            plan, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
+            config, self.evaluator, self.learner, self.clock, copies, self.on_best, self.on_evaluation
         )
 
     async def on_best(self, result, weights):

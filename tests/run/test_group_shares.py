@@ -29,8 +29,14 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 from asyncrl.run import grouped, parts
 from asyncrl.run.alone import Alone
-from asyncrl.run.group_counters import made_before
-from asyncrl.run.group_shares import actor_indices, seed_of, share_of, share_of_algorithm, shared_options
+from asyncrl.run.group_shares import (
+    actor_indices,
+    made_before,
+    seed_of,
+    share_of,
+    share_of_algorithm,
+    shared_options,
+)
 from asyncrl.run.grouped import Group, own_place
 from asyncrl.shm.ring import RingLayout, RingWriter
 from asyncrl.shm.segment import Segment
