@@ -19,7 +19,7 @@ from torch import Tensor
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.acting.stochastic import ActorLayout
 from asyncrl.algorithms.normalization import RunningMoments
-from asyncrl.algorithms.saved_state import require_like
+from asyncrl.algorithms.saved_state import copied, require_like, restore
 from asyncrl.envs.observations import mask_reader, unpacker
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
@@ -201,15 +201,19 @@ class ActorCritic:
             self._seen.begin_with(mean, scale, env_steps)
             self._set_statistics()
 
+    def _saved(self) -> dict[str, Any]:
+        return {
+            "policy": self._policy,
+            "log_std": self.log_std,
+            "value": self._value,
+            "optimizer": self._adam,
+            "observations": {"seen": self._seen, "noted": self._noted},
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Networks by parameter name, state of Adam and observation statistics, as copies on the host."""
-        return {
-            "policy": self._policy.named(),
-            "log_std": self.log_std.cpu().clone(),
-            "value": self._value.named(),
-            "optimizer": self._adam.state_dict(),
-            "observations": {"seen": self._seen.state_dict(), "noted": self._noted.state_dict()},
-        }
+        state: dict[str, Any] = copied(self._saved())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; training continues with the same numbers on the same device.
@@ -218,12 +222,7 @@ class ActorCritic:
             ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         require_like(state, self.state_dict(), "state")
-        self._policy.load(state["policy"])
-        self._value.load(state["value"])
-        self.log_std.copy_(state["log_std"])
-        self._adam.load_state_dict(state["optimizer"])
-        self._seen.load_state_dict(state["observations"]["seen"])
-        self._noted.load_state_dict(state["observations"]["noted"])
+        restore(self._saved(), state)
         if self._seen.count:
             self._set_statistics()
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
-from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape, Split
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
-from asyncrl.algorithms.continuous_update import ContinuousUpdate
+from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned, Shape
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import entropy_margin
@@ -53,14 +52,11 @@ def squashed_draw(out: Tensor, noise: Tensor) -> SquashedDraw:
     return SquashedDraw(u.tanh(), (log_normal - log_tanh_slope(u)).sum(dim=1, keepdim=True))
 
 
-class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
+class MaximumEntropyUpdate(ContinuousUpdate):
     """Actor, critics and temperature of soft actor-critic. See `ContinuousUpdate`.
 
     Args:
-        config: hyper-parameters.
-        spec: the environment.
-        device: `"cpu"` or `"cuda"`.
-        seed: seed of weights and noise.
+        config, spec, device, seed: see `ContinuousUpdate`.
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses; allowed for SAC's losses only.
@@ -83,7 +79,6 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
     ) -> None:
         super().__init__(config, spec, device, seed, Shape(config.num_critics, **options))
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
-        self._gradient_mode = torch.inference_mode if kernels else torch.no_grad
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)
         values = self.layout.action_values
@@ -118,16 +113,35 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
 
     def metrics(self) -> Mapping[str, float]:
         """`ContinuousUpdate.metrics` with bounds widened by the entropy, and the temperature of the last update."""
-        values = dict(super().metrics())
-        if self._learned is None:
-            return values
-        return values | {"train/ent_coef": float(self.alpha), **self.bounds.metrics(self._entropy_margin())}
+        values = super().metrics()
+        return values if self._learned is None else {**values, "train/ent_coef": float(self.alpha)}
 
-    def _entropy_margin(self) -> float:
-        """Amount by which values may exceed `bounds`. The initial alpha counts too: values forget its bonus slowly."""
+    @property
+    def _bounds_margin(self) -> float:
+        """See `entropy_margin`. The initial alpha counts too: values forget its bonus slowly."""
         config = self.config
         alpha = max(float(self.alpha), config.ent_coef or config.ent_coef_initial)
         return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.gamma)
+
+
+class Split:
+    """Views of consecutive parts of a network's output, cached while the output is the same tensor.
+
+    Args:
+        size: number of rows of a part.
+        dim: axis of the rows.
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
+        self._size, self._dim = size, dim
+        self._of: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+
+    def __call__(self, output: Tensor) -> tuple[Tensor, ...]:
+        """The parts of `output`."""
+        if output is not self._of:
+            self._of, self._parts = output, output.split(self._size, self._dim)
+        return self._parts
 
 
 class MaximumEntropyBuffers(Buffers):

@@ -183,6 +183,14 @@ class OnPolicyUpdate:
         self.nets.write_weights(out)
 
     @torch.no_grad()
+    def begin_with(self, weights: NDArray[np.float32], env_steps: int) -> None:
+        """Begin with a trained policy's `weights` `[weight_count]` and its statistics of `env_steps` steps.
+
+        The value network, optimiser and counters are left at their initial values.
+        """
+        self.nets.begin_with(torch.from_numpy(np.array(weights, np.float32)), env_steps)
+
+    @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:
         """Learning rate and scalars of the last gradient step; waits for the device."""
         values = {"train/learning_rate": self._learning_rate}

@@ -23,7 +23,7 @@ from asyncrl.sequences import SequenceShape
 
 
 class R2D2Update(QLearningUpdate):
-    """Learner of recurrent action values. Implements `SequenceUpdater`.
+    """Learner of recurrent action values. Implements `SequenceUpdater`. See `QLearningUpdate`.
 
     Args:
         config, spec, device, seed, loss, values: see `QLearningUpdate`.
@@ -44,22 +44,19 @@ class R2D2Update(QLearningUpdate):
         super().__init__(config, spec, device, seed, loss=loss, values=values)
         self._shape = shape
 
-    @torch.no_grad()
-    def _make_buffers(self, size: int) -> SequenceBuffers:
-        batch = StagedSequences(
-            *(size, self._shape, self._spec, self._device),
-            reward_scale=self.config.reward_scale,
-            bounds=self._bounds,
-            statistics=self._statistics,
-        )
-        online = SequencePass(_module_of(self._online), batch, self._gradient, self._precision)
-        target = SequencePass(_module_of(self._target), batch, None, self._precision)
+    def _staged(self, size: int) -> StagedSequences:
+        options = self.config.reward_scale, self.bounds, self.statistics
+        return StagedSequences(size, self._shape, self.spec, self.device, *options)
+
+    def _make_buffers(self, batch: Any) -> Any:
+        online = SequencePass(_module_of(self._online), batch, self._gradient, self.precision)
+        target = SequencePass(_module_of(self._target), batch, None, self.precision)
         return SequenceBuffers(batch, online, target, self.config.double)
 
     @torch.no_grad()
     def action_values(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
         """Action values `[R, A]` of `obs` `[R, inputs]`, with zero recurrent state; for tests and diagnostics."""
-        cell, rows = self.layout.cell, torch.from_numpy(obs).to(self._device)
+        cell, rows = self.layout.cell, torch.from_numpy(obs).to(self.device)
         assert cell is not None
         out, _ = _module_of(self._online)(rows, rows.new_zeros(rows.shape[0], cell.state_size))
         values: NDArray[np.float32] = self._values(self._by_action(out)).cpu().numpy()
@@ -114,14 +111,14 @@ class SequencePass:
 
 
 class SequenceBuffers:
-    """Buffers of an update for one number of sequences. Implements `Buffers`."""
+    """Buffers of an update for one number of sequences, as `TransitionBuffers`."""
 
     def __init__(
         self, batch: StagedSequences, online: SequencePass, target: SequencePass, double: bool
     ) -> None:
-        self.batch, self.online, self.target, self._double = batch, online, target, double
+        self.batch, self.stage, self.online, self.target = batch, batch.stage, online, target
+        self._double = double
         self.grad = self.priorities = torch.empty(0)
-        self.arrays: tuple[Any, ...] = ()
 
     def loss_arguments(self) -> tuple[Any, ...]:
         """Outputs for the trained rows; target outputs and selecting outputs for the bootstrap rows; the batch."""

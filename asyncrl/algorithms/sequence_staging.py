@@ -64,7 +64,6 @@ class StagedSequences:
         shape: SequenceShape,
         spec: EnvSpec,
         device: torch.device,
-        *,
         reward_scale: float,
         bounds: ValueBounds,
         statistics: ObservationStatistics | None,

@@ -50,13 +50,13 @@ class ModuleNetwork:
         modules = self.modules[: options.get("copies")]
         return ModulePass(modules, x, self.ensemble, gradient, options)
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies on the host by the modules' own names, prefixed with `<copy>.` in an ensemble."""
         return {name: view.detach().cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what `state_dict` returned. Raises ValueError, before any is written, if one does not fit."""
         copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:

@@ -94,13 +94,13 @@ class NoisyMLP:
             return self._drawn.make_pass(x, **options)
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies on the host: means with the names of `FlatMLP`, and `sigma.<layer>.<weight or bias>`."""
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what `state_dict` returned. Raises ValueError, before any is written, if one does not fit."""
         copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:
@@ -166,6 +166,9 @@ class NoiseSource:
     Args:
         networks: the networks; the noise of each is independent.
         seed: random seed.
+
+    Attributes:
+        generator: random generator of the noise.
     """
 
     def __init__(self, networks: Sequence[NoisyMLP | NoisyModule], seed: int) -> None:
@@ -175,7 +178,7 @@ class NoiseSource:
         self._host = torch.zeros(len(networks), networks[0].noise_count, pin_memory=pinned)
         self._factors = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        self._generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> None:
         """Draw factors f(e) = sign(e) sqrt|e| of normal e and set them in every network."""
@@ -186,19 +189,11 @@ class NoiseSource:
         """Return new f(e) `[networks, noise_count]`: the same tensor at every call."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._host.normal_(generator=self._generator)
+        self._host.normal_(generator=self.generator)
         self._factors.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         return signed_root_(self._factors)
-
-    def state(self) -> Tensor:
-        """State of the random generator; a copy."""
-        return self._generator.get_state()
-
-    def load(self, state: Tensor) -> None:
-        """Restore `state`."""
-        self._generator.set_state(state)
 
 
 def noise_count(sizes: Sequence[int]) -> int:

@@ -77,7 +77,7 @@ class MLPParameters:
             for own in view:
                 own.copy_(torch.nn.init.orthogonal_(torch.empty(own.shape), gain, generator=generator))
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`.
 
         For an ensemble the names are `<copy>.<layer>.weight` and `<copy>.<layer>.bias`.
@@ -85,8 +85,8 @@ class MLPParameters:
         return {name: view.cpu().clone() for name, view in self._views().items()}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned.
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors that `state_dict` returned.
 
         Raises:
             ValueError: if a name or a shape differs; nothing has been written then.

@@ -70,7 +70,7 @@ def test_policy_and_learner_give_the_same_values() -> None:
     core.update(batch)
     policy.load_weights(weights_of(core))
     rows = np.empty((32, 4), np.float32)
-    core._statistics.normalize(batch.obs, rows)
+    core.statistics.normalize(batch.obs, rows)
     assert 0.5 < np.abs(rows).mean() < 1.5
     np.testing.assert_allclose(policy.q_values(batch.obs), core.action_values(rows), rtol=1e-5, atol=1e-6)
 
