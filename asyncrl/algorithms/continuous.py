@@ -52,11 +52,7 @@ def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousControl(OffPolicy):
-    """Options common to all actor-critic algorithms on replay.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options common to all actor-critic algorithms on replay."""
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
     needs_bounds: ClassVar[bool] = True

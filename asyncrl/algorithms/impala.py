@@ -88,9 +88,6 @@ class IMPALA(OnPolicy):
     A gradient step consists of a forward pass over whole streams, V-trace on the host with the values and
     log-probabilities of that pass, and a backward pass. So targets are always computed with the weights being updated,
     for any number of passes. On a GPU a step waits for the device.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "impala"

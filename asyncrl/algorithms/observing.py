@@ -16,10 +16,11 @@ LONGEST_STACK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Observing(WithPresets):
-    """Options of observations and networks, common to all algorithms.
+    """Options of observations and networks, common to all algorithms, whose records extend this one.
 
     Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+        ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
+            the option's name.
     """
 
     frame_stack: int = 1

@@ -22,11 +22,7 @@ from asyncrl.protocols import UpdateLoopName
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicy(Observing):
-    """Options common to all algorithms that learn from replay; their records extend this one.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options common to all algorithms that learn from replay; their records extend this one."""
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "replay"

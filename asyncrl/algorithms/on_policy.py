@@ -36,11 +36,7 @@ _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy(Recurrent):
-    """Options common to all algorithms that learn from segments; their records extend this one.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options common to all algorithms that learn from segments; their records extend this one."""
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "segments"

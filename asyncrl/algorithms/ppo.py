@@ -110,9 +110,6 @@ class PPO(OnPolicy):
     iteration (the proximal policy of Hilton et al. 2021), and the policy loss of a row is multiplied by the importance
     weight of that policy over the behaviour policy, at most `rho_bar`. Otherwise ratios are relative to the behaviour
     policy.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "ppo"

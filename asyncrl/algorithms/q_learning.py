@@ -76,11 +76,7 @@ def huber(error: Tensor, delta: float | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class QLearning(OffPolicy):
-    """Options of every algorithm of the DQN family.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options of every algorithm of the DQN family."""
 
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
     needs_bounds: ClassVar[bool] = False

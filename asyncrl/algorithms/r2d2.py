@@ -95,11 +95,7 @@ def r2d2_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class R2D2(QLearning, Recurrent):
-    """Hyper-parameters of R2D2: those of DQN and of sequences.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of R2D2: those of DQN and of sequences."""
 
     name: ClassVar[str] = "r2d2"
     update_loop: ClassVar[UpdateLoopName] = "sequences"

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(Observing):
-    """Options of a policy's recurrent cell.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options of a policy's recurrent cell."""
 
     recurrent: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
