@@ -59,16 +59,7 @@ class OnPolicyUpdate:
             self._make_rollout, self._make_minibatch = RecurrentRollout, RecurrentMinibatch
         elif config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes):
             networks = SharedTrunkActorCritic
-        self.nets = networks(
-            layout,
-            value_hidden=config.value_hidden_sizes,
-            device=device,
-            seed=seed,
-            max_grad_norm=config.max_grad_norm,
-            adam_eps=config.adam_eps,
-            initial_log_std=config.initial_log_std,
-            spec=config.seen(spec),
-        )
+        self.nets = networks(config, spec, device, seed)
         self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0

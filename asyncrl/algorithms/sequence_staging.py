@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.network import NetworkInputs
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.envs.observations import mask_reader, unpacker
+from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.recurrent import Pieces, cut_pieces
 from asyncrl.sequences import SequenceBatch, SequenceShape
@@ -70,8 +71,7 @@ class StagedSequences:
     ) -> None:
         self.size, self._shape, self._device = size, shape, device
         self._reward_scale, self._bounds, self._statistics = np.float32(reward_scale), bounds, statistics
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else np.float32(1)
-        self._unpack, self._mask = unpacker(spec), mask_reader(spec)
+        self._inputs, self._mask = NetworkInputs(spec), mask_reader(spec)
         self._rows = np.empty((size * shape.rows, spec.observation_values), np.float32)
         self._first = np.arange(size)[:, None] * (shape.rows - shape.burn_in) - shape.burn_in
         self._returned = np.empty(size, np.float32)
@@ -80,7 +80,12 @@ class StagedSequences:
     def stage(self, batch: SequenceBatch) -> None:
         """Copy the batch; no reference to it is kept."""
         burn_in = self._shape.burn_in
-        rows = self._inputs(batch.obs).reshape(self.size, self._shape.rows, -1)
+        seen, normalisation = self._inputs.rows(batch.obs, self._rows), None
+        if self._statistics is not None:
+            self._statistics.observe(seen)
+            normalisation = self._statistics.normalisation
+        self._inputs.fill(seen, self._rows, normalisation)
+        rows = self._rows.reshape(self.size, self._shape.rows, -1)
         self.burn_in, self.x = self._on_device(rows[:, :burn_in]), self._on_device(rows[:, burn_in:])
         self.x = self.x.flatten(0, 1)
         self.state = self._on_device(batch.extras["state"])
@@ -89,8 +94,8 @@ class StagedSequences:
         bootstrap = (self._first + batch.bootstrap).reshape(-1)
         self.bootstrap = self._on_device(bootstrap)
         if self._mask is not None:
-            seen = batch.obs[:, burn_in:].reshape(-1, *batch.obs.shape[2:])
-            self.next_mask = self._on_device(self._mask(seen[bootstrap]))
+            obs = batch.obs[:, burn_in:].reshape(-1, *batch.obs.shape[2:])
+            self.next_mask = self._on_device(self._mask(obs[bootstrap]))
         self.action = self._column(batch.action)
         reward = (batch.reward * self._reward_scale).reshape(-1)
         self._bounds.extend(reward, batch.discount.reshape(-1))
@@ -98,21 +103,6 @@ class StagedSequences:
         self.reward, self.discount = self._column(reward), self._column(batch.discount)
         self.trained = self._column(batch.trained.astype(np.float32))
         self.weight = self._column(batch.trained * (batch.weight / np.float32(batch.trained.size))[:, None])
-
-    def _inputs(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Network inputs `[B U, inputs]` for observations `[B, U, *obs_shape]`."""
-        rows = self._rows
-        if self._unpack is not None:
-            self._unpack(obs.reshape(rows.shape[0], *obs.shape[2:]), rows)
-            flat: NDArray[Any] = rows
-        else:
-            flat = obs.reshape(rows.shape)
-        if self._statistics is not None:
-            self._statistics.observe(flat)
-            self._statistics.normalize(flat, rows)
-        elif self._unpack is None:
-            np.multiply(flat, self._scale, out=rows, casting="same_kind")
-        return rows
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self._device)
