@@ -1,15 +1,18 @@
-"""Options of all algorithms that define the networks and their inputs."""
+"""Options of all algorithms that define the networks and their inputs, and those of recurrent policies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
 from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import coerce, option_help, require_at_least
+
+if TYPE_CHECKING:
+    from asyncrl.acting.recurrent import Cell
 
 LONGEST_STACK = 64
 
@@ -92,3 +95,25 @@ class Observing(WithPresets):
             return made  # type: ignore[no-any-return]
         assert isinstance(network, str)
         return choose_network(network, seen, value_outputs, noisy_sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(Observing):
+    """Options of a policy's recurrent cell."""
+
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
+
+    recurrent_size: int = 64
+    """Outputs of the recurrent cell, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("recurrent_size", self.recurrent_size, 1)
+
+    @property
+    def cell(self) -> Cell | None:
+        """Kind and size of the cell; None without one."""
+        from asyncrl.acting.recurrent import Cell
+
+        return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)

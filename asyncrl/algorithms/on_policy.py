@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.recurrent import Recurrent
+from asyncrl.algorithms.observing import Recurrent
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,

@@ -19,7 +19,7 @@ from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.recurrent_rollout import RecurrentMinibatch, RecurrentRollout
+from asyncrl.algorithms.recurrent_rollout import RecurrentRollout
 from asyncrl.algorithms.rollout import Rollout
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.shared_trunk import RecurrentActorCritic, SharedTrunkActorCritic
@@ -52,11 +52,9 @@ class OnPolicyUpdate:
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        layout, networks = config.layout(spec), ActorCritic
-        self._make_rollout, self._make_minibatch = Rollout, Minibatch
+        layout, networks, self._make_rollout = config.layout(spec), ActorCritic, Rollout
         if config.cell is not None:
-            networks = RecurrentActorCritic
-            self._make_rollout, self._make_minibatch = RecurrentRollout, RecurrentMinibatch
+            networks, self._make_rollout = RecurrentActorCritic, RecurrentRollout
         elif config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes):
             networks = SharedTrunkActorCritic
         self.nets = networks(config, spec, device, seed)
@@ -134,7 +132,7 @@ class OnPolicyUpdate:
 
     def _batch_of(self, rollout: Rollout, size: int) -> Minibatch:
         if size not in self._batches:
-            self._batches[size] = self._make_minibatch(self.nets, rollout, size)
+            self._batches[size] = Minibatch(self.nets, rollout, size)
         self._batch = self._batches[size]
         return self._batch
 

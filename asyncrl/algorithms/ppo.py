@@ -215,29 +215,23 @@ class PPO(OnPolicy):
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
         """
-        clips = self._clip_ranges(rollout.progress)
-        kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch, *clips)
+        clip, value_clip = self._clip_ranges(rollout.progress)
+        kl: float | Tensor
+        if batch.has_kernel:
+            held = math.inf if value_clip is None else value_clip
+            kl, gradients = batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
+        else:
+            from asyncrl.networks.gradients import output_gradients
+
+            loss = partial(self._loss, batch, clip, value_clip)
+            found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
+            kl, gradients = _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
     def _clip_ranges(self, progress: float) -> tuple[float, float | None]:
         """Clip ranges of the probability ratio and of the value at this progress of the run."""
         held = self.value_clip_range
         return value_at(self.clip_range, progress), None if held is None else value_at(held, progress)
-
-    def _by_kernel(
-        self, batch: Minibatch, clip: float, value_clip: float | None
-    ) -> tuple[float | Tensor, Outputs]:
-        held = math.inf if value_clip is None else value_clip
-        return batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
-
-    def _by_formula(
-        self, batch: Minibatch, clip: float, value_clip: float | None
-    ) -> tuple[float | Tensor, Outputs]:
-        from asyncrl.networks.gradients import output_gradients
-
-        loss = partial(self._loss, batch, clip, value_clip)
-        found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
-        return _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
 
     def _loss(
         self,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from asyncrl.algorithms.observing import Recurrent
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
-from asyncrl.algorithms.recurrent import Recurrent
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 from asyncrl.protocols import UpdateLoopName

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from asyncrl.algorithms.actor_critic import ActorCritic
-from asyncrl.algorithms.minibatch import Minibatch, rows_of_streams
-from asyncrl.algorithms.rollout import CHUNK, Rollout, inputs_of
+from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
+from asyncrl.algorithms.rollout import CHUNK, Rollout, inputs_of, rows_of_streams
 from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.recurrent import cut_pieces
@@ -45,8 +43,9 @@ class RecurrentRollout(Rollout):
         states = np.concatenate([segment.extras["state"][:, 0] for segment in segments])
         self.state.copy_(torch.from_numpy(states))
 
-    def place(self, work: RecurrentPass, rows: NDArray[np.int64]) -> None:
+    def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
         """Set the states and pieces of a pass over `rows`, which are a result of `rows_of_streams`."""
+        assert isinstance(work, RecurrentPass)
         length = self.shape[1]
         count = rows.size // (length + 1)
         streams = rows[count * length :] - self.flags.size
@@ -78,17 +77,3 @@ class RecurrentRollout(Rollout):
         """See `Rollout.load_state_dict`."""
         super().load_state_dict(state)
         self.state.copy_(state["state"])
-
-
-class RecurrentMinibatch(Minibatch):
-    """Minibatch of whole streams. Arguments and attributes are those of `Minibatch`."""
-
-    def __init__(self, nets: ActorCritic, rollout: Rollout, size: int) -> None:
-        super().__init__(nets, rollout, size)
-        self._kernel = None  # the kernel assumes that the trained rows come first
-
-    def forward(self, rollout: Rollout, part: Any, rows: Tensor) -> None:
-        """See `Minibatch.forward`; the rows of `part` are a result of `rows_of_streams`."""
-        assert isinstance(rollout, RecurrentRollout) and isinstance(self._pass, RecurrentPass)
-        rollout.place(self._pass, part.rows)
-        super().forward(rollout, part, rows)

@@ -8,7 +8,7 @@ also serves as padding: its columns are zero.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +24,6 @@ from asyncrl.networks.distributions import log_tanh_slope
 _ROWS = ("reward", "flags", "behaviour", "weight")
 CHUNK = 2048
 """Maximum rows of one evaluation pass."""
-
-
-class Evaluation(NamedTuple):
-    """Networks' values and log-probabilities of a rollout: float32 host arrays, overwritten by the next evaluation.
-
-    Attributes:
-        value: `[S, T]`.
-        last_value: `[S]`, values of the observations after the last rows.
-        log_prob: `[S, T]`, log-probabilities of the actions taken.
-    """
-
-    value: NDArray[np.float32]
-    last_value: NDArray[np.float32]
-    log_prob: NDArray[np.float32]
 
 
 class Rollout:
@@ -132,8 +118,15 @@ class Rollout:
         self.x.copy_(moved.clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP))
         self._statistics = now
 
-    def evaluate(self, log_prob: bool) -> Evaluation:
-        """Run the networks over all rows; log-probabilities are computed if `log_prob`. Waits for the device."""
+    def evaluate(
+        self, log_prob: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Run the networks over all rows. Waits for the device.
+
+        Returns:
+            Values `[S, T]`, values `[S]` of the observations after the last rows, and, if `log_prob`, log-probabilities
+            `[S, T]` of the actions taken: float32 host arrays, overwritten by the next evaluation.
+        """
         for own in self._chunks():
             work, action = self._prepared(own), self.action[own]
             size = action.shape[0]
@@ -145,9 +138,7 @@ class Rollout:
                 value = work.values()
             self._value[own] = value[:size].cpu()
         values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), self.flags.size
-        return Evaluation(
-            values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
-        )
+        return values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
 
     def _chunks(self) -> Iterator[slice] | Iterator[NDArray[np.int64]]:
         """Rows of each evaluation pass."""
@@ -159,6 +150,9 @@ class Rollout:
         assert isinstance(rows, slice)
         fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows])
         return self._pass
+
+    def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
+        """Prepare a pass over `rows` beyond its input; does nothing here."""
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, `[S, T]` each, and upload them."""
@@ -230,3 +224,10 @@ def inputs_of(rows: Tensor) -> Tensor:
 def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> Tensor:
     """Logits `out` with those that `mask` forbids so low that their probability and gradient are exactly 0."""
     return out if mask is None else out.masked_fill(~mask[rows], float(FORBIDDEN))
+
+
+def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.int64]:
+    """Rows of whole `streams` `[G]` of a rollout of `shape`: T rows each, then the observations after their ends."""
+    count, length = shape
+    own = (streams[:, None] * length + np.arange(length)).reshape(-1)
+    return np.concatenate((own, count * length + streams))

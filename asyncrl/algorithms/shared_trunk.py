@@ -51,15 +51,12 @@ class SharedTrunkActorCritic(ActorCritic):
         return policy, Architecture((width, 1), network=ValueHead, seed=seed + 1)
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
-        """Make a pass over `rows` rows, with or without a backward pass."""
-        made: SharedPass = self._make_pass(SharedPass, rows, gradient)
-        return made
-
-    def _make_pass(self, kind: Any, rows: int, gradient: bool) -> Any:
+        """Make a pass over `rows` rows (of whole streams if recurrent), with or without a backward pass."""
         policy, value = self._policy, self._value
         assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
         x = torch.zeros(rows, self.layout.inputs, device=self.device)
         parts = self.gradient.split(self._sizes) if gradient else None
+        kind = SharedPass if self.layout.cell is None else RecurrentPass
         return kind(policy.modules[0], value.modules[0], x, parts)
 
 
@@ -72,11 +69,6 @@ class RecurrentActorCritic(SharedTrunkActorCritic):
         assert layout.cell is not None and value_hidden is None
         policy = Architecture(layout.sizes, network=layout.recurrent_factory, seed=seed)
         return policy, Architecture((layout.cell.size, 1), network=ValueHead, seed=seed + 1)
-
-    def make_pass(self, rows: int, gradient: bool) -> RecurrentPass:
-        """Make a pass over `rows` rows of whole streams, with or without a backward pass."""
-        made: RecurrentPass = self._make_pass(RecurrentPass, rows, gradient)
-        return made
 
 
 class SharedPass:

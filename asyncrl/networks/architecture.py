@@ -18,8 +18,7 @@ from asyncrl.acting.modules import MAKING, NetworkFactory, RecurrentFactory, fla
 from asyncrl.acting.own_module import check_module
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
-from asyncrl.networks.parameters import Activation
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import Activation, PassOptions
 
 
 class Pass(Protocol):

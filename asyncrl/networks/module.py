@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.modules import bind, tensors_of
-from asyncrl.networks.parameters import copy_by_name
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import PassOptions, copy_by_name
 
 
 class ModuleNetwork:

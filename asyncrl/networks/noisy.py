@@ -18,8 +18,7 @@ from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
 from asyncrl.networks.mlp import FlatMLP, MLPPass
 from asyncrl.networks.module import ModuleNetwork
-from asyncrl.networks.parameters import MLPParameters, copy_by_name
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import MLPParameters, PassOptions, copy_by_name
 
 
 class NoisyMLP:

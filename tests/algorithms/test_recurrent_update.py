@@ -147,13 +147,13 @@ def test_the_learner_sees_what_the_actor_saw(name: str, cell: str, kind: str) ->
     with torch.no_grad():
         rollout = RecurrentRollout(core.nets, 6, algorithm.segment_length, ())
         rollout.stage(segments)
-        found = rollout.evaluate(log_prob=True).log_prob
+        _, _, found = rollout.evaluate(log_prob=True)
     np.testing.assert_allclose(found, joined(segments)["behaviour"], atol=1e-5)
     for segment in segments:  # the comparison can fail
         segment.extras["state"][...] = 0
     with torch.no_grad():
         rollout.stage(segments)
-        found = rollout.evaluate(log_prob=True).log_prob
+        _, _, found = rollout.evaluate(log_prob=True)
     assert np.abs(found - joined(segments)["behaviour"]).max() > 1e-4
 
 
