@@ -48,14 +48,10 @@ class ActorCritic:
         seed: seed of the initial weights (orthogonal), the same on every device.
 
     Attributes:
-        device: as given.
         layout: network of the policy, and order of the published values.
         mask: function that extracts the action masks from observations; None without action masks.
         keeps_bytes: whether a rollout stores bytes (a quarter of the memory) and passes scale them when they read.
-        weight_count: number of float32 values that `write_weights` fills.
-        parameters: flat `[P]`: policy, log standard deviations, value.
-        gradient: `[P]`, filled by `backward`.
-        vector: `parameters` and `gradient`.
+        parameters, gradient: flat `[P]`, policy, log standard deviations, value; both in `vector`.
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 

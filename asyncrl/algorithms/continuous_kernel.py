@@ -48,9 +48,7 @@ class HostViews:
 class CriticKernel:
     """Kernel for `output_gradients` of `td3.critic_loss` (`ddpg.critic_loss` with one critic) and of `sac.critic_loss`.
 
-    Args:
-        batch: the batch; each call uses its present rewards, discounts and weights.
-        critics: C.
+    Each call uses the present rewards, discounts and weights of `batch`.
     """
 
     def __init__(self, batch: StagedBatch, critics: int) -> None:
@@ -71,12 +69,7 @@ class CriticKernel:
 
 
 class ActorKernel:
-    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy).
-
-    Args:
-        size: B.
-        critics: C.
-    """
+    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy)."""
 
     def __init__(self, size: int, critics: int) -> None:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)
@@ -94,19 +87,10 @@ class ActorKernel:
 
 
 class DrawKernel:
-    """Kernel for `vector_jacobian_product` of `maximum_entropy_update.squashed_draw`.
-
-    Args:
-        size: B.
-        values: d.
-    """
+    """Kernel for `vector_jacobian_product` of `maximum_entropy_update.squashed_draw`, for B `size` and d `values`."""
 
     def __init__(self, size: int, values: int) -> None:
-        action, deviation, log_prob = (
-            torch.empty(size, values),
-            torch.empty(size, values),
-            torch.empty(size, 1),
-        )
+        action, deviation, log_prob = (torch.empty(size, width) for width in (values, values, 1))
         self._grad = torch.empty(size, 2 * values)
         self._result = action, log_prob
         self._drawn = [tensor.numpy() for tensor in (action, deviation, log_prob)]
@@ -132,19 +116,10 @@ class DrawKernel:
     " float32[:, :, ::1], float32[:, :, ::1], float32[::1], float32)",
 )
 def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, loss, alpha):  # type: ignore[no-untyped-def]
-    """Fill errors and gradient at `q`, `[C, B, 1]` each, and the loss `[1]`.
+    """Fill errors `td` and gradient `grad` at `q`, `[C, B, 1]` each, and the loss `[1]`.
 
-    Args:
-        q: `[C, B, 1]`.
-        next_q: `[C, B, 1]`, values of the target critics.
-        next_log_prob: `[B, 1]`; read only if `alpha` is not 0.
-        reward: `[B, 1]`.
-        discount: `[B, 1]`.
-        weight: `[B, 1]`.
-        td: filled.
-        grad: filled.
-        loss: filled.
-        alpha: temperature.
+    `next_q` `[C, B, 1]` are the target critics' values. The other arrays are `[B, 1]`; `next_log_prob` is read only if
+    the temperature `alpha` is not 0.
     """
     critics, size = td.shape[0], td.shape[1]
     total = 0.0
@@ -188,17 +163,10 @@ def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: igno
     "void(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])",
 )
 def draw_kernel(out, noise, action, deviation, log_prob):  # type: ignore[no-untyped-def]
-    """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]`.
+    """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]` of `out` `[B, 2 d]` and noise `[B, d]`.
 
     With z = e^(-2 |u|): tanh |u| = (1 - z) / (1 + z), and log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + z)). One
     logarithm is taken per product of 32 factors, at most 2^32: a logarithm costs as much as everything else here.
-
-    Args:
-        out: `[B, 2 d]`, means, then log standard deviations.
-        noise: `[B, d]`.
-        action: filled.
-        deviation: filled.
-        log_prob: filled.
     """
     size = noise.shape[1]
     for b in range(noise.shape[0]):

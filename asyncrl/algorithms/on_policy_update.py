@@ -19,8 +19,7 @@ from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.recurrent_rollout import RecurrentRollout
-from asyncrl.algorithms.rollout import Rollout
+from asyncrl.algorithms.rollout import RecurrentRollout, Rollout
 from asyncrl.algorithms.saved_state import require_like
 from asyncrl.algorithms.shared_trunk import RecurrentActorCritic, SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
@@ -44,10 +43,7 @@ class OnPolicyUpdate:
         seed: seed of the initial weights and of the order within passes.
 
     Attributes:
-        config: as given.
-        nets: the networks.
-        vector: parameters and gradient of the networks.
-        weight_count: number of float32 values that `write_weights` fills.
+        nets: the networks, with their parameters and gradient in `vector`.
     """
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:

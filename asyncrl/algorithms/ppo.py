@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from asyncrl.acting.schedules import require_rate, value_at
-from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
 from asyncrl.protocols import SegmentUpdater
@@ -34,23 +34,6 @@ if TYPE_CHECKING:
 _KL_MARGIN = 1.5
 
 
-class PPOLoss(NamedTuple):
-    """Result of `ppo_loss`.
-
-    Attributes:
-        loss: scalar to minimise.
-        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
-        entropy: `[B]`.
-        log_ratio: `[B]`, log pi - log pi_old.
-    """
-
-    loss: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    log_ratio: Tensor
-
-
 def ppo_loss(
     distribution: tuple[Tensor, Tensor],
     value: Tensor,
@@ -60,7 +43,7 @@ def ppo_loss(
     value_clip_range: float | None = None,
     vf_coef: float = 0.5,
     ent_coef: float = 0.0,
-) -> PPOLoss:
+) -> ActorCriticLoss:
     """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017.
 
         r = pi / pi_old
@@ -95,7 +78,7 @@ def ppo_loss(
         error = torch.maximum(error, (held - target).square())
     value_loss = 0.5 * (weight * error).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
-    return PPOLoss(loss, policy_loss, value_loss, entropy, log_ratio)
+    return ActorCriticLoss(loss, policy_loss, value_loss, entropy, log_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +224,7 @@ class PPO(OnPolicy):
         out: Tensor,
         value: Tensor,
         log_std: Tensor,
-    ) -> PPOLoss:
+    ) -> ActorCriticLoss:
         return ppo_loss(
             batch.distribution(out, log_std),
             value,

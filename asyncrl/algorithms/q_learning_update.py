@@ -226,7 +226,6 @@ class TransitionBuffers:
         outputs: number of outputs of the networks.
 
     Attributes:
-        batch, online, target: as given.
         grad: gradient of the loss at the first of `loss_arguments`.
         priorities: `[B, 1]`, as returned by the loss.
         arrays: on the CPU, a kernel's arguments after the outputs, see `dqn_kernel`.

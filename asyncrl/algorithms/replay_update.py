@@ -38,9 +38,7 @@ class ReplayUpdate(ABC):
         published: layout of the published network.
 
     Attributes:
-        config, device: as given.
         spec: the environment with stacked observations.
-        weight_count: number of float32 values that `write_weights` fills.
         precision: context that sets the precision of matrix products.
         bounds: bounds of action values without an entropy bonus.
         statistics: observation statistics; None without normalisation.

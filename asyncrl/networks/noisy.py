@@ -8,7 +8,7 @@ weights times the noise. A module with noisy layers (`acting.noisy_layers`) uses
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -18,11 +18,13 @@ from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
 from asyncrl.networks.mlp import FlatMLP, MLPPass
 from asyncrl.networks.module import ModuleNetwork
-from asyncrl.networks.parameters import MLPParameters, PassOptions, copy_by_name
+from asyncrl.networks.parameters import MLPParameters, NamedTensors, PassOptions
 
 
-class NoisyMLP:
+class NoisyMLP(NamedTensors):
     """Means and standard deviations of a perceptron in one flat vector; every layer but the first is noisy.
+
+    The means have the names of `FlatMLP`, the standard deviations `sigma.<layer>.weight` and `sigma.<layer>.bias`.
 
     Args:
         sizes: widths `(inputs, *hidden, outputs)`.
@@ -92,15 +94,6 @@ class NoisyMLP:
         if gradient is None:
             return self._drawn.make_pass(x, **options)
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return copies on the host: means with the names of `FlatMLP`, and `sigma.<layer>.<weight or bias>`."""
-        return {name: view.cpu().clone() for name, view in self._views().items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy what `state_dict` returned. Raises ValueError, before any is written, if one does not fit."""
-        copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:
         found = self.mean._views()

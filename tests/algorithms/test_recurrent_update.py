@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 
 from asyncrl.acting.recurrent_module import RecurrentModule
-from asyncrl.algorithms.recurrent_rollout import RecurrentRollout
 from asyncrl.algorithms.returns import gae, vtrace
+from asyncrl.algorithms.rollout import RecurrentRollout
 from asyncrl.interfaces import RESET, EnvSpec, Segment
 
 OPTIONS: dict[str, Any] = {
