@@ -18,9 +18,9 @@ from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradi
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import entropy_margin
 from asyncrl.interfaces import EnvSpec
-from asyncrl.networks.architecture import Pass
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
+from asyncrl.networks.parameters import PassOptions
 
 
 class SquashedDraw(NamedTuple):
@@ -168,8 +168,19 @@ class MaximumEntropyBuffers(Buffers):
         self.own_noise, self.next_noise = self.noise.split(size)
         self.split_out, self.split_q = Split(size, 0), Split(size, 1)
         self.grad_q = torch.empty(0, device=update.device)
-        self.acting, self.learning = self._passes(update, True), self._passes(update, False)
-        self.target_critics = update.target_critics.make_pass(self.x[2 * size :], precision=update.precision)
+        policy, critics, precision = update.policy, update.critics, update.precision
+        into_policy, into_critics = update.policy_gradient, update.critics_gradient
+        seen: PassOptions = {"weight_rows": size, "precision": precision}
+        judged: PassOptions = {**seen, "input_rows": size, "input_columns": values}
+        self.acting = (
+            policy.make_pass(batch.rows, into_policy, **seen),
+            critics.make_pass(self.x[: 2 * size], into_critics, **judged),
+        )
+        self.learning = (
+            policy.make_pass(self.next_obs, precision=precision),
+            critics.make_pass(self.x[:size], into_critics, **seen),
+        )
+        self.target_critics = update.target_critics.make_pass(self.x[2 * size :], precision=precision)
         draw: Callable[..., Any] = partial(vector_jacobian_product, squashed_draw)
         on_cpu = update.device.type == "cpu"
         self.draw_own = DrawKernel(size, values) if on_cpu else draw
@@ -179,21 +190,3 @@ class MaximumEntropyBuffers(Buffers):
         if update.kernels:
             self.critic_gradients = CriticKernel(self.batch, update.critics.copies)
             self.actor_gradients = ActorKernel(size, update.critics.copies)
-
-    def _passes(self, update: MaximumEntropyUpdate, acting: bool) -> tuple[Pass, Pass]:
-        size, precision = self.size, update.precision
-        policy = update.policy.make_pass(
-            self.batch.rows if acting else self.next_obs,
-            update.policy_gradient if acting else None,
-            weight_rows=size if acting else 0,
-            precision=precision,
-        )
-        critics = update.critics.make_pass(
-            self.x[: 2 * size if acting else size],
-            update.critics_gradient,
-            weight_rows=size,
-            input_rows=size if acting else 0,
-            input_columns=update.layout.action_values if acting else 0,
-            precision=precision,
-        )
-        return policy, critics

@@ -166,7 +166,7 @@ def test_an_evaluation_in_chunks_is_the_whole(
     rollout = RecurrentRollout(core.nets, 6, algorithm.segment_length, ())
     found = []
     for size in (2048, 30, 5):  # all streams, some, one by one
-        monkeypatch.setattr("asyncrl.algorithms.recurrent_rollout.CHUNK", size)
+        monkeypatch.setattr("asyncrl.algorithms.rollout.CHUNK", size)
         with torch.no_grad():
             rollout.stage(segments)
             found.append([array.copy() for array in rollout.evaluate(log_prob=True)])
