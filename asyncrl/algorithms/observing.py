@@ -55,7 +55,7 @@ class Observing(WithPresets):
         self._require_servable()
 
     def _require_servable(self) -> None:
-        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.served`."""
+        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.network_policy`."""
         if self.inference == "actor":
             return
         if getattr(self, "noisy", False):

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.policies import QLayout
-    from asyncrl.algorithms.r2d2_update import R2D2Update
-    from asyncrl.algorithms.sequence_staging import StagedSequences
+    from asyncrl.algorithms.r2d2_update import R2D2Update, StagedSequences
 
 EPSILON = 1e-3
 """Epsilon of the value rescaling."""
