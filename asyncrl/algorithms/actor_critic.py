@@ -9,6 +9,7 @@ forward pass takes a few microseconds. It saves much for images and recurrent ce
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
 from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.graph import Kept
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 
@@ -225,8 +227,10 @@ class ActorCriticPass:
         seen = 0 if gradient is None else rows
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen)
         self._value = value.make_pass(self.x, into_value, weight_rows=seen)
-        # Views of tensors that are the same at every call, made once.
-        self._value_column = self._values = self._grad_value = self._grad_value_column = self.x.new_zeros(0)
+        self._squeezed, self._column = (
+            Kept(partial(torch.squeeze, dim=1)),
+            Kept(partial(torch.unsqueeze, dim=1)),
+        )
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""
@@ -234,16 +238,12 @@ class ActorCriticPass:
 
     def values(self) -> Tensor:
         """The values `[R]` alone, equal to those of `forward`."""
-        column = self._value.forward()
-        if column is not self._value_column:
-            self._value_column, self._values = column, column.squeeze(1)
-        return self._values
+        values: Tensor = self._squeezed(self._value.forward())
+        return values
 
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        if grad_value is not self._grad_value:
-            self._grad_value, self._grad_value_column = grad_value, grad_value.unsqueeze(1)
-        self._value.backward(self._grad_value_column)
+        self._value.backward(self._column(grad_value))
         if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.networks.graph import Kept
 from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE, _TWO, _HALF = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5)
@@ -30,19 +30,9 @@ _NOTHING = np.zeros((0, 0), np.float32)
 _LOW, _HIGH = np.float32(LOG_STD_MIN), np.float32(LOG_STD_MAX)
 
 
-class HostViews:
-    """Array views of tensors, cached while the tensors are the same objects as in the last call."""
-
-    def __init__(self) -> None:
-        self._of: tuple[Tensor | None, ...] = ()
-        self._arrays: tuple[NDArray[np.float32], ...] = ()
-
-    def __call__(self, *tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
-        """One array `[...]` for each tensor; an empty `[0, 0]` for None."""
-        if len(self._of) != len(tensors) or not all(map(is_, self._of, tensors)):
-            self._of = tensors
-            self._arrays = tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
-        return self._arrays
+def _arrays(*tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
+    """One array view `[...]` of each tensor; an empty `[0, 0]` for None."""
+    return tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
 
 
 class CriticKernel:
@@ -56,7 +46,7 @@ class CriticKernel:
         td, grad, loss = torch.empty(shape), torch.empty(shape), torch.empty(1)
         self._result = CriticLoss(loss, td), (grad,)
         self._arrays = [tensor.numpy() for tensor in (*columns, td, grad, loss)]
-        self._read = HostViews()
+        self._read = Kept(_arrays)
 
     def __call__(
         self, outputs: tuple[Tensor], next_q: Tensor, *rest: Any
@@ -75,7 +65,7 @@ class ActorKernel:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)
         self._result = ActorLoss(loss), (grad_q, grad_log_prob)
         self._arrays = [tensor.numpy() for tensor in (grad_q, grad_log_prob, loss)]
-        self._read = HostViews()
+        self._read = Kept(_arrays)
 
     def __call__(
         self, outputs: tuple[Tensor, ...], alpha: Tensor | None = None
@@ -95,7 +85,7 @@ class DrawKernel:
         self._result = action, log_prob
         self._drawn = [tensor.numpy() for tensor in (action, deviation, log_prob)]
         self._grad_array = self._grad.numpy()
-        self._read, self._read_back = HostViews(), HostViews()
+        self._read, self._read_back = Kept(_arrays), Kept(_arrays)
 
     def __call__(
         self, out: Tensor, noise: Tensor

@@ -20,6 +20,7 @@ from asyncrl.algorithms.value_bounds import entropy_margin
 from asyncrl.interfaces import EnvSpec
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
+from asyncrl.networks.graph import Kept
 from asyncrl.networks.parameters import PassOptions
 
 
@@ -124,26 +125,6 @@ class MaximumEntropyUpdate(ContinuousUpdate):
         return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.gamma)
 
 
-class Split:
-    """Views of consecutive parts of a network's output, cached while the output is the same tensor.
-
-    Args:
-        size: number of rows of a part.
-        dim: axis of the rows.
-    """
-
-    def __init__(self, size: int, dim: int) -> None:
-        self._size, self._dim = size, dim
-        self._of: Tensor | None = None
-        self._parts: tuple[Tensor, ...] = ()
-
-    def __call__(self, output: Tensor) -> tuple[Tensor, ...]:
-        """The parts of `output`."""
-        if output is not self._of:
-            self._of, self._parts = output, output.split(self._size, self._dim)
-        return self._parts
-
-
 class MaximumEntropyBuffers(Buffers):
     """Passes of the update. See `Buffers`.
 
@@ -166,7 +147,9 @@ class MaximumEntropyBuffers(Buffers):
         values = update.layout.action_values
         self.noise = torch.zeros(2 * size, values, device=update.device)
         self.own_noise, self.next_noise = self.noise.split(size)
-        self.split_out, self.split_q = Split(size, 0), Split(size, 1)
+        self.split_out, self.split_q = (
+            Kept(partial(torch.split, split_size_or_sections=size, dim=dim)) for dim in (0, 1)
+        )
         self.grad_q = torch.empty(0, device=update.device)
         policy, critics, precision = update.policy, update.critics, update.precision
         into_policy, into_critics = update.policy_gradient, update.critics_gradient

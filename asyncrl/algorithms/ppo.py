@@ -198,7 +198,7 @@ class PPO(OnPolicy):
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
         """
-        clip, value_clip = self._clip_ranges(rollout.progress)
+        clips = clip, value_clip = self._clip_ranges(rollout.progress)
         kl: float | Tensor
         if batch.has_kernel:
             held = math.inf if value_clip is None else value_clip
@@ -206,7 +206,7 @@ class PPO(OnPolicy):
         else:
             from asyncrl.networks.gradients import output_gradients
 
-            loss = partial(self._loss, batch, clip, value_clip)
+            loss = partial(self._loss, batch, clips)
             found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
             kl, gradients = _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
@@ -217,20 +217,12 @@ class PPO(OnPolicy):
         return value_at(self.clip_range, progress), None if held is None else value_at(held, progress)
 
     def _loss(
-        self,
-        batch: Minibatch,
-        clip: float,
-        value_clip: float | None,
-        out: Tensor,
-        value: Tensor,
-        log_std: Tensor,
+        self, batch: Minibatch, clips: tuple[float, float | None], out: Tensor, value: Tensor, log_std: Tensor
     ) -> ActorCriticLoss:
         return ppo_loss(
-            batch.distribution(out, log_std),
-            value,
-            batch.columns,
-            clip_range=clip,
-            value_clip_range=value_clip,
+            *(batch.distribution(out, log_std), value, batch.columns),
+            clip_range=clips[0],
+            value_clip_range=clips[1],
             vf_coef=self.vf_coef,
             ent_coef=self.ent_coef,
         )
@@ -239,15 +231,15 @@ class PPO(OnPolicy):
         """Losses, entropy, divergence, clip fraction, and the explained variance before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
-        clip, value_clip = self._clip_ranges(rollout.progress)
-        found, trained = self._loss(batch, clip, value_clip, *batch.outputs), rollout.trained
+        clips = self._clip_ranges(rollout.progress)
+        found, trained = self._loss(batch, clips, *batch.outputs), rollout.trained
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
             "train/value_loss": float(found.value_loss),
             "train/entropy": float(batch.mean(found.entropy)),
             "train/approx_kl": float(_k3(found.log_ratio[batch.part.trained])),
-            "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clip).float())),
+            "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clips[0]).float())),
             "train/explained_variance": explained_variance(
                 rollout.column("old_value")[trained], rollout.column("target")[trained]
             ),
