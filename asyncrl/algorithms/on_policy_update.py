@@ -21,7 +21,7 @@ from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
 from asyncrl.algorithms.rollout import RecurrentRollout, Rollout
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.algorithms.shared_trunk import RecurrentActorCritic, SharedTrunkActorCritic
+from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
 
 _COUNTERS = ("seed", "iterations", "updates", "samples")
@@ -48,11 +48,10 @@ class OnPolicyUpdate:
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        layout, networks, self._make_rollout = config.layout(spec), ActorCritic, Rollout
-        if config.cell is not None:
-            networks, self._make_rollout = RecurrentActorCritic, RecurrentRollout
-        elif config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes):
-            networks = SharedTrunkActorCritic
+        recurrent, layout = config.cell is not None, config.layout(spec)
+        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
+        networks = SharedTrunkActorCritic if recurrent or shared else ActorCritic
+        self._make_rollout = RecurrentRollout if recurrent else Rollout
         self.nets = networks(config, spec, device, seed)
         self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
