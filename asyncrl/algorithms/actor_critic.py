@@ -227,10 +227,8 @@ class ActorCriticPass:
         seen = 0 if gradient is None else rows
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen)
         self._value = value.make_pass(self.x, into_value, weight_rows=seen)
-        self._squeezed, self._column = (
-            Kept(partial(torch.squeeze, dim=1)),
-            Kept(partial(torch.unsqueeze, dim=1)),
-        )
+        self._squeezed = Kept(partial(torch.squeeze, dim=1))
+        self._column = Kept(partial(torch.unsqueeze, dim=1))
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""

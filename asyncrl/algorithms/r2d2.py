@@ -10,7 +10,7 @@ with their own weights. Sequences continue across the ends of episodes, with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -166,17 +166,7 @@ class R2D2(QLearning, Recurrent):
 
     def layout(self, spec: EnvSpec) -> QLayout:
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
-        from asyncrl.acting.policies import QLayout
-
-        return QLayout(
-            self.seen(spec).observation_values,
-            self.hidden_sizes,
-            self.num_actions(spec),
-            self.dueling,
-            network=self.network_for(spec),
-            normalized=self.normalize_observations,
-            cell=self.cell,
-        )
+        return replace(super().layout(spec), network=self.network_for(spec), cell=self.cell)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""
