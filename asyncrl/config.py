@@ -18,11 +18,7 @@ from asyncrl.options import coerce, option_help, require_at_least, require_fract
 @documented
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """Options of a run except its algorithm's.
-
-    Raises:
-        ValueError: a value has the wrong type or is out of range; the text begins with the option's name.
-    """
+    """Options of a run except its algorithm's."""
 
     env: str
     """Gymnasium id of the environment, or the name of its factory."""

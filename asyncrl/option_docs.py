@@ -14,6 +14,8 @@ T = TypeVar("T")
 WIDTH = 100
 """Maximum line length of the text."""
 
+_CHECKED = "A value of the wrong type or outside its range raises ValueError; the text begins with the option's name."
+
 
 class OptionsDoc:
     """Descriptor for the `__doc__` of a record; reads the source for the options at first access, not at import."""
@@ -24,7 +26,7 @@ class OptionsDoc:
 
     def __get__(self, record: object, kind: type) -> str:
         if kind not in self._full:
-            self._full[kind] = f"{self._text}\n\n    Options:\n{_options_text(kind)}\n    "
+            self._full[kind] = f"{self._text}\n\n    {_CHECKED}\n\n    Options:\n{_options_text(kind)}\n    "
         return self._full[kind]
 
 

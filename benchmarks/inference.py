@@ -34,7 +34,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import Report
 
 from asyncrl import DQN
-from asyncrl.acting.served import require_served
+from asyncrl.acting.network_policy import require_served
 from asyncrl.actors.connections import Connections, RequestBlocks
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.plans import PoolPlan

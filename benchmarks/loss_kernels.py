@@ -47,17 +47,6 @@ def _minibatches_without_kernel() -> Iterator[None]:
         yield
 
 
-def _without_kernels(core: Any) -> None:
-    """Let an updater for replay compute its losses by formula."""
-    if hasattr(core, "kernels"):
-        core.kernels = False
-        import torch
-
-        core._gradient_mode = torch.no_grad
-    else:
-        core._kernel = None
-
-
 def ways(name: str) -> dict[str, Callable[[], int]]:
     """The update of one row of `ROWS` by each way to compute its losses."""
     algorithm, options, shape, size = ROWS[name]
@@ -81,7 +70,7 @@ def ways(name: str) -> dict[str, Callable[[], int]]:
     found = {"kernel": once(make())}
     plain = make()
     if hasattr(plain, "update"):
-        _without_kernels(plain)
+        plain.kernels = False
         found["formula"] = once(plain)
     else:
         found["formula"] = measured_later(plain, _minibatches_without_kernel)

@@ -73,7 +73,7 @@ def loops(envs: int) -> tuple[dict[str, Callable[[], object]], Callable[[], None
     actions = [rng.integers(0, 2, envs) for _ in range(64)]
     spec = spec_of("CartPole-v1", alone)
     weights = np.zeros(ALGORITHM.make_policy(spec).weight_count, np.float32)
-    ActorCritic(ALGORITHM.layout(spec), seed=0).write_weights(weights)
+    ActorCritic(ALGORITHM, spec).write_weights(weights)
     policy = ALGORITHM.make_policy(spec)
     policy.load_weights(weights)
     policy.assign_streams(0, envs, envs)

@@ -100,6 +100,7 @@ class BoxPolicy(NetworkPolicy):
     """
 
     _gaussian: bool
+    _streams: int | None = None  # any number
 
     def __init__(self, spec: EnvSpec, layout: BoxLayout, random_steps: int = 0) -> None:
         if layout.gaussian != self._gaussian:
@@ -132,7 +133,15 @@ class BoxPolicy(NetworkPolicy):
     def act(
         self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
     ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[Any]]]:
-        """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`."""
+        """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`.
+
+        Raises:
+            ValueError: if a deterministic policy's number of rows is not the number of assigned streams.
+        """
+        if self._streams not in (None, obs.shape[0]):
+            raise ValueError(
+                f"obs must have {self._streams} rows, one per assigned stream, got {obs.shape[0]}"
+            )
         if total_steps >= self.random_steps:
             return self._explore(obs, rng), {}
         self._exploration = 1.0
@@ -159,22 +168,8 @@ class DeterministicPolicy(BoxPolicy):
 
     def assign_streams(self, first: int, count: int, total: int) -> None:
         """Act for these streams, with a new noise process. Raises ValueError if they are not streams of `total`."""
-        self._process = self.noise.process(first, count, total, self._values)
+        self._process, self._streams = self.noise.process(first, count, total, self._values), count
         self._exploration = 1.0 if self.random_steps > 0 else self._process.mean_scale
-
-    def act(
-        self, obs: NDArray[Any], rng: np.random.Generator, total_steps: int
-    ) -> tuple[NDArray[np.float32], Mapping[str, NDArray[Any]]]:
-        """Actions `[E, *act_shape]` float32 in the box, a fresh array, and no extra fields; see `Policy.act`.
-
-        Raises:
-            ValueError: if the number of rows is not the number of assigned streams.
-        """
-        if obs.shape[0] != self._process.count:
-            raise ValueError(
-                f"obs must have {self._process.count} rows, one per assigned stream, got {obs.shape[0]}"
-            )
-        return super().act(obs, rng, total_steps)
 
     def _explore(self, obs: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
         self._exploration = self._process.mean_scale

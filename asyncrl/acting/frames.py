@@ -31,21 +31,14 @@ class FrameStacks:
 
     def begin(self, streams: Any, obs: Any) -> None:
         """Begin episodes in `streams` (an index, a list or a slice) with their first observations `obs`."""
-        if self._frames == 1:
-            self.array[streams] = obs
-        elif isinstance(streams, int):
-            self.array[streams] = np.asarray(obs)[None]
-        else:
-            self.array[streams] = np.asarray(obs)[:, None]
+        if self._frames > 1:
+            obs = np.expand_dims(obs, 0 if isinstance(streams, int) else 1)
+        self.array[streams] = obs
 
     def push(self, streams: Any, obs: Any) -> None:
         """Append the next observations `obs` of `streams` (as in `begin`) and drop the oldest."""
         if self._frames == 1:
             self.array[streams] = obs
-        elif isinstance(streams, int):
-            stack = self.array[streams]
-            stack[:-1] = stack[1:]
-            stack[-1] = obs
         else:
             self.array[streams, :-1] = self.array[streams, 1:]
             self.array[streams, -1] = obs

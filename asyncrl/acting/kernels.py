@@ -37,61 +37,14 @@ def tanh_in_place(y):  # type: ignore[no-untyped-def]
         y[j] = x * p / (_Q0 + s * (_Q2 + s * (_Q4 + s * _Q6)))
 
 
-@kernel(
-    "void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])",
-    fastmath={"reassoc", "contract"},
-)
-def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
-    """Fill `out` `[R, sizes[-1]]` for rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
-
-    The layers are separated by ReLU or tanh. A hidden layer accumulates four inputs at a time into its output row, so
-    the inner loop runs over contiguous outputs and is vectorised. The head is one scalar product per output.
-    """
-    start = 0
-    last = sizes.shape[0] - 2
-    source = x
-    for layer in range(last):
-        n_in, n_out = sizes[layer], sizes[layer + 1]
-        w = matrix(flat, start, n_in + 1, n_out)
-        start += (n_in + 1) * n_out
-        target = scratch[layer % 2]
-        for r in range(x.shape[0]):
-            y = target[r, :n_out]
-            for j in range(n_out):  # `y[:] = w[n_in]` costs seconds of compilation, for its error message
-                y[j] = w[n_in, j]
-            k = 0
-            while k + 4 <= n_in:
-                a, b, c, d = source[r, k], source[r, k + 1], source[r, k + 2], source[r, k + 3]
-                for j in range(n_out):
-                    y[j] += a * w[k, j] + b * w[k + 1, j] + c * w[k + 2, j] + d * w[k + 3, j]
-                k += 4
-            while k < n_in:
-                a = source[r, k]
-                for j in range(n_out):
-                    y[j] += a * w[k, j]
-                k += 1
-            if relu:
-                for j in range(n_out):
-                    y[j] = max(y[j], np.float32(0.0))
-            else:
-                tanh_in_place(y)
-        source = target
-    n_in, n_out = sizes[last], sizes[last + 1]
-    w = matrix(flat, start, n_out, n_in)
-    bias = flat[start + n_out * n_in : start + n_out * (n_in + 1)]
-    for r in range(x.shape[0]):
-        for j in range(n_out):
-            total = bias[j]
-            for k in range(n_in):
-                total += source[r, k] * w[j, k]
-            out[r, j] = total
-
-
 @inlined(fastmath={"reassoc", "contract"})
 def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
-    """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`; `x` may be longer than `inputs`."""
+    """Fill `y` `[outputs]` with `[x, 1] @ w`; `w` is `[inputs + 1, outputs]`; `x` may be longer than `inputs`.
+
+    Four inputs at a time are accumulated into `y`, so the inner loop runs over contiguous outputs and is vectorised.
+    """
     n_in = w.shape[0] - 1
-    for j in range(w.shape[1]):
+    for j in range(w.shape[1]):  # `y[:] = w[n_in]` costs seconds of compilation, for its error message
         y[j] = w[n_in, j]
     k = 0
     while k + 4 <= n_in:
@@ -103,6 +56,49 @@ def layer_forward(x, w, y):  # type: ignore[no-untyped-def]
         for j in range(w.shape[1]):
             y[j] += x[k] * w[k, j]
         k += 1
+
+
+@inlined(fastmath={"reassoc", "contract"})
+def linear(x, w, bias, y):  # type: ignore[no-untyped-def]
+    """Fill `y` `[outputs]` with `w @ x + bias`; `w` is `[outputs, inputs]`; `x` may be longer than `inputs`."""
+    for j in range(w.shape[0]):
+        total = bias[j]
+        for k in range(w.shape[1]):
+            total += x[k] * w[j, k]
+        y[j] = total
+
+
+@kernel(
+    "void(float32[:, ::1], float32[::1], int64[::1], boolean, float32[:, :, ::1], float32[:, ::1])",
+    fastmath={"reassoc", "contract"},
+)
+def mlp_forward(x, flat, sizes, relu, scratch, out):  # type: ignore[no-untyped-def]
+    """Fill `out` `[R, sizes[-1]]` for rows `x` `[R, sizes[0]]`; `scratch` is `[2, R, widest hidden layer]`.
+
+    The layers are separated by ReLU or tanh. The head is one scalar product per output.
+    """
+    start = 0
+    last = sizes.shape[0] - 2
+    source = x
+    for layer in range(last):
+        n_in, n_out = sizes[layer], sizes[layer + 1]
+        w = matrix(flat, start, n_in + 1, n_out)
+        start += (n_in + 1) * n_out
+        target = scratch[layer % 2]
+        for r in range(x.shape[0]):
+            y = target[r, :n_out]
+            layer_forward(source[r], w, y)
+            if relu:
+                for j in range(n_out):
+                    y[j] = max(y[j], np.float32(0.0))
+            else:
+                tanh_in_place(y)
+        source = target
+    n_in, n_out = sizes[last], sizes[last + 1]
+    w = matrix(flat, start, n_out, n_in)
+    bias = flat[start + n_out * n_in : start + n_out * (n_in + 1)]
+    for r in range(x.shape[0]):
+        linear(source[r], w, bias, out[r])
 
 
 @kernel(
@@ -141,22 +137,17 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
                 source[k] = max(source[k], np.float32(0.0))
                 shaken[k] = source[k] * noise[r, drawn + k]
             factor = noise[r, drawn + n_in : drawn + n_in + n_out]
+            y, z = scratch[layer % 2, :n_out], scratch[3, :n_out]
             if layer < last:
-                y, z = scratch[layer % 2, :n_out], scratch[3, :n_out]
                 layer_forward(source, matrix(flat, start, n_in + 1, n_out), y)
                 layer_forward(shaken, matrix(flat, sigma_start, n_in + 1, n_out), z)
-                for j in range(n_out):
-                    y[j] += z[j] * factor[j]
             else:
-                w, s = matrix(flat, start, n_out, n_in), matrix(flat, sigma_start, n_out, n_in)
-                bias = flat[start + n_out * n_in : start + count]
-                bias_sigma = flat[sigma_start + n_out * n_in : sigma_start + count]
-                for j in range(n_out):
-                    total, added = bias[j], bias_sigma[j]
-                    for k in range(n_in):
-                        total += source[k] * w[j, k]
-                        added += shaken[k] * s[j, k]
-                    out[r, j] = total + added * factor[j]
+                y, end = out[r], n_out * n_in
+                linear(source, matrix(flat, start, n_out, n_in), flat[start + end : start + count], y)
+                biases = flat[sigma_start + end : sigma_start + count]
+                linear(shaken, matrix(flat, sigma_start, n_out, n_in), biases, z)
+            for j in range(n_out):
+                y[j] += z[j] * factor[j]
             start, sigma_start, drawn = start + count, sigma_start + count, drawn + n_in + n_out
 
 

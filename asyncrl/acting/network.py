@@ -18,6 +18,44 @@ OBSERVATION_CLIP = 10.0
 """Clip range of normalised observations, in standard deviations (10, as in Stable-Baselines3)."""
 
 
+class NetworkInputs:
+    """Conversion of observations to inputs of a network, for actors and learners.
+
+    Args:
+        spec: the environment as the policy sees it; uint8 observations are scaled to 0..1.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._unpack = unpacker(spec)
+        self.bytes = spec.observation_dtype == "uint8" and self._unpack is None
+
+    def rows(self, obs: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+        """R observations `[..., *obs_shape]` as rows `[R, inputs]`: a view, or `out` with unpacked rows of bytes."""
+        if self._unpack is None:
+            return obs.reshape(out.shape)
+        self._unpack(obs, out)
+        return out
+
+    def fill(
+        self,
+        rows: NDArray[Any],
+        out: NDArray[Any],
+        normalisation: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    ) -> None:
+        """Write the result of `rows` into `out` `[R, inputs]`, float32, or uint8 for bytes that stay bytes.
+
+        With a `normalisation`, mean and 1 / standard deviation `[inputs]`, rows are normalised and clipped.
+        """
+        if normalisation is not None:
+            np.subtract(rows, normalisation[0], out=out, casting="same_kind")
+            out *= normalisation[1]
+            np.minimum(np.maximum(out, -OBSERVATION_CLIP, out=out), OBSERVATION_CLIP, out=out)
+        elif self.bytes and out.dtype != np.uint8:
+            np.multiply(rows, np.float32(1 / 255), out=out)
+        elif rows is not out:
+            np.copyto(out, rows, casting="same_kind")
+
+
 class ActingNetwork:
     """The perceptron of one policy copy: its block of weights and its buffers.
 
@@ -49,9 +87,8 @@ class ActingNetwork:
         self._inputs, self._outputs, self._widest = inputs, layout.sizes[-1], max(layout.sizes)
         self._sizes = np.array(layout.sizes, np.int64)
         self._relu, self._statistics = relu, layout.statistics
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" else None
-        self._unpack = unpacker(spec)
-        self._plain = layout.statistics is None and self._scale is None and self._unpack is None
+        self._to_inputs = NetworkInputs(spec)
+        self._plain = layout.statistics is None and spec.observation_dtype != "uint8"
         self._reserve = np.empty((0, inputs), np.float32)
         self._allocate(0)
 
@@ -113,21 +150,13 @@ class ActingNetwork:
 
     def _fill(self, x: NDArray[np.float32], obs: NDArray[Any]) -> None:
         """Fill rows `x` `[R, inputs]` of the input buffer: bytes scaled, values normalised if there are statistics."""
-        rows = obs.shape[0]
         if self._plain:
-            x[...] = obs.reshape(rows, self._inputs)  # half the time of np.copyto
+            x[...] = obs.reshape(x.shape)  # half the time of np.copyto
             return
-        if self._unpack is not None:
-            self._unpack(obs, x)
-            obs = x
-        flat = obs.reshape(rows, self._inputs)
+        normalisation = None
         if self._statistics is not None:
-            mean, inverse_std = (self.weights[part] for part in self._statistics)
-            np.subtract(flat, mean, out=x, casting="same_kind")
-            x *= inverse_std
-            np.minimum(np.maximum(x, -OBSERVATION_CLIP, out=x), OBSERVATION_CLIP, out=x)
-        elif self._scale is not None and self._unpack is None:
-            np.multiply(flat, self._scale, out=x)
+            normalisation = self.weights[self._statistics[0]], self.weights[self._statistics[1]]
+        self._to_inputs.fill(self._to_inputs.rows(obs, x), x, normalisation)
 
     def _forward(self) -> NDArray[np.float32]:
         """Values of the head for the input buffer; a fresh array."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.kernels import tanh_in_place
+from asyncrl.acting.kernels import linear, tanh_in_place
 from asyncrl.acting.layouts import NetworkLayout, parameter_count
 from asyncrl.acting.network import ActingNetwork
 from asyncrl.interfaces import EnvSpec, FieldSpec
@@ -94,16 +94,6 @@ def next_states(
     states = given.reshape(zeros.shape)
     states[begins] = 0
     return states
-
-
-@inlined(fastmath={"reassoc", "contract"})
-def linear(x, w, bias, y):  # type: ignore[no-untyped-def]
-    """Fill `y` `[outputs]` with `w @ x + bias`; `w` is `[outputs, inputs]`."""
-    for j in range(w.shape[0]):
-        total = bias[j]
-        for k in range(w.shape[1]):
-            total += x[k] * w[j, k]
-        y[j] = total
 
 
 @inlined(fastmath={"reassoc", "contract"})

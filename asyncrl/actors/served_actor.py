@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.acting.served import ServedPolicy, own_weights
+from asyncrl.acting.network_policy import ServedPolicy, own_weights
 from asyncrl.actors.actor import Actor
 from asyncrl.actors.streams import Events, Streams
 from asyncrl.shm.requests import ActorRequests

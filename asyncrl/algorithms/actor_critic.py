@@ -9,6 +9,7 @@ forward pass takes a few microseconds. It saves much for images and recurrent ce
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,15 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.acting.network import OBSERVATION_CLIP
+from asyncrl.acting.network import NetworkInputs
 from asyncrl.acting.stochastic import ActorLayout
-from asyncrl.algorithms.normalization import RunningMoments
-from asyncrl.algorithms.saved_state import require_like
-from asyncrl.envs.observations import mask_reader, unpacker
+from asyncrl.algorithms.normalization import PublishedMoments, RunningMoments
+from asyncrl.algorithms.saved_state import copied, require_like, restore
+from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
 from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.graph import Kept
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
 
@@ -42,47 +44,31 @@ class ActorCritic:
     at the end of an iteration, before its weights are published.
 
     Args:
-        layout: network of the policy, and order of the published values.
-        value_hidden: widths of the value network's hidden layers, or None for the policy's.
+        config: hyper-parameters, an `OnPolicy`, which is not imported because it imports the passes.
+        spec: the environment.
         device: `"cpu"` or `"cuda"`.
         seed: seed of the initial weights (orthogonal), the same on every device.
-        max_grad_norm: maximum norm of the gradient of both networks together, or None.
-        adam_eps: epsilon in Adam's denominator.
-        initial_log_std: initial log standard deviations of the Gaussian.
-        spec: the environment as the policy sees it, for bytes, structured observations and action masks, or None.
 
     Attributes:
-        layout, device: as given.
+        layout: network of the policy, and order of the published values.
         mask: function that extracts the action masks from observations; None without action masks.
         keeps_bytes: whether a rollout stores bytes (a quarter of the memory) and passes scale them when they read.
-        weight_count: number of float32 values that `write_weights` fills.
-        parameters: flat `[P]`: policy, log standard deviations, value.
-        gradient: `[P]`, filled by `backward`.
-        vector: `parameters` and `gradient`.
+        parameters, gradient: flat `[P]`, policy, log standard deviations, value; both in `vector`.
         log_std: view `[d]` into `parameters`; d is 0 if the policy is not Gaussian.
     """
 
-    def __init__(
-        self,
-        layout: ActorLayout,
-        *,
-        value_hidden: tuple[int, ...] | None = None,
-        device: str = "cpu",
-        seed: int = 0,
-        max_grad_norm: float | None = 0.5,
-        adam_eps: float = 1e-5,
-        initial_log_std: float = 0.0,
-        spec: EnvSpec | None = None,
-    ) -> None:
-        self._unpack, self.mask = (unpacker(spec), mask_reader(spec)) if spec else (None, None)
-        as_bytes = spec is not None and spec.observation_dtype == "uint8" and not spec.leaves
-        self.keeps_bytes = as_bytes and not layout.normalized
-        self.layout, self.device, self.weight_count = layout, torch.device(device), layout.weight_count
-        policy, value = self._architectures(layout, value_hidden, seed)
+    def __init__(self, config: Any, spec: EnvSpec, device: str = "cpu", seed: int = 0) -> None:
+        layout: ActorLayout = config.layout(spec)
+        self.layout = layout
+        spec = config.seen(spec)
+        self._inputs, self.mask = NetworkInputs(spec), mask_reader(spec)
+        self.keeps_bytes = self._inputs.bytes and not layout.normalized
+        self.device, self.weight_count = torch.device(device), layout.weight_count
+        policy, value = self._architectures(layout, config.value_hidden_sizes, seed)
         generator = torch.Generator().manual_seed(seed)
         parts = (
             policy.initial(generator, head_gain=_POLICY_HEAD_GAIN),
-            torch.full((layout.action_values,), initial_log_std),
+            torch.full((layout.action_values,), config.initial_log_std),
             value.initial(generator, head_gain=_VALUE_HEAD_GAIN),
         )
         self.parameters = torch.cat(parts).to(self.device)
@@ -90,16 +76,15 @@ class ActorCritic:
         self._sizes = [part.numel() for part in parts]
         policy_flat, self.log_std, value_flat = self.parameters.split(self._sizes)
         self._policy, self._value = policy.on(policy_flat), value.on(value_flat)
-        self._adam = FlatAdam(self.parameters, self.gradient, eps=adam_eps, max_grad_norm=max_grad_norm)
+        eps, norm = config.adam_eps, config.max_grad_norm
+        self._adam = FlatAdam(self.parameters, self.gradient, eps=eps, max_grad_norm=norm)
         self._acting_count = sum(self._sizes[:2])
         self._to_host = HostCopy(self.parameters[: self._acting_count])
-        self._seen, self._noted = RunningMoments(layout.inputs), RunningMoments(layout.inputs)
+        self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
         # Statistics received from other learners of a group are applied together with the collected ones.
         told = self._noted if layout.normalized else None
         self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
         self.vector.moments = (self._adam.moments,)
-        self._mean = np.zeros(layout.inputs, np.float32)
-        self._scale = np.ones(layout.inputs, np.float32)
 
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
@@ -146,70 +131,50 @@ class ActorCritic:
             obs: `[..., *obs_shape]` in the ring's dtype, R observations in C order.
             out: `[R, inputs]`, uint8 with `keeps_bytes`, else float32.
         """
-        if self._unpack is not None:
-            self._unpack(obs, out)
-            obs = out
-        flat = obs.reshape(out.shape)
-        if self.layout.normalized:
-            np.subtract(flat, self._mean, out=out, casting="same_kind")
-            np.multiply(out, self._scale, out=out)
-            np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
-        elif self._unpack is not None:
-            return
-        elif flat.dtype == np.uint8 and out.dtype != np.uint8:
-            np.multiply(flat, np.float32(1 / 255), out=out)
-        else:
-            np.copyto(out, flat, casting="same_kind")
+        normalisation = self._seen.normalisation if self.layout.normalized else None
+        self._inputs.fill(self._inputs.rows(obs, out), out, normalisation)
 
     @property
     def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Present mean and 1 / standard deviation of the observations, `[inputs]` each, as copies."""
-        return self._mean.copy(), self._scale.copy()
+        mean, scale = self._seen.normalisation
+        return mean.copy(), scale.copy()
 
     def observe(self, obs: NDArray[Any], flags: NDArray[np.uint8]) -> None:
         """Collect the observations `[..., *obs_shape]` of all but RESET rows; no effect without normalisation."""
         if self.layout.normalized:
             rows = obs[(flags & RESET) == 0]
-            if self._unpack is not None:
-                values = np.empty((rows.shape[0], self.layout.inputs), np.float32)
-                self._unpack(rows, values)
-                rows = values
-            self._noted.add(rows.reshape(-1, self.layout.inputs))
+            self._noted.add(self._inputs.rows(rows, np.empty((len(rows), self.layout.inputs), np.float32)))
 
     def move_statistics(self) -> None:
         """Add the observations collected by `observe` to the statistics."""
-        if self._noted.count:
-            self._seen.absorb(self._noted)
-            self._set_statistics()
-
-    def _set_statistics(self) -> None:
-        self._mean[:] = self._seen.mean
-        self._scale[:] = 1.0 / np.sqrt(self._seen.variance + 1e-8)
+        self._seen.absorb(self._noted)
 
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy acting weights and observation statistics into `out` `[weight_count]`, in the order of `ActorLayout`."""
         self._to_host(out[: self._acting_count])
         if self.layout.normalized:
-            out[self.layout.obs_mean] = self._mean
-            out[self.layout.obs_scale] = self._scale
+            self._seen.write(out)
 
     def begin_with(self, weights: Tensor, env_steps: int) -> None:
         """Restore what `write_weights` wrote, `[weight_count]`, with its statistics as those of `env_steps` steps."""
         self.parameters[: self._acting_count].copy_(weights[: self._acting_count])
         if self.layout.normalized:
-            mean, scale = (weights[at].numpy() for at in (self.layout.obs_mean, self.layout.obs_scale))
-            self._seen.begin_with(mean, scale, env_steps)
-            self._set_statistics()
+            self._seen.begin_with(weights.numpy(), env_steps)
+
+    def _saved(self) -> dict[str, Any]:
+        return {
+            "policy": self._policy,
+            "log_std": self.log_std,
+            "value": self._value,
+            "optimizer": self._adam,
+            "observations": {"seen": self._seen, "noted": self._noted},
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Networks by parameter name, state of Adam and observation statistics, as copies on the host."""
-        return {
-            "policy": self._policy.named(),
-            "log_std": self.log_std.cpu().clone(),
-            "value": self._value.named(),
-            "optimizer": self._adam.state_dict(),
-            "observations": {"seen": self._seen.state_dict(), "noted": self._noted.state_dict()},
-        }
+        state: dict[str, Any] = copied(self._saved())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; training continues with the same numbers on the same device.
@@ -218,14 +183,7 @@ class ActorCritic:
             ValueError: a part is missing or has another shape; nothing is written in that case.
         """
         require_like(state, self.state_dict(), "state")
-        self._policy.load(state["policy"])
-        self._value.load(state["value"])
-        self.log_std.copy_(state["log_std"])
-        self._adam.load_state_dict(state["optimizer"])
-        self._seen.load_state_dict(state["observations"]["seen"])
-        self._noted.load_state_dict(state["observations"]["noted"])
-        if self._seen.count:
-            self._set_statistics()
+        restore(self._saved(), state)
 
 
 class NetworksPass(Protocol):
@@ -269,8 +227,8 @@ class ActorCriticPass:
         seen = 0 if gradient is None else rows
         self._policy = policy.make_pass(self.x, into_policy, weight_rows=seen)
         self._value = value.make_pass(self.x, into_value, weight_rows=seen)
-        # Views of tensors that are the same at every call, made once.
-        self._value_column = self._values = self._grad_value = self._grad_value_column = self.x.new_zeros(0)
+        self._squeezed = Kept(partial(torch.squeeze, dim=1))
+        self._column = Kept(partial(torch.unsqueeze, dim=1))
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The policy's outputs `[R, outputs]` and the values `[R]`, without a graph; valid until the next call."""
@@ -278,16 +236,12 @@ class ActorCriticPass:
 
     def values(self) -> Tensor:
         """The values `[R]` alone, equal to those of `forward`."""
-        column = self._value.forward()
-        if column is not self._value_column:
-            self._value_column, self._values = column, column.squeeze(1)
-        return self._values
+        values: Tensor = self._squeezed(self._value.forward())
+        return values
 
     def backward(self, grad_out: Tensor, grad_value: Tensor, grad_log_std: Tensor) -> None:
         """Fill the whole gradient, given the loss's gradient at the outputs of the last `forward`."""
         self._policy.backward(grad_out)
-        if grad_value is not self._grad_value:
-            self._grad_value, self._grad_value_column = grad_value, grad_value.unsqueeze(1)
-        self._value.backward(self._grad_value_column)
+        self._value.backward(self._column(grad_value))
         if self._log_std_gradient is not None and grad_log_std.numel():
             self._log_std_gradient.copy_(grad_log_std)

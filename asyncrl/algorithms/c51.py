@@ -84,11 +84,7 @@ def expected_value(logits: Tensor, support: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class C51(QLearning):
-    """Hyper-parameters of C51.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of C51."""
 
     name: ClassVar[str] = "c51"
 

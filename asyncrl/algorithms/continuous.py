@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from asyncrl.acting.schedules import require_rate, value_at
-from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_widths
@@ -54,8 +53,7 @@ def squared_error(q: Tensor, y: Tensor, weight: Tensor) -> CriticLoss:
 class ContinuousControl(OffPolicy):
     """Options common to all actor-critic algorithms on replay.
 
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+    Actions are learned relative to the middle of their box, in units of half its range.
     """
 
     action_kinds: ClassVar[tuple[type, ...]] = (BoxAction,)
@@ -95,13 +93,6 @@ class ContinuousControl(OffPolicy):
         if callable(own) or callable(self.learning_rate):
             return value_at(own, progress)
         return rate * own / self.learning_rate
-
-    def check(self, spec: EnvSpec) -> None:
-        """Refuse action spaces other than boxes with finite bounds. Raises `SpacesDoNotFit` (ASYNC005).
-
-        Bounds need not be symmetric: actions are learned relative to the middle of the box, in units of half its range.
-        """
-        check_action_space(self, spec)
 
     def layout(self, spec: EnvSpec) -> BoxLayout:
         """Shape and weight order of the actor, shared by policy and updater. Raises `SpacesDoNotFit`."""

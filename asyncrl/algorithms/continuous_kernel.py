@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
 from asyncrl.algorithms.staging import StagedBatch
+from asyncrl.networks.graph import Kept
 from asyncrl.shm.kernel import kernel
 
 _ZERO, _ONE, _TWO, _HALF = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5)
@@ -30,27 +30,15 @@ _NOTHING = np.zeros((0, 0), np.float32)
 _LOW, _HIGH = np.float32(LOG_STD_MIN), np.float32(LOG_STD_MAX)
 
 
-class HostViews:
-    """Array views of tensors, cached while the tensors are the same objects as in the last call."""
-
-    def __init__(self) -> None:
-        self._of: tuple[Tensor | None, ...] = ()
-        self._arrays: tuple[NDArray[np.float32], ...] = ()
-
-    def __call__(self, *tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
-        """One array `[...]` for each tensor; an empty `[0, 0]` for None."""
-        if len(self._of) != len(tensors) or not all(map(is_, self._of, tensors)):
-            self._of = tensors
-            self._arrays = tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
-        return self._arrays
+def _arrays(*tensors: Tensor | None) -> tuple[NDArray[np.float32], ...]:
+    """One array view `[...]` of each tensor; an empty `[0, 0]` for None."""
+    return tuple(_NOTHING if tensor is None else tensor.numpy() for tensor in tensors)
 
 
 class CriticKernel:
     """Kernel for `output_gradients` of `td3.critic_loss` (`ddpg.critic_loss` with one critic) and of `sac.critic_loss`.
 
-    Args:
-        batch: the batch; each call uses its present rewards, discounts and weights.
-        critics: C.
+    Each call uses the present rewards, discounts and weights of `batch`.
     """
 
     def __init__(self, batch: StagedBatch, critics: int) -> None:
@@ -58,7 +46,7 @@ class CriticKernel:
         td, grad, loss = torch.empty(shape), torch.empty(shape), torch.empty(1)
         self._result = CriticLoss(loss, td), (grad,)
         self._arrays = [tensor.numpy() for tensor in (*columns, td, grad, loss)]
-        self._read = HostViews()
+        self._read = Kept(_arrays)
 
     def __call__(
         self, outputs: tuple[Tensor], next_q: Tensor, *rest: Any
@@ -71,18 +59,13 @@ class CriticKernel:
 
 
 class ActorKernel:
-    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy).
-
-    Args:
-        size: B.
-        critics: C.
-    """
+    """Kernel for `output_gradients` of `sac.actor_loss`, or `deterministic.actor_loss` (one critic, no entropy)."""
 
     def __init__(self, size: int, critics: int) -> None:
         grad_q, grad_log_prob, loss = torch.empty(critics, size, 1), torch.empty(size, 1), torch.empty(1)
         self._result = ActorLoss(loss), (grad_q, grad_log_prob)
         self._arrays = [tensor.numpy() for tensor in (grad_q, grad_log_prob, loss)]
-        self._read = HostViews()
+        self._read = Kept(_arrays)
 
     def __call__(
         self, outputs: tuple[Tensor, ...], alpha: Tensor | None = None
@@ -94,24 +77,15 @@ class ActorKernel:
 
 
 class DrawKernel:
-    """Kernel for `vector_jacobian_product` of `maximum_entropy_update.squashed_draw`.
-
-    Args:
-        size: B.
-        values: d.
-    """
+    """Kernel for `vector_jacobian_product` of `maximum_entropy_update.squashed_draw`, for B `size` and d `values`."""
 
     def __init__(self, size: int, values: int) -> None:
-        action, deviation, log_prob = (
-            torch.empty(size, values),
-            torch.empty(size, values),
-            torch.empty(size, 1),
-        )
+        action, deviation, log_prob = (torch.empty(size, width) for width in (values, values, 1))
         self._grad = torch.empty(size, 2 * values)
         self._result = action, log_prob
         self._drawn = [tensor.numpy() for tensor in (action, deviation, log_prob)]
         self._grad_array = self._grad.numpy()
-        self._read, self._read_back = HostViews(), HostViews()
+        self._read, self._read_back = Kept(_arrays), Kept(_arrays)
 
     def __call__(
         self, out: Tensor, noise: Tensor
@@ -132,19 +106,10 @@ class DrawKernel:
     " float32[:, :, ::1], float32[:, :, ::1], float32[::1], float32)",
 )
 def critic_kernel(q, next_q, next_log_prob, reward, discount, weight, td, grad, loss, alpha):  # type: ignore[no-untyped-def]
-    """Fill errors and gradient at `q`, `[C, B, 1]` each, and the loss `[1]`.
+    """Fill errors `td` and gradient `grad` at `q`, `[C, B, 1]` each, and the loss `[1]`.
 
-    Args:
-        q: `[C, B, 1]`.
-        next_q: `[C, B, 1]`, values of the target critics.
-        next_log_prob: `[B, 1]`; read only if `alpha` is not 0.
-        reward: `[B, 1]`.
-        discount: `[B, 1]`.
-        weight: `[B, 1]`.
-        td: filled.
-        grad: filled.
-        loss: filled.
-        alpha: temperature.
+    `next_q` `[C, B, 1]` are the target critics' values. The other arrays are `[B, 1]`; `next_log_prob` is read only if
+    the temperature `alpha` is not 0.
     """
     critics, size = td.shape[0], td.shape[1]
     total = 0.0
@@ -188,17 +153,10 @@ def actor_kernel(q, log_prob, grad_q, grad_log_prob, loss, alpha):  # type: igno
     "void(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])",
 )
 def draw_kernel(out, noise, action, deviation, log_prob):  # type: ignore[no-untyped-def]
-    """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]`.
+    """Fill actions `[B, d]`, std * noise `[B, d]` and log-densities `[B, 1]` of `out` `[B, 2 d]` and noise `[B, d]`.
 
     With z = e^(-2 |u|): tanh |u| = (1 - z) / (1 + z), and log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + z)). One
     logarithm is taken per product of 32 factors, at most 2^32: a logarithm costs as much as everything else here.
-
-    Args:
-        out: `[B, 2 d]`, means, then log standard deviations.
-        noise: `[B, d]`.
-        action: filled.
-        deviation: filled.
-        log_prob: filled.
     """
     size = noise.shape[1]
     for b in range(noise.shape[0]):

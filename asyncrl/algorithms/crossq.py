@@ -27,9 +27,6 @@ class CrossQ(MaximumEntropy):
     """Hyper-parameters of CrossQ.
 
     `tau` has no effect: there are no target networks.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "crossq"

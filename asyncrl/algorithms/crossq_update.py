@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.algorithms.continuous_buffers import Learned
+from asyncrl.algorithms.continuous_update import Learned
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.maximum_entropy_update import MaximumEntropyBuffers, MaximumEntropyUpdate
 from asyncrl.algorithms.staging import StagedBatch
@@ -42,7 +42,7 @@ def normalised_mlp(inputs: int, outputs: int, hidden: tuple[int, ...], momentum:
 
 @torch.no_grad()
 def folded(network: nn.Sequential) -> Mapping[str, Tensor]:
-    """Parameters of the plain perceptron equal to a `normalised_mlp` in evaluation mode, named as `FlatMLP.named`."""
+    """`FlatMLP.state_dict` of the plain perceptron equal to a `normalised_mlp` in evaluation mode."""
     norms = [layer for layer in network if isinstance(layer, nn.BatchNorm1d)]
     linears = [layer for layer in network if isinstance(layer, nn.Linear)]
     parameters = {}
@@ -62,12 +62,8 @@ class CrossQUpdate(MaximumEntropyUpdate):
     actor and critics, and is published unchanged.
 
     Args:
-        config: hyper-parameters.
-        spec: the environment.
-        device: `"cpu"` or `"cuda"`.
-        seed: seed of weights and noise.
+        config, spec, device, seed, options: see `MaximumEntropyUpdate`.
         momentum: fraction of the running statistics kept by an update.
-        options: see `MaximumEntropyUpdate`.
     """
 
     policy: ModuleNetwork
@@ -127,17 +123,19 @@ class CrossQUpdate(MaximumEntropyUpdate):
             self.log_alpha_gradient.copy_(temperature_gradient(log_prob, self.target_entropy))
         return Learned(critic, q, actor.loss)
 
-    def write_weights(self, out: NDArray[np.float32]) -> None:
-        """Copy the actor into `out` `[weight_count]`, with batch normalisation folded into its layers."""
+    def _write_network(self, out: NDArray[np.float32]) -> None:
+        """Copy the actor, with batch normalisation folded into its layers."""
         (network,) = self.policy.modules
         if self.layout.network is not None:
-            super().write_weights(out)
+            super()._write_network(out)
             return
         assert isinstance(network, nn.Sequential)
-        if self.statistics is not None:
-            self.statistics.write(out)
-        acting = torch.from_numpy(out[: self.layout.network_count])
-        FlatMLP(self.layout.sizes, acting).load(folded(network))
+        FlatMLP(self.layout.sizes, torch.from_numpy(out)).load_state_dict(folded(network))
+
+    def _begin_network(self, flat: Tensor) -> None:
+        if self.layout.network is None:
+            raise ValueError("crossq folds its batch normalisation into the weights that act, for good")
+        super()._begin_network(flat)
 
 
 class CrossQBuffers(MaximumEntropyBuffers):

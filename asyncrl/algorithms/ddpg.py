@@ -36,11 +36,7 @@ def critic_loss(q: Tensor, next_q: Tensor, batch: StagedBatch) -> CriticLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class DDPG(DeterministicActor):
-    """Hyper-parameters of DDPG.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of DDPG."""
 
     name: ClassVar[str] = "ddpg"
 

@@ -29,11 +29,7 @@ def actor_loss(q: Tensor) -> ActorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class DeterministicActor(ContinuousControl):
-    """Options of exploration by noise. Noise is in units of half the action range: 1 is from the middle to a bound.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options of exploration by noise. Noise is in units of half the action range: 1 is from the middle to a bound."""
 
     _gaussian: ClassVar[bool] = False
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.continuous import CriticLoss
-from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel
-from asyncrl.algorithms.continuous_update import ContinuousUpdate
+from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned, Shape
 from asyncrl.algorithms.deterministic import DeterministicActor, actor_loss
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.interfaces import EnvSpec
@@ -21,14 +20,11 @@ from asyncrl.networks.gradients import output_gradients
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
+class DeterministicUpdate(ContinuousUpdate):
     """Actor and critics of DDPG or TD3, and their targets. See `ContinuousUpdate`.
 
     Args:
-        config: hyper-parameters.
-        spec: the environment.
-        device: `"cpu"` or `"cuda"`.
-        seed: seed of weights and noise.
+        config, spec, device, seed: see `ContinuousUpdate`.
         critic_loss: function of `(q, next_q, batch)`, DDPG's or TD3's.
         smoothing: function from the target policy's action and standard normal noise to the smoothed action `[B, d]`;
             None disables smoothing.
@@ -53,7 +49,6 @@ class DeterministicUpdate(ContinuousUpdate["DeterministicBuffers"]):
         super().__init__(config, spec, device, seed, Shape(num_critics, has_target_policy=True))
         self.critic_loss, self._smoothing = critic_loss, smoothing
         self.kernels = self.device.type == "cpu" if kernels is None else kernels
-        self._gradient_mode = torch.inference_mode if self.kernels else torch.no_grad
 
     def _make_buffers(self, batch: StagedBatch) -> DeterministicBuffers:
         return DeterministicBuffers(batch, self)

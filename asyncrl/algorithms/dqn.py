@@ -55,11 +55,7 @@ def dqn_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(QLearning):
-    """Hyper-parameters of deep Q-learning.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of deep Q-learning."""
 
     name: ClassVar[str] = "dqn"
 

@@ -15,11 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 from asyncrl.protocols import SegmentUpdater
@@ -32,21 +32,6 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.rollout import Rollout
 
 
-class ImpalaLoss(NamedTuple):
-    """Result of `impala_loss`.
-
-    Attributes:
-        loss: scalar to minimise.
-        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
-        entropy: `[B]`.
-    """
-
-    loss: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-
-
 def impala_loss(
     distribution: tuple[Tensor, Tensor],
     value: Tensor,
@@ -56,7 +41,7 @@ def impala_loss(
     *,
     vf_coef: float,
     ent_coef: float,
-) -> ImpalaLoss:
+) -> ActorCriticLoss:
     """Loss of B rows; its gradient is the negative of that in section 4.2 of Espeholt et al. 2018.
 
         L = sum of w (-A log pi + c_1 / 2 (V - v)^2 - c_2 H)
@@ -78,7 +63,7 @@ def impala_loss(
     policy_loss = -(weight * advantage * log_prob).sum()
     value_loss = 0.5 * (weight * (value - target).square()).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
-    return ImpalaLoss(loss, policy_loss, value_loss, entropy)
+    return ActorCriticLoss(loss, policy_loss, value_loss, entropy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +73,6 @@ class IMPALA(OnPolicy):
     A gradient step consists of a forward pass over whole streams, V-trace on the host with the values and
     log-probabilities of that pass, and a backward pass. So targets are always computed with the weights being updated,
     for any number of passes. On a GPU a step waits for the device.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "impala"
@@ -185,12 +167,12 @@ class IMPALA(OnPolicy):
 
     def _traced_loss(
         self, rollout: Rollout, batch: Minibatch, out: Tensor, value: Tensor, log_std: Tensor
-    ) -> ImpalaLoss:
+    ) -> ActorCriticLoss:
         log_prob, entropy = batch.distribution(out, log_std)
         self._trace(rollout, batch, log_prob.detach(), value.detach())
         return self._loss((log_prob, entropy), value, batch.columns)
 
-    def _loss(self, distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor) -> ImpalaLoss:
+    def _loss(self, distribution: tuple[Tensor, Tensor], value: Tensor, columns: Tensor) -> ActorCriticLoss:
         _, _, advantage, target, _, weight, _ = columns
         return impala_loss(
             distribution, value, advantage, target, weight, vf_coef=self.vf_coef, ent_coef=self.ent_coef

@@ -40,11 +40,7 @@ def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumEntropy(ContinuousControl):
-    """Options of maximum-entropy algorithms, with automatic tuning of the temperature.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options of maximum-entropy algorithms, with automatic tuning of the temperature."""
 
     entropy_in_values: ClassVar[bool] = True
     _gaussian: ClassVar[bool] = True

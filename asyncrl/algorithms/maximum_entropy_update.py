@@ -12,16 +12,16 @@ from torch import Tensor
 
 from asyncrl.acting.box import LOG_STD_MAX, LOG_STD_MIN
 from asyncrl.algorithms.continuous import ActorLoss, CriticLoss
-from asyncrl.algorithms.continuous_buffers import Buffers, Learned, Shape, Split
 from asyncrl.algorithms.continuous_kernel import ActorKernel, CriticKernel, DrawKernel
-from asyncrl.algorithms.continuous_update import ContinuousUpdate
+from asyncrl.algorithms.continuous_update import Buffers, ContinuousUpdate, Learned, Shape
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy, temperature_gradient
 from asyncrl.algorithms.staging import StagedBatch
 from asyncrl.algorithms.value_bounds import entropy_margin
 from asyncrl.interfaces import EnvSpec
-from asyncrl.networks.architecture import Pass
 from asyncrl.networks.distributions import log_tanh_slope
 from asyncrl.networks.gradients import output_gradients, vector_jacobian_product
+from asyncrl.networks.graph import Kept
+from asyncrl.networks.parameters import PassOptions
 
 
 class SquashedDraw(NamedTuple):
@@ -53,14 +53,11 @@ def squashed_draw(out: Tensor, noise: Tensor) -> SquashedDraw:
     return SquashedDraw(u.tanh(), (log_normal - log_tanh_slope(u)).sum(dim=1, keepdim=True))
 
 
-class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
+class MaximumEntropyUpdate(ContinuousUpdate):
     """Actor, critics and temperature of soft actor-critic. See `ContinuousUpdate`.
 
     Args:
-        config: hyper-parameters.
-        spec: the environment.
-        device: `"cpu"` or `"cuda"`.
-        seed: seed of weights and noise.
+        config, spec, device, seed: see `ContinuousUpdate`.
         critic_loss: function of `(q, next_q, next_log_prob, alpha, batch)`.
         actor_loss: function of `(q, log_prob, alpha)`.
         kernels: whether kernels compute the losses; allowed for SAC's losses only.
@@ -83,7 +80,6 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
     ) -> None:
         super().__init__(config, spec, device, seed, Shape(config.num_critics, **options))
         self.critic_loss, self.actor_loss, self.kernels = critic_loss, actor_loss, kernels
-        self._gradient_mode = torch.inference_mode if kernels else torch.no_grad
         self.log_alpha.fill_(math.log(config.ent_coef or config.ent_coef_initial))
         self.alpha = torch.zeros((), device=self.device)
         values = self.layout.action_values
@@ -118,13 +114,12 @@ class MaximumEntropyUpdate(ContinuousUpdate["MaximumEntropyBuffers"]):
 
     def metrics(self) -> Mapping[str, float]:
         """`ContinuousUpdate.metrics` with bounds widened by the entropy, and the temperature of the last update."""
-        values = dict(super().metrics())
-        if self._learned is None:
-            return values
-        return values | {"train/ent_coef": float(self.alpha), **self.bounds.metrics(self._entropy_margin())}
+        values = super().metrics()
+        return values if self._learned is None else {**values, "train/ent_coef": float(self.alpha)}
 
-    def _entropy_margin(self) -> float:
-        """Amount by which values may exceed `bounds`. The initial alpha counts too: values forget its bonus slowly."""
+    @property
+    def _bounds_margin(self) -> float:
+        """See `entropy_margin`. The initial alpha counts too: values forget its bonus slowly."""
         config = self.config
         alpha = max(float(self.alpha), config.ent_coef or config.ent_coef_initial)
         return entropy_margin(alpha, self.target_entropy, self.layout.action_values, config.gamma)
@@ -152,10 +147,23 @@ class MaximumEntropyBuffers(Buffers):
         values = update.layout.action_values
         self.noise = torch.zeros(2 * size, values, device=update.device)
         self.own_noise, self.next_noise = self.noise.split(size)
-        self.split_out, self.split_q = Split(size, 0), Split(size, 1)
+        self.split_out, self.split_q = (
+            Kept(partial(torch.split, split_size_or_sections=size, dim=dim)) for dim in (0, 1)
+        )
         self.grad_q = torch.empty(0, device=update.device)
-        self.acting, self.learning = self._passes(update, True), self._passes(update, False)
-        self.target_critics = update.target_critics.make_pass(self.x[2 * size :], precision=update.precision)
+        policy, critics, precision = update.policy, update.critics, update.precision
+        into_policy, into_critics = update.policy_gradient, update.critics_gradient
+        seen: PassOptions = {"weight_rows": size, "precision": precision}
+        judged: PassOptions = {**seen, "input_rows": size, "input_columns": values}
+        self.acting = (
+            policy.make_pass(batch.rows, into_policy, **seen),
+            critics.make_pass(self.x[: 2 * size], into_critics, **judged),
+        )
+        self.learning = (
+            policy.make_pass(self.next_obs, precision=precision),
+            critics.make_pass(self.x[:size], into_critics, **seen),
+        )
+        self.target_critics = update.target_critics.make_pass(self.x[2 * size :], precision=precision)
         draw: Callable[..., Any] = partial(vector_jacobian_product, squashed_draw)
         on_cpu = update.device.type == "cpu"
         self.draw_own = DrawKernel(size, values) if on_cpu else draw
@@ -165,21 +173,3 @@ class MaximumEntropyBuffers(Buffers):
         if update.kernels:
             self.critic_gradients = CriticKernel(self.batch, update.critics.copies)
             self.actor_gradients = ActorKernel(size, update.critics.copies)
-
-    def _passes(self, update: MaximumEntropyUpdate, acting: bool) -> tuple[Pass, Pass]:
-        size, precision = self.size, update.precision
-        policy = update.policy.make_pass(
-            self.batch.rows if acting else self.next_obs,
-            update.policy_gradient if acting else None,
-            weight_rows=size if acting else 0,
-            precision=precision,
-        )
-        critics = update.critics.make_pass(
-            self.x[: 2 * size if acting else size],
-            update.critics_gradient,
-            weight_rows=size,
-            input_rows=size if acting else 0,
-            input_columns=update.layout.action_values if acting else 0,
-            precision=precision,
-        )
-        return policy, critics

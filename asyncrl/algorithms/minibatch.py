@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.on_policy_kernel import LossKernel, Outputs
-from asyncrl.algorithms.rollout import Rollout, fill_inputs, forbid
+from asyncrl.algorithms.rollout import Rollout, fill_inputs, forbid, rows_of_streams
 
 
 class Part(NamedTuple):
@@ -27,13 +27,6 @@ class Part(NamedTuple):
     rows: NDArray[np.int64]
     trained: slice | NDArray[np.int64]
     samples: int
-
-
-def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.int64]:
-    """Rows of whole `streams` `[G]` of a rollout of `shape`: T rows each, then the observations after their ends."""
-    count, length = shape
-    own = (streams[:, None] * length + np.arange(length)).reshape(-1)
-    return np.concatenate((own, count * length + streams))
 
 
 def parts_of_streams(rollout: Rollout, groups: Iterable[NDArray[np.int64]]) -> list[Part]:
@@ -70,12 +63,13 @@ class Minibatch:
         self.columns = rollout.columns.new_zeros((len(rollout.names), size))
         self.log_std = nets.log_std.clone()
         self._kernel: LossKernel | None = None
-        if nets.device.type == "cpu":
+        if nets.device.type == "cpu" and nets.layout.cell is None:  # the kernel assumes trained rows first
             self._kernel = LossKernel(self.action, self.choices, nets.layout.outputs)
 
     def forward(self, rollout: Rollout, part: Part, rows: Tensor) -> None:
         """Copy the rows of `part` (on the device: `rows`) and run both networks over them."""
         self.part = part
+        rollout.place(self._pass, part.rows)
         if rollout.x.dtype == torch.uint8:
             fill_inputs(self._pass.x, rollout.x.index_select(0, rows))
         else:

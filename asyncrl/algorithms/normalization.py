@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.layouts import NetworkLayout
-from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.interfaces import RESET, TERMINATED, TRUNCATED, Segment
 
 REWARD_CLIP = 10.0
@@ -70,11 +69,6 @@ class RunningMoments:
         both.hear(second)
         return np.concatenate(([both.count], both.mean, both.square))
 
-    def begin_with(self, mean: NDArray[np.float32], scale: NDArray[np.float32], count: int) -> None:
-        """Set the moments to those of `count` rows with this mean and this 1 / standard deviation."""
-        self.count, self.mean = max(count, 1), mean.astype(np.float64)
-        self.square = (1.0 / scale.astype(np.float64) ** 2 - 1e-8) * self.count
-
     def absorb(self, other: RunningMoments) -> None:
         """Merge `other` into these moments and empty it."""
         if other.count:
@@ -104,83 +98,78 @@ class RunningMoments:
         self.mean, self.square = np.array(state["mean"], np.float64), np.array(state["square"], np.float64)
 
 
-class ObservationStatistics:
-    """Mean and standard deviation of the observations sampled from replay. Implements `Shareable`.
-
-    They are published with the weights, because actors normalise their observations too. The first `EVERY_BATCH`
-    batches are all added, later ones at every `INTERVAL`-th: by then the statistics hardly change, and moments of wide
-    observations are costly.
+class PublishedMoments(RunningMoments):
+    """Moments of observations, published with the weights, because actors normalise their observations too.
 
     Args:
         layout: layout of the acting network; locates the statistics in the published block.
 
     Attributes:
-        mean, scale: float32 `[inputs]`, mean and 1 / standard deviation; initially 0 and 1.
+        normalisation: float32 mean and 1 / standard deviation, `[inputs]` each; initially 0 and 1. Never reallocated.
+    """
+
+    def __init__(self, layout: NetworkLayout) -> None:
+        super().__init__(layout.inputs)
+        self._layout = layout
+        self.normalisation = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)
+
+    def _merge(self, count: int, mean: NDArray[np.float64], square: NDArray[np.float64]) -> None:
+        super()._merge(count, mean, square)
+        self._set()
+
+    def _set(self) -> None:
+        mean, scale = self.normalisation
+        mean[:] = self.mean
+        scale[:] = 1.0 / np.sqrt(self.variance + 1e-8)
+
+    def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
+        """Restore what `write` wrote, as the statistics of `count` observations."""
+        mean, scale = (
+            weights[at].astype(np.float64) for at in (self._layout.obs_mean, self._layout.obs_scale)
+        )
+        self.count, self.mean = max(count, 1), mean
+        self.square = (1.0 / scale**2 - 1e-8) * self.count
+        self._set()
+
+    def write(self, out: NDArray[np.float32]) -> None:
+        """Copy the statistics into the published block `out` `[weight_count]`."""
+        out[self._layout.obs_mean], out[self._layout.obs_scale] = self.normalisation
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._set()
+
+
+class ObservationStatistics(PublishedMoments):
+    """Statistics of the observations sampled from replay.
+
+    The first `EVERY_BATCH` batches are all added, later ones at every `INTERVAL`-th: by then the statistics hardly
+    change, and moments of wide observations are costly.
     """
 
     EVERY_BATCH, INTERVAL = 256, 16
-
-    def __init__(self, layout: NetworkLayout) -> None:
-        self._layout = layout
-        self._moments, self._batches = RunningMoments(layout.inputs), 0
-        self.mean, self.scale = np.zeros(layout.inputs, np.float32), np.ones(layout.inputs, np.float32)
+    _batches = 0
 
     def observe(self, rows: NDArray[Any]) -> None:
         """Add the observations `[B, inputs]` of a batch."""
         self._batches += 1
         if self._batches <= self.EVERY_BATCH or self._batches % self.INTERVAL == 0:
-            self._moments.add(rows)
-            self._set()
-
-    def _set(self) -> None:
-        self.mean[:] = self._moments.mean
-        self.scale[:] = 1.0 / np.sqrt(self._moments.variance + 1e-8)
-
-    def normalize(self, rows: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Write `rows` `[B, inputs]`, normalised and clipped, into `out`."""
-        np.subtract(rows, self.mean, out=out, casting="same_kind")
-        np.multiply(out, self.scale, out=out)
-        np.clip(out, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=out)
-
-    @property
-    def size(self) -> int:
-        """See `RunningMoments`."""
-        return self._moments.size
-
-    def tell(self) -> NDArray[np.float64]:
-        """See `RunningMoments`."""
-        return self._moments.tell()
-
-    def hear(self, told: NDArray[np.float64]) -> None:
-        """See `RunningMoments`; updates `mean` and `scale` immediately."""
-        if told[0] > 0:
-            self._moments.hear(told)
-            self._set()
-
-    def merged(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See `RunningMoments`."""
-        return self._moments.merged(first, second)
+            self.add(rows)
 
     def begin_with(self, weights: NDArray[np.float32], count: int) -> None:
-        """Restore what `write` wrote, as the statistics of `count` observations."""
-        mean, scale = weights[self._layout.obs_mean], weights[self._layout.obs_scale]
-        self._moments.begin_with(mean, scale, count)
+        """See `PublishedMoments.begin_with`."""
+        super().begin_with(weights, count)
         self._batches = 1
-        self._set()
-
-    def write(self, out: NDArray[np.float32]) -> None:
-        """Copy the statistics into the published block `out` `[weight_count]`."""
-        out[self._layout.obs_mean], out[self._layout.obs_scale] = self.mean, self.scale
 
     def state_dict(self) -> dict[str, Any]:
         """Moments and number of batches, as copies."""
-        return {"moments": self._moments.state_dict(), "batches": self._batches}
+        return {"moments": super().state_dict(), "batches": self._batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of what `state_dict` returned."""
-        self._moments.load_state_dict(state["moments"])
+        super().load_state_dict(state["moments"])
         self._batches = int(state["batches"])
-        self._set()
 
 
 class RewardScale:

@@ -1,9 +1,9 @@
-"""Options of all algorithms that define the networks and their inputs."""
+"""Options of all algorithms that define the networks and their inputs, and those of recurrent policies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.acting.images import NetworkName, choose_network, with_shape
 from asyncrl.acting.layouts import NetworkFactory
@@ -11,15 +11,19 @@ from asyncrl.algorithms.preset_files import WithPresets
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import coerce, option_help, require_at_least
 
+if TYPE_CHECKING:
+    from asyncrl.acting.recurrent import Cell
+
 LONGEST_STACK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observing(WithPresets):
-    """Options of observations and networks, common to all algorithms.
+    """Options of observations and networks, common to all algorithms, whose records extend this one.
 
     Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
+        ValueError: an option, also one of a subclass, has the wrong type or is outside its range; the text begins with
+            the option's name.
     """
 
     frame_stack: int = 1
@@ -51,7 +55,7 @@ class Observing(WithPresets):
         self._require_servable()
 
     def _require_servable(self) -> None:
-        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.served`."""
+        """Raise ValueError if an inference server cannot run the policy's network; see also `acting.network_policy`."""
         if self.inference == "actor":
             return
         if getattr(self, "noisy", False):
@@ -91,3 +95,25 @@ class Observing(WithPresets):
             return made  # type: ignore[no-any-return]
         assert isinstance(network, str)
         return choose_network(network, seen, value_outputs, noisy_sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(Observing):
+    """Options of a policy's recurrent cell."""
+
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cell between hidden layers and outputs: none, gru or lstm; its state is reset at episode starts."""
+
+    recurrent_size: int = 64
+    """Outputs of the recurrent cell, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("recurrent_size", self.recurrent_size, 1)
+
+    @property
+    def cell(self) -> Cell | None:
+        """Kind and size of the cell; None without one."""
+        from asyncrl.acting.recurrent import Cell
+
+        return None if self.recurrent == "none" else Cell(self.recurrent, self.recurrent_size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from asyncrl.acting.schedules import ramp, require_rate, value_at
+from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Observing
 from asyncrl.interfaces import LONGEST_N_STEP, EnvSpec, FieldSpec
 from asyncrl.options import (
@@ -22,11 +23,7 @@ from asyncrl.protocols import UpdateLoopName
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicy(Observing):
-    """Options common to all algorithms that learn from replay; their records extend this one.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options common to all algorithms that learn from replay; their records extend this one."""
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "replay"
@@ -168,6 +165,10 @@ class OffPolicy(Observing):
     def sample_rows(self) -> int:
         """Rows that must be published after a sample's first row before the sample can be drawn."""
         return self.n_step
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse action spaces that the algorithm does not support. Raises `SpacesDoNotFit` (ASYNC005)."""
+        check_action_space(self, spec)
 
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """No fields: a row needs only observation, action, reward and flags."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
-from asyncrl.algorithms.recurrent import Recurrent
+from asyncrl.algorithms.observing import Recurrent
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,
@@ -25,6 +25,8 @@ from asyncrl.options import (
 from asyncrl.protocols import UpdateLoopName
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from asyncrl.acting.stochastic import ActorLayout, StochasticPolicy
     from asyncrl.algorithms.minibatch import Minibatch, Part
     from asyncrl.algorithms.on_policy_kernel import Outputs
@@ -34,13 +36,26 @@ _LAG = {"relaxed": 0, "lockstep": 1, "synchronous": 0}
 """Least staleness of a segment, in policy versions, after the first iteration, by discipline."""
 
 
+class ActorCriticLoss(NamedTuple):
+    """Result of a loss of policy and value network.
+
+    Attributes:
+        loss: scalar to minimise.
+        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
+        entropy: `[B]`.
+        log_ratio: `[B]`, log pi - log pi_old; None without an old policy.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    log_ratio: Any = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy(Recurrent):
-    """Options common to all algorithms that learn from segments; their records extend this one.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options common to all algorithms that learn from segments; their records extend this one."""
 
     name: ClassVar[str]
     update_loop: ClassVar[UpdateLoopName] = "segments"

@@ -19,10 +19,9 @@ from asyncrl.algorithms.actor_critic import ActorCritic
 from asyncrl.algorithms.minibatch import Minibatch, Part
 from asyncrl.algorithms.normalization import RewardScale
 from asyncrl.algorithms.on_policy import OnPolicy
-from asyncrl.algorithms.recurrent_rollout import RecurrentMinibatch, RecurrentRollout
-from asyncrl.algorithms.rollout import Rollout
+from asyncrl.algorithms.rollout import RecurrentRollout, Rollout
 from asyncrl.algorithms.saved_state import require_like
-from asyncrl.algorithms.shared_trunk import RecurrentActorCritic, SharedTrunkActorCritic
+from asyncrl.algorithms.shared_trunk import SharedTrunkActorCritic
 from asyncrl.interfaces import EnvSpec, Segment
 
 _COUNTERS = ("seed", "iterations", "updates", "samples")
@@ -44,31 +43,16 @@ class OnPolicyUpdate:
         seed: seed of the initial weights and of the order within passes.
 
     Attributes:
-        config: as given.
-        nets: the networks.
-        vector: parameters and gradient of the networks.
-        weight_count: number of float32 values that `write_weights` fills.
+        nets: the networks, with their parameters and gradient in `vector`.
     """
 
     def __init__(self, config: OnPolicy, spec: EnvSpec, device: str, seed: int) -> None:
         self.config = config
-        layout, networks = config.layout(spec), ActorCritic
-        self._make_rollout, self._make_minibatch = Rollout, Minibatch
-        if config.cell is not None:
-            networks = RecurrentActorCritic
-            self._make_rollout, self._make_minibatch = RecurrentRollout, RecurrentMinibatch
-        elif config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes):
-            networks = SharedTrunkActorCritic
-        self.nets = networks(
-            layout,
-            value_hidden=config.value_hidden_sizes,
-            device=device,
-            seed=seed,
-            max_grad_norm=config.max_grad_norm,
-            adam_eps=config.adam_eps,
-            initial_log_std=config.initial_log_std,
-            spec=config.seen(spec),
-        )
+        recurrent, layout = config.cell is not None, config.layout(spec)
+        shared = config.shared_trunk and SharedTrunkActorCritic.takes(layout, config.value_hidden_sizes)
+        networks = SharedTrunkActorCritic if recurrent or shared else ActorCritic
+        self._make_rollout = RecurrentRollout if recurrent else Rollout
+        self.nets = networks(config, spec, device, seed)
         self.vector, self.weight_count = self.nets.vector, self.nets.weight_count
         self._seed, self._iterations, self._updates, self._samples = seed, 0, 0, 0
         self._epoch, self._last_epoch, self._position, self._reusable = 0, 0, 0, 0
@@ -143,7 +127,7 @@ class OnPolicyUpdate:
 
     def _batch_of(self, rollout: Rollout, size: int) -> Minibatch:
         if size not in self._batches:
-            self._batches[size] = self._make_minibatch(self.nets, rollout, size)
+            self._batches[size] = Minibatch(self.nets, rollout, size)
         self._batch = self._batches[size]
         return self._batch
 
@@ -181,6 +165,14 @@ class OnPolicyUpdate:
     def write_weights(self, out: NDArray[np.float32]) -> None:
         """Copy the acting weights into `out` `[weight_count]`."""
         self.nets.write_weights(out)
+
+    @torch.no_grad()
+    def begin_with(self, weights: NDArray[np.float32], env_steps: int) -> None:
+        """Begin with a trained policy's `weights` `[weight_count]` and its statistics of `env_steps` steps.
+
+        The value network, optimiser and counters are left at their initial values.
+        """
+        self.nets.begin_with(torch.from_numpy(np.array(weights, np.float32)), env_steps)
 
     @torch.no_grad()
     def metrics(self) -> Mapping[str, float]:

@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from asyncrl.acting.schedules import require_rate, value_at
-from asyncrl.algorithms.on_policy import OnPolicy
+from asyncrl.algorithms.on_policy import ActorCriticLoss, OnPolicy
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
 from asyncrl.protocols import SegmentUpdater
@@ -34,23 +34,6 @@ if TYPE_CHECKING:
 _KL_MARGIN = 1.5
 
 
-class PPOLoss(NamedTuple):
-    """Result of `ppo_loss`.
-
-    Attributes:
-        loss: scalar to minimise.
-        policy_loss, value_loss: scalars, terms of the loss before multiplication by `vf_coef`.
-        entropy: `[B]`.
-        log_ratio: `[B]`, log pi - log pi_old.
-    """
-
-    loss: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    log_ratio: Tensor
-
-
 def ppo_loss(
     distribution: tuple[Tensor, Tensor],
     value: Tensor,
@@ -60,7 +43,7 @@ def ppo_loss(
     value_clip_range: float | None = None,
     vf_coef: float = 0.5,
     ent_coef: float = 0.0,
-) -> PPOLoss:
+) -> ActorCriticLoss:
     """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017.
 
         r = pi / pi_old
@@ -95,7 +78,7 @@ def ppo_loss(
         error = torch.maximum(error, (held - target).square())
     value_loss = 0.5 * (weight * error).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
-    return PPOLoss(loss, policy_loss, value_loss, entropy, log_ratio)
+    return ActorCriticLoss(loss, policy_loss, value_loss, entropy, log_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +93,6 @@ class PPO(OnPolicy):
     iteration (the proximal policy of Hilton et al. 2021), and the policy loss of a row is multiplied by the importance
     weight of that policy over the behaviour policy, at most `rho_bar`. Otherwise ratios are relative to the behaviour
     policy.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
     """
 
     name: ClassVar[str] = "ppo"
@@ -218,8 +198,17 @@ class PPO(OnPolicy):
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
         """
-        clips = self._clip_ranges(rollout.progress)
-        kl, gradients = (self._by_kernel if batch.has_kernel else self._by_formula)(batch, *clips)
+        clips = clip, value_clip = self._clip_ranges(rollout.progress)
+        kl: float | Tensor
+        if batch.has_kernel:
+            held = math.inf if value_clip is None else value_clip
+            kl, gradients = batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
+        else:
+            from asyncrl.networks.gradients import output_gradients
+
+            loss = partial(self._loss, batch, clips)
+            found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
+            kl, gradients = _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
         return gradients if self.target_kl is None or float(kl) <= _KL_MARGIN * self.target_kl else None
 
     def _clip_ranges(self, progress: float) -> tuple[float, float | None]:
@@ -227,36 +216,13 @@ class PPO(OnPolicy):
         held = self.value_clip_range
         return value_at(self.clip_range, progress), None if held is None else value_at(held, progress)
 
-    def _by_kernel(
-        self, batch: Minibatch, clip: float, value_clip: float | None
-    ) -> tuple[float | Tensor, Outputs]:
-        held = math.inf if value_clip is None else value_clip
-        return batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
-
-    def _by_formula(
-        self, batch: Minibatch, clip: float, value_clip: float | None
-    ) -> tuple[float | Tensor, Outputs]:
-        from asyncrl.networks.gradients import output_gradients
-
-        loss = partial(self._loss, batch, clip, value_clip)
-        found, (by_out, by_value, by_log_std) = output_gradients(loss, batch.outputs)
-        return _k3(found.log_ratio.detach()[batch.part.trained]), (by_out, by_value, by_log_std)
-
     def _loss(
-        self,
-        batch: Minibatch,
-        clip: float,
-        value_clip: float | None,
-        out: Tensor,
-        value: Tensor,
-        log_std: Tensor,
-    ) -> PPOLoss:
+        self, batch: Minibatch, clips: tuple[float, float | None], out: Tensor, value: Tensor, log_std: Tensor
+    ) -> ActorCriticLoss:
         return ppo_loss(
-            batch.distribution(out, log_std),
-            value,
-            batch.columns,
-            clip_range=clip,
-            value_clip_range=value_clip,
+            *(batch.distribution(out, log_std), value, batch.columns),
+            clip_range=clips[0],
+            value_clip_range=clips[1],
             vf_coef=self.vf_coef,
             ent_coef=self.ent_coef,
         )
@@ -265,15 +231,15 @@ class PPO(OnPolicy):
         """Losses, entropy, divergence, clip fraction, and the explained variance before the first pass."""
         from asyncrl.algorithms.returns import explained_variance
 
-        clip, value_clip = self._clip_ranges(rollout.progress)
-        found, trained = self._loss(batch, clip, value_clip, *batch.outputs), rollout.trained
+        clips = self._clip_ranges(rollout.progress)
+        found, trained = self._loss(batch, clips, *batch.outputs), rollout.trained
         return {
             "train/loss": float(found.loss),
             "train/policy_loss": float(found.policy_loss),
             "train/value_loss": float(found.value_loss),
             "train/entropy": float(batch.mean(found.entropy)),
             "train/approx_kl": float(_k3(found.log_ratio[batch.part.trained])),
-            "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clip).float())),
+            "train/clip_fraction": float(batch.mean((found.log_ratio.expm1().abs() > clips[0]).float())),
             "train/explained_variance": explained_variance(
                 rollout.column("old_value")[trained], rollout.column("target")[trained]
             ),

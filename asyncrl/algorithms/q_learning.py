@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.acting.schedules import EpsilonSchedule, require_rate
-from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.off_policy import OffPolicy
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction, require_positive
@@ -76,11 +75,7 @@ def huber(error: Tensor, delta: float | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class QLearning(OffPolicy):
-    """Options of every algorithm of the DQN family.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Options of every algorithm of the DQN family."""
 
     action_kinds: ClassVar[tuple[type, ...]] = (DiscreteAction,)
     needs_bounds: ClassVar[bool] = False
@@ -142,10 +137,6 @@ class QLearning(OffPolicy):
         for name in ("dueling", "noisy"):
             if self.own_network is not None and getattr(self, name):
                 raise ValueError(f"{name} must be off where network is given, got {getattr(self, name)}")
-
-    def check(self, spec: EnvSpec) -> None:
-        """Refuse action spaces that are not discrete. Raises `SpacesDoNotFit` (ASYNC005)."""
-        check_action_space(self, spec)
 
     def make_policy(self, spec: EnvSpec) -> QPolicy:
         """Make an epsilon-greedy policy with zero weights, without importing torch. Raises `SpacesDoNotFit`."""

@@ -84,11 +84,7 @@ def midpoints(theta: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class QRDQN(QLearning):
-    """Hyper-parameters of QR-DQN.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of QR-DQN."""
 
     name: ClassVar[str] = "qrdqn"
 

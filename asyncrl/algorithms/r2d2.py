@@ -10,12 +10,12 @@ with their own weights. Sequences continue across the ends of episodes, with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from asyncrl.algorithms.observing import Recurrent
 from asyncrl.algorithms.q_learning import QLearning, QLoss, huber
-from asyncrl.algorithms.recurrent import Recurrent
 from asyncrl.interfaces import EnvSpec, FieldSpec
 from asyncrl.options import require_at_least, require_fraction, require_positive
 from asyncrl.protocols import UpdateLoopName
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncrl.acting.policies import QLayout
-    from asyncrl.algorithms.r2d2_update import R2D2Update
-    from asyncrl.algorithms.sequence_staging import StagedSequences
+    from asyncrl.algorithms.r2d2_update import R2D2Update, StagedSequences
 
 EPSILON = 1e-3
 """Epsilon of the value rescaling."""
@@ -95,11 +94,7 @@ def r2d2_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class R2D2(QLearning, Recurrent):
-    """Hyper-parameters of R2D2: those of DQN and of sequences.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of R2D2: those of DQN and of sequences."""
 
     name: ClassVar[str] = "r2d2"
     update_loop: ClassVar[UpdateLoopName] = "sequences"
@@ -171,17 +166,7 @@ class R2D2(QLearning, Recurrent):
 
     def layout(self, spec: EnvSpec) -> QLayout:
         """Shape and weight order of the learner's network. Raises `SpacesDoNotFit`."""
-        from asyncrl.acting.policies import QLayout
-
-        return QLayout(
-            self.seen(spec).observation_values,
-            self.hidden_sizes,
-            self.num_actions(spec),
-            self.dueling,
-            network=self.network_for(spec),
-            normalized=self.normalize_observations,
-            cell=self.cell,
-        )
+        return replace(super().layout(spec), network=self.network_for(spec), cell=self.cell)
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> R2D2Update:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -13,11 +13,7 @@ from asyncrl.algorithms.c51 import C51
 
 @dataclass(frozen=True, kw_only=True)
 class Rainbow(C51):
-    """Hyper-parameters of Rainbow: those of C51 with other defaults, such as no random actions.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of Rainbow: those of C51 with other defaults, such as no random actions."""
 
     name: ClassVar[str] = "rainbow"
 

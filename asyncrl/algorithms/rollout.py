@@ -8,7 +8,7 @@ also serves as padding: its columns are zero.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,27 +17,15 @@ from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
+from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import RESET, Segment
 from asyncrl.networks.distributions import log_tanh_slope
+from asyncrl.networks.recurrent import cut_pieces
 
 _ROWS = ("reward", "flags", "behaviour", "weight")
 CHUNK = 2048
 """Maximum rows of one evaluation pass."""
-
-
-class Evaluation(NamedTuple):
-    """Networks' values and log-probabilities of a rollout: float32 host arrays, overwritten by the next evaluation.
-
-    Attributes:
-        value: `[S, T]`.
-        last_value: `[S]`, values of the observations after the last rows.
-        log_prob: `[S, T]`, log-probabilities of the actions taken.
-    """
-
-    value: NDArray[np.float32]
-    last_value: NDArray[np.float32]
-    log_prob: NDArray[np.float32]
 
 
 class Rollout:
@@ -132,8 +120,15 @@ class Rollout:
         self.x.copy_(moved.clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP))
         self._statistics = now
 
-    def evaluate(self, log_prob: bool) -> Evaluation:
-        """Run the networks over all rows; log-probabilities are computed if `log_prob`. Waits for the device."""
+    def evaluate(
+        self, log_prob: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Run the networks over all rows. Waits for the device.
+
+        Returns:
+            Values `[S, T]`, values `[S]` of the observations after the last rows, and, if `log_prob`, log-probabilities
+            `[S, T]` of the actions taken: float32 host arrays, overwritten by the next evaluation.
+        """
         for own in self._chunks():
             work, action = self._prepared(own), self.action[own]
             size = action.shape[0]
@@ -145,9 +140,7 @@ class Rollout:
                 value = work.values()
             self._value[own] = value[:size].cpu()
         values, log_probs, count = self._value.numpy(), self._log_prob.numpy(), self.flags.size
-        return Evaluation(
-            values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
-        )
+        return values[:count].reshape(self.shape), values[count:], log_probs[:count].reshape(self.shape)
 
     def _chunks(self) -> Iterator[slice] | Iterator[NDArray[np.int64]]:
         """Rows of each evaluation pass."""
@@ -159,6 +152,9 @@ class Rollout:
         assert isinstance(rows, slice)
         fill_inputs(self._pass.x[: rows.stop - rows.start], self.x[rows])
         return self._pass
+
+    def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
+        """Prepare a pass over `rows` beyond its input; does nothing here."""
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, `[S, T]` each, and upload them."""
@@ -215,6 +211,65 @@ class Rollout:
         self.progress = float(state["progress"])
 
 
+class RecurrentRollout(Rollout):
+    """Rollout of a recurrent policy: its streams are evaluated as sequences, starting from the stored states.
+
+    The state before a segment's first row is the state that the actor stored there, in every epoch and every gradient
+    step. It was computed with the weights that acted, and no gradient flows into it (truncated backpropagation through
+    time, as in sb3-contrib's RecurrentPPO and CleanRL). Within the segment it is reset where the actor reset it: after
+    a RESET row, where an episode or a new life of the actor begins.
+
+    Attributes:
+        state: `[S, state_size]` on the device, state before the first row of each stream.
+    """
+
+    def __init__(self, nets: ActorCritic, streams: int, length: int, columns: Sequence[str]) -> None:
+        super().__init__(nets, streams, length, columns)
+        assert nets.layout.cell is not None
+        self.state = torch.zeros(streams, nets.layout.cell.state_size, device=nets.device)
+
+    def stage(self, segments: Sequence[Segment]) -> None:
+        """See `Rollout.stage`."""
+        super().stage(segments)
+        states = np.concatenate([segment.extras["state"][:, 0] for segment in segments])
+        self.state.copy_(torch.from_numpy(states))
+
+    def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
+        """Set the states and pieces of a pass over `rows`, which are a result of `rows_of_streams`."""
+        assert isinstance(work, RecurrentPass)
+        length = self.shape[1]
+        count = rows.size // (length + 1)
+        streams = rows[count * length :] - self.flags.size
+        begins = np.zeros((count, length + 1), np.bool_)
+        begins[:, 1:] = (self.flags[streams] & RESET) != 0
+        order = np.arange(rows.size)
+        table = np.concatenate((order[: count * length].reshape(count, length), order[-count:, None]), axis=1)
+        work.pieces = cut_pieces(begins, table, self.state.device)
+        work.state = self.state[torch.from_numpy(streams).to(self.state.device)]
+
+    def _chunks(self) -> Iterator[NDArray[np.int64]]:
+        streams, length = self.shape
+        chunks = -(-streams * (length + 1) // CHUNK)
+        for own in np.array_split(np.arange(streams), min(streams, chunks)):
+            yield rows_of_streams(own, self.shape)
+
+    def _prepared(self, rows: slice | NDArray[np.int64]) -> RecurrentPass:
+        work = self._pass
+        assert isinstance(work, RecurrentPass) and not isinstance(rows, slice)
+        work.x = inputs_of(self.x[torch.from_numpy(rows).to(self.x.device)])
+        self.place(work, rows)
+        return work
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rollout.state_dict`."""
+        return {**super().state_dict(), "state": self.state.cpu().clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rollout.load_state_dict`."""
+        super().load_state_dict(state)
+        self.state.copy_(state["state"])
+
+
 def fill_inputs(x: Tensor, rows: Tensor) -> None:
     """Copy a rollout's `rows` into a pass's float32 input; bytes are scaled to 0..1 on the input's device."""
     x.copy_(rows)
@@ -230,3 +285,10 @@ def inputs_of(rows: Tensor) -> Tensor:
 def forbid(out: Tensor, mask: Tensor | None, rows: Tensor | slice | NDArray[np.int64]) -> Tensor:
     """Logits `out` with those that `mask` forbids so low that their probability and gradient are exactly 0."""
     return out if mask is None else out.masked_fill(~mask[rows], float(FORBIDDEN))
+
+
+def rows_of_streams(streams: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.int64]:
+    """Rows of whole `streams` `[G]` of a rollout of `shape`: T rows each, then the observations after their ends."""
+    count, length = shape
+    own = (streams[:, None] * length + np.arange(length)).reshape(-1)
+    return np.concatenate((own, count * length + streams))

@@ -53,11 +53,7 @@ def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(MaximumEntropy):
-    """Hyper-parameters of soft actor-critic.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of soft actor-critic."""
 
     name: ClassVar[str] = "sac"
 

@@ -33,7 +33,7 @@ class ValueHead(nn.Linear):
 
 
 class SharedTrunkActorCritic(ActorCritic):
-    """Policy and value network with a shared convolutional trunk. Arguments and attributes are those of `ActorCritic`.
+    """Policy and value network with a shared trunk, convolutions or encoder and cell; see `ActorCritic`.
 
     The value's part of the parameters contains its head only.
     """
@@ -46,37 +46,20 @@ class SharedTrunkActorCritic(ActorCritic):
     def _architectures(
         self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
     ) -> tuple[Architecture, Architecture]:
-        policy = Architecture(layout.sizes, network=layout.network, seed=seed)
-        width = policy.modules[0].head[-1].in_features
+        cell = layout.cell
+        factory = layout.network if cell is None else layout.recurrent_factory
+        policy = Architecture(layout.sizes, network=factory, seed=seed)
+        width = policy.modules[0].head[-1].in_features if cell is None else cell.size
         return policy, Architecture((width, 1), network=ValueHead, seed=seed + 1)
 
     def make_pass(self, rows: int, gradient: bool) -> SharedPass:
-        """Make a pass over `rows` rows, with or without a backward pass."""
-        made: SharedPass = self._make_pass(SharedPass, rows, gradient)
-        return made
-
-    def _make_pass(self, kind: Any, rows: int, gradient: bool) -> Any:
+        """Make a pass over `rows` rows (of whole streams if recurrent), with or without a backward pass."""
         policy, value = self._policy, self._value
         assert isinstance(policy, ModuleNetwork) and isinstance(value, ModuleNetwork)
         x = torch.zeros(rows, self.layout.inputs, device=self.device)
         parts = self.gradient.split(self._sizes) if gradient else None
+        kind = SharedPass if self.layout.cell is None else RecurrentPass
         return kind(policy.modules[0], value.modules[0], x, parts)
-
-
-class RecurrentActorCritic(SharedTrunkActorCritic):
-    """Policy and value network with a shared recurrent trunk (encoder and cell); see `SharedTrunkActorCritic`."""
-
-    def _architectures(
-        self, layout: ActorLayout, value_hidden: tuple[int, ...] | None, seed: int
-    ) -> tuple[Architecture, Architecture]:
-        assert layout.cell is not None and value_hidden is None
-        policy = Architecture(layout.sizes, network=layout.recurrent_factory, seed=seed)
-        return policy, Architecture((layout.cell.size, 1), network=ValueHead, seed=seed + 1)
-
-    def make_pass(self, rows: int, gradient: bool) -> RecurrentPass:
-        """Make a pass over `rows` rows of whole streams, with or without a backward pass."""
-        made: RecurrentPass = self._make_pass(RecurrentPass, rows, gradient)
-        return made
 
 
 class SharedPass:

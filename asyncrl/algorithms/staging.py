@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.acting.network import NetworkInputs
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.algorithms.value_bounds import ValueBounds
-from asyncrl.envs.observations import mask_reader, unpacker
+from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 
 
@@ -77,8 +78,7 @@ class StagedBatch:
         self.reward, self.discount, self.weight = self.columns
         self.low, self.high = self.limits
         self._reward_scale = np.float32(reward_scale)
-        self._scale = np.float32(1 / 255) if spec.observation_dtype == "uint8" and not as_bytes else None
-        self._unpack, self._mask = unpacker(spec), mask_reader(spec)
+        self._inputs, self._mask = NetworkInputs(spec), mask_reader(spec)
         self.next_mask: Tensor | None = None
         if self._mask is not None and isinstance(spec.action, DiscreteAction):
             self.next_mask = torch.ones(size, spec.action.n, dtype=torch.bool, device=device)
@@ -115,25 +115,15 @@ class StagedBatch:
             self._copied.record()
 
     def _stage_observations(self, obs: NDArray[Any], next_obs: NDArray[Any]) -> None:
-        shape = self._obs.shape
         if self._mask is not None and self.next_mask is not None:
             self.next_mask.copy_(torch.from_numpy(self._mask(next_obs)))
-        if self._unpack is not None:
-            self._unpack(obs, self._obs)
-            self._unpack(next_obs, self._next_obs)
-            obs, next_obs = self._obs, self._next_obs
+        rows, next_rows = self._inputs.rows(obs, self._obs), self._inputs.rows(next_obs, self._next_obs)
+        normalisation = None
         if self._statistics is not None:
-            self._statistics.observe(obs.reshape(shape))
-            self._statistics.normalize(obs.reshape(shape), self._obs)
-            self._statistics.normalize(next_obs.reshape(shape), self._next_obs)
-        elif self._unpack is not None:
-            return
-        elif self._scale is None:
-            np.copyto(self._obs, obs.reshape(shape), casting="same_kind")
-            np.copyto(self._next_obs, next_obs.reshape(shape), casting="same_kind")
-        else:
-            np.multiply(obs.reshape(shape), self._scale, out=self._obs)
-            np.multiply(next_obs.reshape(shape), self._scale, out=self._next_obs)
+            self._statistics.observe(rows)
+            normalisation = self._statistics.normalisation
+        self._inputs.fill(rows, self._obs, normalisation)
+        self._inputs.fill(next_rows, self._next_obs, normalisation)
 
     def on_host(self, values: Tensor) -> NDArray[np.float32]:
         """Absolute values of a column `[B, 1]`, as an array `[B]` on the host that the next call overwrites."""

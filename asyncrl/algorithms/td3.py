@@ -51,11 +51,7 @@ def smoothed_action(action: Tensor, noise: Tensor, scale: float, clip: float) ->
 
 @dataclass(frozen=True, kw_only=True)
 class TD3(DeterministicActor):
-    """Hyper-parameters of TD3.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of TD3."""
 
     name: ClassVar[str] = "td3"
 

@@ -62,11 +62,7 @@ def actor_loss(theta: Tensor, log_prob: Tensor, alpha: Tensor) -> ActorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class TQC(MaximumEntropy):
-    """Hyper-parameters of truncated quantile critics.
-
-    Raises:
-        ValueError: a value of the wrong type or outside its range; the text begins with the option's name.
-    """
+    """Hyper-parameters of truncated quantile critics."""
 
     name: ClassVar[str] = "tqc"
 

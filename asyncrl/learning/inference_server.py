@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from asyncrl.acting.served import ServedPolicy, own_weights
+from asyncrl.acting.network_policy import ServedPolicy, own_weights
 from asyncrl.errors import AsyncRLError, InferenceFailed
 from asyncrl.printable import describe_error
 from asyncrl.shm.doorbell import Doorbell

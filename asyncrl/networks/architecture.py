@@ -18,8 +18,7 @@ from asyncrl.acting.modules import MAKING, NetworkFactory, RecurrentFactory, fla
 from asyncrl.acting.own_module import check_module
 from asyncrl.networks.mlp import FlatMLP
 from asyncrl.networks.module import ModuleNetwork
-from asyncrl.networks.parameters import Activation
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import Activation, PassOptions
 
 
 class Pass(Protocol):
@@ -57,12 +56,12 @@ class Network(Protocol):
         """Return the passes over the rows of `x`; `gradient` is a flat vector as long as `flat`. See `MLPPass`."""
         ...
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters on the host, by name."""
         ...
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what `state_dict` returned. Raises ValueError, before any is written, if one does not fit."""
         ...
 
 

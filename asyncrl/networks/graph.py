@@ -1,8 +1,13 @@
-"""A function of tensors as a CUDA graph: one launch in place of many, whose cost dominates in a small network."""
+"""Functions of tensors that are called again and again, made cheap.
+
+A CUDA graph is one launch in place of many, whose cost dominates in a small network. Views of a buffer that is the same
+at every call are made once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import torch
@@ -50,3 +55,17 @@ class GraphedFunction:
         with torch.cuda.stream(stream):
             self._function()
         current.wait_stream(stream)
+
+
+class Kept:
+    """Callable that calls `function` only if one of its arguments is another object than at the last call."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._result = function, None
+        self._arguments: tuple[Any, ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's result, or the kept one."""
+        if len(self._arguments) != len(arguments) or not all(map(is_, self._arguments, arguments)):
+            self._arguments, self._result = arguments, self._function(*arguments)
+        return self._result

@@ -87,20 +87,11 @@ class HiddenLayer:
             seen: `[C, G, outputs]`, the rows of `grad_output` that `sum_rows` sums.
             grad_head_bias: `[C, 1, outputs]`, filled by `sum_rows`; None if not wanted.
         """
-        self._grad_output, self._head, self._to_sum, self._grad_head_bias = (
-            grad_output,
-            head,
-            seen,
-            grad_head_bias,
-        )
+        self._grad_output, self._head = grad_output, head
+        self._to_sum, self._grad_head_bias = seen, grad_head_bias
         if self._kernels:
-            self._from_head = (
-                grad_output.numpy(),
-                head.numpy(),
-                self._y_host,
-                self._grad_host,
-                self._grad_bias_host,
-            )
+            own = self._y_host, self._grad_host, self._grad_bias_host
+            self._from_head = grad_output.numpy(), head.numpy(), *own
             self._sum = () if grad_head_bias is None else (seen.numpy(), grad_head_bias.numpy())
 
     def sum_rows(self) -> None:

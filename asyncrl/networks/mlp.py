@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.networks.hidden_layer import HiddenLayer
-from asyncrl.networks.parameters import MLPParameters
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import MLPParameters, PassOptions
 
 NARROW = 128
 """Products with a side below this run outside of the reduced precision, where they are faster."""

@@ -8,7 +8,7 @@ does not change them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Unpack
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.acting.modules import bind, tensors_of
-from asyncrl.networks.parameters import copy_by_name
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import NamedTensors, PassOptions
 
 
-class ModuleNetwork:
+class ModuleNetwork(NamedTensors):
     """One module, or an ensemble of C modules of one shape, on a flat vector (see `acting.modules` for its order).
+
+    The parameters have the modules' own names, prefixed with `<copy>.` in an ensemble.
 
     Args:
         modules: modules from `[R, inputs]` to `[R, outputs]`; they are copied, and the copies are bound to `flat`.
@@ -49,15 +50,6 @@ class ModuleNetwork:
         """Return the passes over the rows of `x`; `gradient` is as long as `flat`; `kernels` is ignored."""
         modules = self.modules[: options.get("copies")]
         return ModulePass(modules, x, self.ensemble, gradient, options)
-
-    def named(self) -> dict[str, Tensor]:
-        """Return copies on the host by the modules' own names, prefixed with `<copy>.` in an ensemble."""
-        return {name: view.detach().cpu().clone() for name, view in self._views().items()}
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
-        copy_by_name(self._views(), tensors)
 
     def _views(self) -> dict[str, Tensor]:
         return {

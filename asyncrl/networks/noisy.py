@@ -8,7 +8,7 @@ weights times the noise. A module with noisy layers (`acting.noisy_layers`) uses
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -18,12 +18,13 @@ from asyncrl.acting.layouts import parameter_count
 from asyncrl.acting.noisy_layers import factor_counts, noisy_layers, set_noise, signed_root_
 from asyncrl.networks.mlp import FlatMLP, MLPPass
 from asyncrl.networks.module import ModuleNetwork
-from asyncrl.networks.parameters import MLPParameters, copy_by_name
-from asyncrl.networks.pass_options import PassOptions
+from asyncrl.networks.parameters import MLPParameters, NamedTensors, PassOptions
 
 
-class NoisyMLP:
+class NoisyMLP(NamedTensors):
     """Means and standard deviations of a perceptron in one flat vector; every layer but the first is noisy.
+
+    The means have the names of `FlatMLP`, the standard deviations `sigma.<layer>.weight` and `sigma.<layer>.bias`.
 
     Args:
         sizes: widths `(inputs, *hidden, outputs)`.
@@ -94,15 +95,6 @@ class NoisyMLP:
             return self._drawn.make_pass(x, **options)
         return _NoisyPass(self._drawn, x, gradient, self._noise.flat, options)
 
-    def named(self) -> dict[str, Tensor]:
-        """Return copies on the host: means with the names of `FlatMLP`, and `sigma.<layer>.<weight or bias>`."""
-        return {name: view.cpu().clone() for name, view in self._views().items()}
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned. Raises ValueError, before any is written, if one does not fit."""
-        copy_by_name(self._views(), tensors)
-
     def _views(self) -> dict[str, Tensor]:
         found = self.mean._views()
         for name, view in self.sigma._views().items():
@@ -166,6 +158,9 @@ class NoiseSource:
     Args:
         networks: the networks; the noise of each is independent.
         seed: random seed.
+
+    Attributes:
+        generator: random generator of the noise.
     """
 
     def __init__(self, networks: Sequence[NoisyMLP | NoisyModule], seed: int) -> None:
@@ -175,7 +170,7 @@ class NoiseSource:
         self._host = torch.zeros(len(networks), networks[0].noise_count, pin_memory=pinned)
         self._factors = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if pinned else None
-        self._generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> None:
         """Draw factors f(e) = sign(e) sqrt|e| of normal e and set them in every network."""
@@ -186,19 +181,11 @@ class NoiseSource:
         """Return new f(e) `[networks, noise_count]`: the same tensor at every call."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._host.normal_(generator=self._generator)
+        self._host.normal_(generator=self.generator)
         self._factors.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         return signed_root_(self._factors)
-
-    def state(self) -> Tensor:
-        """State of the random generator; a copy."""
-        return self._generator.get_state()
-
-    def load(self, state: Tensor) -> None:
-        """Restore `state`."""
-        self._generator.set_state(state)
 
 
 def noise_count(sizes: Sequence[int]) -> int:

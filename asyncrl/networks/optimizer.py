@@ -32,10 +32,18 @@ class FlatAdam:
         self.learning_rate = 0.0
         self._norm: Tensor | None = None
         self._stepped = False
-        self._parameters, self._gradient = [parameters], [gradient]
+        self._gradient = gradient
         self._eps, self._limited = eps, max_grad_norm is not None
         self._exp_avg, self._exp_avg_sq = torch.zeros_like(parameters), torch.zeros_like(parameters)
         self._step = torch.zeros((), device=parameters.device)
+        self._lists: tuple[list[Tensor], ...] = (
+            [parameters],
+            [gradient],
+            [self._exp_avg],
+            [self._exp_avg_sq],
+            [],
+            [self._step],
+        )
         self._rate = torch.zeros((), device=parameters.device)
         self._one = torch.ones((), device=parameters.device)
         self._inverse_max_norm = self._one / (max_grad_norm or 1.0)
@@ -45,17 +53,12 @@ class FlatAdam:
         self.set_learning_rate(learning_rate)
         scale = None
         if self._limited:
-            self._norm = torch.linalg.vector_norm(self._gradient[0])
+            self._norm = torch.linalg.vector_norm(self._gradient)
             scale = torch.maximum(self._norm * self._inverse_max_norm, self._one)
         self._stepped = True
         self._step.add_(self._one)
         torch._fused_adam_(
-            self._parameters,
-            self._gradient,
-            [self._exp_avg],
-            [self._exp_avg_sq],
-            [],
-            [self._step],
+            *self._lists,
             lr=self._rate,
             beta1=_BETAS[0],
             beta2=_BETAS[1],
@@ -84,7 +87,7 @@ class FlatAdam:
         Without a maximum norm it is computed here, from the current gradient.
         """
         if self._stepped and not self._limited:
-            self._norm = torch.linalg.vector_norm(self._gradient[0])
+            self._norm = torch.linalg.vector_norm(self._gradient)
         return self._norm
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
-"""Parameters of perceptrons in one flat vector: views, initial values, names."""
+"""Parameters of perceptrons in one flat vector: views, initial values, names; and the options of a pass."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from contextlib import AbstractContextManager
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -16,10 +17,60 @@ from asyncrl.acting.layouts import parameter_count
 Activation = Literal["relu", "tanh"]
 
 
-class MLPParameters:
+class PassOptions(TypedDict, total=False):
+    """Rows and columns of its input for which a pass computes gradients, and how it computes.
+
+    The backward pass computes the gradient of the weights over the first G rows, and the gradient at the last A columns
+    of the input for the I rows after them. The remaining rows have a forward pass only.
+    """
+
+    weight_rows: int
+    """G, default 0."""
+    input_rows: int
+    """I, default 0."""
+    input_columns: int
+    """A, default 0."""
+    copies: int | None
+    """K, to use the first K networks of an ensemble only; default all. With a gradient it must be all."""
+    precision: AbstractContextManager[None] | None
+    """Context for large products: those of a perceptron with no side below 128, all of a module."""
+    kernels: bool | None
+    """Whether compiled kernels, on host memory, compute a perceptron's biases and activations; default on the CPU."""
+
+
+class NamedTensors:
+    """Base class of networks whose parameters have names."""
+
+    def _views(self) -> dict[str, Tensor]:
+        """Parameters by name, not copies."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of the parameters on the host, by name."""
+        return {name: view.detach().cpu().clone() for name, view in self._views().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what `state_dict` returned.
+
+        Raises:
+            ValueError: if a name or a shape differs; nothing has been written then.
+        """
+        views = self._views()
+        if set(views) != set(tensors):
+            raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
+        for name, view in views.items():
+            if view.shape != tensors[name].shape:
+                raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
+        for name, view in views.items():
+            view.copy_(tensors[name])
+
+
+class MLPParameters(NamedTensors):
     """Parameters of one perceptron, or of C perceptrons of one shape, in one flat float32 tensor.
 
-    The order is that of `acting.layouts`: for each layer the weights, then the biases.
+    The order is that of `acting.layouts`: for each layer the weights, then the biases. The names are `<layer>.weight`
+    `[outputs, inputs]` and `<layer>.bias` `[outputs]`, with the prefix `<copy>.` in an ensemble.
 
     Args:
         sizes: widths `(inputs, *hidden, outputs)`, at least one hidden layer.
@@ -28,7 +79,6 @@ class MLPParameters:
         activation: activation after every hidden layer.
 
     Attributes:
-        sizes, flat, activation: as given.
         ensemble: whether outputs have a leading axis.
         copies: C, 1 for one perceptron.
         weights: one view `[C, inputs, outputs]` into `flat` per hidden layer.
@@ -77,22 +127,6 @@ class MLPParameters:
             for own in view:
                 own.copy_(torch.nn.init.orthogonal_(torch.empty(own.shape), gain, generator=generator))
 
-    def named(self) -> dict[str, Tensor]:
-        """Return copies on the host: `<layer>.weight` `[outputs, inputs]` and `<layer>.bias` `[outputs]`.
-
-        For an ensemble the names are `<copy>.<layer>.weight` and `<copy>.<layer>.bias`.
-        """
-        return {name: view.cpu().clone() for name, view in self._views().items()}
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors that `named` returned.
-
-        Raises:
-            ValueError: if a name or a shape differs; nothing has been written then.
-        """
-        copy_by_name(self._views(), tensors)
-
     def _views(self) -> dict[str, Tensor]:
         layers = [*zip((w.transpose(1, 2) for w in self.weights), self.biases, strict=True)]
         layers.append((self.head, self.head_bias))
@@ -102,17 +136,6 @@ class MLPParameters:
             for i, (weight, bias) in enumerate(layers)
             for kind, view in (("weight", weight[c]), ("bias", bias[c, 0]))
         }
-
-
-def copy_by_name(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors` into `views`. Raises ValueError, before any is written, if a name or a shape differs."""
-    if set(views) != set(tensors):
-        raise ValueError(f"weights must be named {sorted(views)}, got {sorted(tensors)}")
-    for name, view in views.items():
-        if view.shape != tensors[name].shape:
-            raise ValueError(f"{name} must have shape {(*view.shape,)}, got {(*tensors[name].shape,)}")
-    for name, view in views.items():
-        view.copy_(tensors[name])
 
 
 class HostCopy:

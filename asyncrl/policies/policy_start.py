@@ -33,10 +33,11 @@ def policy_to_begin_with(path: Path, algorithm: Algorithm, spec: EnvSpec) -> Por
 
 def begin_with_policy(core: Updater, policy: PortablePolicy) -> None:
     """Copy the policy's weights into the learner's new networks. Raises `CheckpointError` if they do not fit."""
-    from asyncrl.algorithms.warm_start import begin_with
-
     try:
-        begin_with(core, policy.weights, policy.meta.env_steps)
+        begin_with = getattr(core, "begin_with", None)
+        if begin_with is None:
+            raise ValueError(f"{type(core).__name__} does not say how it takes a policy's weights")
+        begin_with(policy.weights, policy.meta.env_steps)
     except ValueError as error:
         raise CheckpointError(
             f"this algorithm cannot begin with a policy's weights: {error}",

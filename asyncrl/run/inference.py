@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from asyncrl.acting.modules import ModuleActingNetwork
-from asyncrl.acting.served import is_served, own_weights, require_served
+from asyncrl.acting.network_policy import is_served, own_weights, require_served
 from asyncrl.actors.connections import RequestBlocks
 from asyncrl.actors.pool import ActorPool
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer

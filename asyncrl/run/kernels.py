@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from asyncrl.acting.served import is_served
+from asyncrl.acting.network_policy import is_served
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe
 from asyncrl.config import TrainerConfig

@@ -43,7 +43,7 @@ def draw(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarra
 
 def layers(sizes: tuple[int, ...], flat: np.ndarray) -> list[tuple[Tensor, Tensor]]:
     """Weights `[outputs, inputs]` and biases of each layer, as the learner reads them from the flat block."""
-    named = MLPParameters(sizes, torch.from_numpy(flat)).named()
+    named = MLPParameters(sizes, torch.from_numpy(flat)).state_dict()
     return [(named[f"{i}.weight"], named[f"{i}.bias"]) for i in range(len(sizes) - 1)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl import DQN, PPO, SAC, Rainbow
 from asyncrl.acting.modules import ModuleActingNetwork
-from asyncrl.acting.served import own_weights, require_served
+from asyncrl.acting.network_policy import own_weights, require_served
 from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 

@@ -373,7 +373,7 @@ def test_only_the_passes_run_in_reduced_precision(name: str, monkeypatch: pytest
     inside, seen, loss = [False], [], core._loss
     monkeypatch.setattr(MatmulPrecision, "__enter__", lambda _: inside.append(True))
     monkeypatch.setattr(MatmulPrecision, "__exit__", lambda *_: inside.append(False))
-    core._kernel, core._loss = None, lambda *args: (seen.append(inside[-1]), loss(*args))[1]
+    core.kernels, core._loss = False, lambda *args: (seen.append(inside[-1]), loss(*args))[1]
     core.update(filled_batch(size))
     assert True in inside and seen == [False]
 

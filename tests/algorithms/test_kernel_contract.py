@@ -96,11 +96,11 @@ def q_core(name: str, actions: int = 3, **options: Any) -> Any:
 def q_buffers(core: Any, size: int, scale: float = 1.0, seed: int = 0) -> Any:
     """Buffers of `core` with random outputs, and a batch whose targets cross every clip."""
     rng = np.random.default_rng(seed)
-    buffers = core._make_buffers(size)
+    buffers = core._make_buffers(core._staged(size))
     batch = filled_batch(size, seed)
-    batch.action[:] = rng.integers(0, core._spec.action.n, size)
+    batch.action[:] = rng.integers(0, core.spec.action.n, size)
     batch.reward[:] = np.where(rng.random(size) < 0.3, rng.integers(-2, 3, size), batch.reward)
-    core._bounds.values[:] = 0
+    core.bounds.values[:] = 0
     buffers.batch.stage(batch)
     buffers.batch.limits[:] = torch.tensor([-1.0, 1.5])
     for run in (buffers.online, buffers.target):

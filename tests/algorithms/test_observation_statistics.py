@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl import C51, DQN, QRDQN, SAC, TD3, CrossQ, Rainbow, Trainer
 from asyncrl.acting.layouts import NetworkLayout
+from asyncrl.acting.network import NetworkInputs
 from asyncrl.algorithms.normalization import ObservationStatistics
 from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec
 
@@ -70,7 +71,7 @@ def test_policy_and_learner_give_the_same_values() -> None:
     core.update(batch)
     policy.load_weights(weights_of(core))
     rows = np.empty((32, 4), np.float32)
-    core._statistics.normalize(batch.obs, rows)
+    NetworkInputs(CHOICES).fill(batch.obs, rows, core.statistics.normalisation)
     assert 0.5 < np.abs(rows).mean() < 1.5
     np.testing.assert_allclose(policy.q_values(batch.obs), core.action_values(rows), rtol=1e-5, atol=1e-6)
 
@@ -101,7 +102,8 @@ def test_state_holds_statistics_that_came_from_other_learners_alone(heard: bool)
         other.observe(np.random.default_rng(0).normal(3.0, 2.0, (50, 4)))
         ours.hear(other.tell())
     restored.load_state_dict(ours.state_dict())
-    assert np.array_equal(restored.mean, ours.mean) and np.array_equal(restored.scale, ours.scale)
+    for own, theirs in zip(restored.normalisation, ours.normalisation, strict=True):
+        assert np.array_equal(own, theirs)
     assert (ours.mean != 0.0).all() == heard
 
 
@@ -109,12 +111,11 @@ def test_later_batches_count_once_in_a_while() -> None:
     statistics = ObservationStatistics(Layout())
     for batch in range(statistics.EVERY_BATCH + 2 * statistics.INTERVAL):
         statistics.observe(np.full((4, 2), float(batch)))
-    assert statistics._moments.count == 4 * (statistics.EVERY_BATCH + 2)
+    assert statistics.count == 4 * (statistics.EVERY_BATCH + 2)
     out = np.zeros(7, np.float32)
     statistics.write(out)
-    assert (
-        (out[:3] == 0).all() and (out[3:5] == statistics.mean).all() and (out[5:] == statistics.scale).all()
-    )
+    mean, scale = statistics.normalisation
+    assert (out[:3] == 0).all() and (out[3:5] == mean).all() and (out[5:] == scale).all()
 
 
 class Scaled(gymnasium.ObservationWrapper):

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 
 from asyncrl.acting.recurrent_module import RecurrentModule
-from asyncrl.algorithms.recurrent_rollout import RecurrentRollout
 from asyncrl.algorithms.returns import gae, vtrace
+from asyncrl.algorithms.rollout import RecurrentRollout
 from asyncrl.interfaces import RESET, EnvSpec, Segment
 
 OPTIONS: dict[str, Any] = {
@@ -147,13 +147,13 @@ def test_the_learner_sees_what_the_actor_saw(name: str, cell: str, kind: str) ->
     with torch.no_grad():
         rollout = RecurrentRollout(core.nets, 6, algorithm.segment_length, ())
         rollout.stage(segments)
-        found = rollout.evaluate(log_prob=True).log_prob
+        _, _, found = rollout.evaluate(log_prob=True)
     np.testing.assert_allclose(found, joined(segments)["behaviour"], atol=1e-5)
     for segment in segments:  # the comparison can fail
         segment.extras["state"][...] = 0
     with torch.no_grad():
         rollout.stage(segments)
-        found = rollout.evaluate(log_prob=True).log_prob
+        _, _, found = rollout.evaluate(log_prob=True)
     assert np.abs(found - joined(segments)["behaviour"]).max() > 1e-4
 
 
@@ -166,7 +166,7 @@ def test_an_evaluation_in_chunks_is_the_whole(
     rollout = RecurrentRollout(core.nets, 6, algorithm.segment_length, ())
     found = []
     for size in (2048, 30, 5):  # all streams, some, one by one
-        monkeypatch.setattr("asyncrl.algorithms.recurrent_rollout.CHUNK", size)
+        monkeypatch.setattr("asyncrl.algorithms.rollout.CHUNK", size)
         with torch.no_grad():
             rollout.stage(segments)
             found.append([array.copy() for array in rollout.evaluate(log_prob=True)])

@@ -102,10 +102,10 @@ def test_a_value_that_cannot_move_counts_in_no_action_value() -> None:
     spec = EnvSpec("stuck", (4,), "float32", BoxAction((-1.0, 7.0, 0.0), (1.0, 7.0, 3.0), (3,)))
     core, other = core_of(spec), core_of(spec)
     for critics in (other.critics, other.target_critics):
-        named = critics.named()
+        named = critics.state_dict()
         for c in range(2):
             named[f"{c}.0.weight"][:, 5] += 1.0
-        critics.load(named)
+        critics.load_state_dict(named)
     for seed in range(5):
         batch = filled_batch(seed=seed, spec=spec)
         ours, theirs = core.update(batch).priorities, other.update(batch).priorities

@@ -48,7 +48,7 @@ def noise_of(core: DeterministicUpdate) -> torch.Tensor:
 def test_updates_are_those_of_autograd(record: type, options: dict[str, Any], kernels: bool) -> None:
     core = core_of(record, adam_eps=EPS, **options)
     if not kernels:
-        core.kernels, core._gradient_mode = False, torch.no_grad
+        core.kernels = False
     twin = TD3Twin(core)
     for update in range(1, 13):
         batch = filled_batch(seed=update)

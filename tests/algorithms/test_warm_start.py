@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from asyncrl import A2C, C51, DQN, PPO, QRDQN, R2D2, SAC, TD3, CrossQ
-from asyncrl.algorithms.warm_start import begin_with
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec
 
 DISCRETE = EnvSpec("discrete", (4,), "float32", DiscreteAction(3))
@@ -49,20 +48,19 @@ def test_it_acts_as_the_policy_did(record: Any, spec: EnvSpec) -> None:
             donor.nets.observe(obs, np.zeros(50, np.uint8))
             donor.nets.move_statistics()
         else:
-            statistics = getattr(donor, "_statistics", None) or donor.statistics
-            statistics.observe(obs)
+            donor.statistics.observe(obs)
         given = weights_of(donor)
     assert not np.allclose(weights_of(core), given)
-    begin_with(core, given, env_steps=1_000)
+    core.begin_with(given, env_steps=1_000)
     assert np.allclose(weights_of(core), given, rtol=1e-6, atol=1e-6)
 
 
 def test_targets_follow() -> None:
     donor, core = (DQN(hidden_sizes=(8,)).make_updater(DISCRETE, "cpu", seed) for seed in (1, 2))
-    begin_with(core, weights_of(donor), 1)
+    core.begin_with(weights_of(donor), 1)
     assert (core._target.flat == donor._online.flat).all()
     donor, core = (TD3(hidden_sizes=(8,)).make_updater(BOX, "cpu", seed) for seed in (1, 2))
-    begin_with(core, weights_of(donor), 1)
+    core.begin_with(weights_of(donor), 1)
     assert (core.target_policy.flat == donor.policy.flat).all()
     assert not (core.critics.flat == donor.critics.flat).all(), "critics begin fresh"
 
@@ -70,4 +68,4 @@ def test_targets_follow() -> None:
 def test_what_cannot_be_taken_apart_is_refused() -> None:
     core = CrossQ(hidden_sizes=(8,)).make_updater(BOX, "cpu", 1)
     with pytest.raises(ValueError, match="crossq folds its batch normalisation"):
-        begin_with(core, weights_of(core), 1)
+        core.begin_with(weights_of(core), 1)

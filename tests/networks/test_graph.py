@@ -93,7 +93,7 @@ def batches(algorithm: Any, spec: EnvSpec, count: int) -> Iterator[Batch]:
 def updated(algorithm: Any, spec: EnvSpec) -> tuple[np.ndarray, list[np.ndarray], Any]:
     """Weights, priorities and metrics of eight updates on different batches."""
     core = algorithm.make_updater(spec, "cpu", 0)
-    core._kernel = None
+    core.kernels = False
     priorities = [core.update(batch).priorities.copy() for batch in batches(algorithm, spec, 8)]
     weights = np.empty(core.weight_count, np.float32)
     core.write_weights(weights)

@@ -33,7 +33,7 @@ def network(
 def modules_of(net: FlatMLP) -> list[nn.Sequential]:
     """The same networks as torch modules, built from the named tensors."""
     between = {"relu": nn.ReLU, "tanh": nn.Tanh}[net.activation]
-    named, found = net.named(), []
+    named, found = net.state_dict(), []
     for c in range(net.copies):
         prefix, layers = f"{c}." if net.ensemble else "", []
         for i in range(len(net.sizes) - 1):
@@ -93,7 +93,7 @@ def test_backward_is_that_of_autograd(
                     out[..., :seen, :], parameters, grad_output[..., :seen, :], retain_graph=True
                 )
             )
-            ours = net.on(gradient).named()
+            ours = net.on(gradient).state_dict()
             for c in range(net.copies):
                 for i in range(len(sizes) - 1):
                     prefix = f"{c}." if net.ensemble else ""
@@ -139,8 +139,8 @@ def test_initial_weights_are_spread_as_in_a_linear_module() -> None:
     net = network((100, 400, 25, 4), None)
     for i, inputs in enumerate((100, 400, 25)):
         for kind in ("weight", "bias"):
-            assert net.named()[f"{i}.{kind}"].abs().max() <= inputs**-0.5
-        assert net.named()[f"{i}.weight"].std() == pytest.approx(inputs**-0.5 / 3**0.5, rel=0.1)
+            assert net.state_dict()[f"{i}.{kind}"].abs().max() <= inputs**-0.5
+        assert net.state_dict()[f"{i}.weight"].std() == pytest.approx(inputs**-0.5 / 3**0.5, rel=0.1)
     assert torch.equal(net.flat, network((100, 400, 25, 4), None).flat), "same seed, same weights"
     assert not torch.equal(net.flat, network((100, 400, 25, 4), None, seed=1).flat)
 
@@ -149,7 +149,7 @@ def test_initial_weights_are_spread_as_in_a_linear_module() -> None:
 def test_orthogonal_weights(sizes: tuple[int, ...], copies: int | None) -> None:
     arch = Architecture(sizes, copies)
     flat = arch.initial(torch.Generator().manual_seed(0), head_gain=0.01)
-    named, last = arch.on(flat).named(), len(sizes) - 2
+    named, last = arch.on(flat).state_dict(), len(sizes) - 2
     for name, value in named.items():
         if name.endswith("bias"):
             assert not value.any()
@@ -166,22 +166,22 @@ def test_load_refuses_other_names_and_shapes_and_writes_nothing() -> None:
     net = network((4, 8, 6, 3), None)
     before = net.flat.clone()
     with pytest.raises(ValueError, match="weights must be named"):
-        net.load({"0.weight": torch.zeros(8, 4)})
-    wrong = {name: torch.zeros_like(value) for name, value in net.named().items()}
+        net.load_state_dict({"0.weight": torch.zeros(8, 4)})
+    wrong = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
     wrong["2.weight"] = torch.zeros(3, 7)
     with pytest.raises(ValueError, match=r"2\.weight must have shape \(3, 6\), got \(3, 7\)"):
-        net.load(wrong)
+        net.load_state_dict(wrong)
     assert torch.equal(net.flat, before)
 
 
 @pytest.mark.parametrize(("sizes", "copies"), SHAPES)
 def test_named_tensors_round_trip(sizes: tuple[int, ...], copies: int | None) -> None:
     source, target = network(sizes, copies), network(sizes, copies, seed=1)
-    named = source.named()
+    named = source.state_dict()
     prefix = "0." if copies else ""
     assert tuple(named[f"{prefix}0.weight"].shape) == (sizes[1], sizes[0])
     assert tuple(named[f"{prefix}0.bias"].shape) == (sizes[1],)
-    target.load(named)
+    target.load_state_dict(named)
     assert torch.equal(source.flat, target.flat)
     named[f"{prefix}0.weight"].zero_()
     assert torch.equal(source.flat, target.flat), "named tensors are copies"

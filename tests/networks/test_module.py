@@ -37,10 +37,10 @@ def test_passes_are_those_of_a_perceptron(copies: int | None, rows: tuple[int, i
     net = plain.on(torch.zeros(plain.size))
     layers = {"0": "0", "2": "1"}  # of the Sequential, of the perceptron
     named = {}
-    for name, tensor in module.named().items():
+    for name, tensor in module.state_dict().items():
         *copy, layer, kind = name.split(".")
         named[".".join([*copy, layers[layer], kind])] = tensor
-    net.load(named)
+    net.load_state_dict(named)
     x, (seen, judged) = torch.randn(10, 4), rows
     columns = 2 if judged else 0
     gradients = [torch.full_like(n.flat, torch.nan) if seen else None for n in (net, module)]
@@ -54,8 +54,8 @@ def test_passes_are_those_of_a_perceptron(copies: int | None, rows: tuple[int, i
         inputs = [run.backward(grad_output) for run in passes]
     torch.testing.assert_close(*inputs)
     if gradients[1] is not None:
-        ours = ModuleNetwork(module.modules, gradients[1], module.ensemble).named()  # type: ignore[attr-defined]
-        theirs = net.on(gradients[0]).named()  # type: ignore[arg-type]
+        ours = ModuleNetwork(module.modules, gradients[1], module.ensemble).state_dict()  # type: ignore[attr-defined]
+        theirs = net.on(gradients[0]).state_dict()  # type: ignore[arg-type]
         assert sum(float(g.abs().sum()) for g in ours.values()) == pytest.approx(
             sum(float(g.abs().sum()) for g in theirs.values()), rel=1e-5
         )
@@ -143,7 +143,7 @@ def test_frozen_layers_and_buffers_get_no_gradient(copies: int | None) -> None:
     run = net.make_pass(torch.randn(5, 4), gradient, weight_rows=5)
     with torch.no_grad():
         run.backward(torch.ones_like(run.forward()))
-    found = ModuleNetwork(net.modules, gradient, copies is not None).named()  # type: ignore[attr-defined]
+    found = ModuleNetwork(net.modules, gradient, copies is not None).state_dict()  # type: ignore[attr-defined]
     for name, values in found.items():
         assert bool(values.any()) == ("trained" in name), name
     before = net.flat.clone()

@@ -23,14 +23,14 @@ def test_noise_is_factorised_and_spares_the_first_layer() -> None:
     factors, x = torch.randn(noise_count(SIZES)), torch.randn(5, 4)
     assert noise_count(SIZES) == 9 + 8 + 8 + 6
     net.draw(factors)
-    named = net.mean.named()
+    named = net.mean.state_dict()
     (hidden_in, hidden_out, head_in, head_out) = factors.split([9, 8, 8, 6])
     for layer, e_in, e_out in ((1, hidden_in, hidden_out), (2, head_in, head_out)):
         sigma = 0.5 / len(e_in) ** 0.5
         named[f"{layer}.weight"] += sigma * torch.outer(e_out, e_in)
         named[f"{layer}.bias"] += sigma * e_out
     expected = FlatMLP(SIZES, torch.zeros(parameter_count(SIZES)))
-    expected.load(named)
+    expected.load_state_dict(named)
     run = net.make_pass(x)
     torch.testing.assert_close(run.forward(), expected.make_pass(x).forward())
     before = run.output.clone()
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_autograd() -> None:
     run = net.make_pass(x, gradient, weight_rows=5)
     run.forward()
     run.backward(grad_output)
-    leaves = {name: tensor.requires_grad_() for name, tensor in net.named().items()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in net.state_dict().items()}
     out, start = x, 0
     for layer, (a, b) in enumerate(itertools.pairwise(SIZES)):
         weight, bias = leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_autograd() -> None:
         out = torch.nn.functional.linear(out, weight, bias)
         out = out.relu() if layer < 2 else out
     out.backward(grad_output)
-    ours = net.on(gradient).named()
+    ours = net.on(gradient).state_dict()
     assert set(ours) == set(leaves)
     for name, leaf in leaves.items():
         torch.testing.assert_close(ours[name], leaf.grad)
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_autograd() -> None:
 
 def test_tensors_round_trip_by_name() -> None:
     net, other = network(), network(0.1)
-    other.load(net.named())
+    other.load_state_dict(net.state_dict())
     assert torch.equal(net.flat, other.flat)
 
 
@@ -74,10 +74,10 @@ def test_factors_are_signed_roots_of_normal_numbers_and_differ_by_network() -> N
     sizes = (1, 50_000, 1)
     nets = [NoisyMLP(sizes, torch.zeros(noisy_size(sizes))) for _ in range(2)]
     source = NoiseSource(nets, 0)
-    state, factors = source.state(), source.factors().clone()
+    state, factors = source.generator.get_state(), source.factors().clone()
     assert factors.shape == (2, 50_001) and not torch.equal(factors[0], factors[1])
     normal = factors.sign() * factors.square()
     assert abs(normal.mean().item()) < 0.02 and abs(normal.std().item() - 1) < 0.02
     assert not torch.equal(source.factors(), factors), "every draw is another"
-    source.load(state)
+    source.generator.set_state(state)
     assert torch.equal(source.factors(), factors)
