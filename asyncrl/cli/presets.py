@@ -42,10 +42,10 @@ def run(options: argparse.Namespace) -> None:
 def _settings(env: str, algo: str) -> str:
     """Settings of a preset in the form of a config file."""
     preset = load_presets(algo)[env]
-    lines = [f"# {algo} in {env}", "[trainer]", *(f"{key} = {value}" for key, value in preset.run.items())]
-    return "\n".join(
-        [*lines, f"[{algo}]", *(f"{key} = {_toml(value)}" for key, value in preset.algorithm.items())]
-    )
+    lines = [f"# {algo} in {env}"]
+    for table, options in (("trainer", preset.run), (algo, preset.algorithm)):
+        lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in options.items())]
+    return "\n".join(lines)
 
 
 def _toml(value: object) -> str:

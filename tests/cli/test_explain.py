@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from asyncrl.algorithms import ALGORITHMS
-from asyncrl.algorithms.preset_files import load_presets
+from asyncrl.algorithms.preset_files import Preset, load_presets
+from asyncrl.cli import presets
 from asyncrl.cli.explain import RUN, allowed, explain
 from asyncrl.cli.main import main
 from asyncrl.config import TrainerConfig
@@ -89,6 +91,16 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ranges_are_those_of_the_records(owner: str, name: str, rule: str) -> None:
     record = TrainerConfig if owner == RUN else ALGORITHMS[owner]
     assert allowed(owner, option_help(record)[name]) == rule
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_the_settings_of_a_preset_are_those_of_a_config_file(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Preset({"hidden_sizes": [8, 8], "double": False}, {"env_pool": "a 'name'", "num_actors": 2})
+    monkeypatch.setitem(presets.__dict__, "load_presets", lambda name: {**load_presets(name), "any": text})
+    for env, preset in presets.load_presets(algo).items():
+        assert tomllib.loads(presets._settings(env, algo)) == {"trainer": preset.run, algo: preset.algorithm}
 
 
 def test_presets_are_listed_with_what_they_reached(capsys: pytest.CaptureFixture[str]) -> None:

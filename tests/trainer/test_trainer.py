@@ -117,8 +117,7 @@ def test_await_run_leaves_the_callers_loop_free():
 
     result, gaps, idle = asyncio.run(main())
     assert result.stop_reason == "total_steps"
-    assert len(gaps) > 10
-    assert np.median(gaps) < np.median(idle) + 0.02, "than a thread that does nothing else"
+    assert len(gaps) > len(idle) / 3 and np.median(gaps) < np.median(idle) + 0.02, "a thread that only sleeps"
 
 
 def test_stream_yields_snapshots_up_to_the_last():
