@@ -54,7 +54,7 @@ def new_run_dir(env: str, algo: str, seed: int, now: time.struct_time | None = N
 
 
 def remove_if_never_trained(run_dir: Path) -> None:
-    """Remove a directory named by `new_run_dir` whose run failed before its first step.
+    """Remove a directory named by `new_run_dir` whose run failed before its first step, and `runs` if it is empty then.
 
     Otherwise a misspelt environment would leave one at every attempt. The error message is sufficient.
     """
@@ -64,3 +64,5 @@ def remove_if_never_trained(run_dir: Path) -> None:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
         if summary["env_steps"] == 0 and not any((run_dir / "checkpoints").iterdir()):
             shutil.rmtree(run_dir)
+            if not os.environ.get("ASYNCRL_RUNS"):
+                run_dir.parent.rmdir()  # OSError if it holds other runs

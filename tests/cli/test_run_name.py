@@ -71,3 +71,13 @@ def test_only_a_named_run_without_a_step_is_removed(tmp_path: Path, monkeypatch:
     for path in (chosen, trained, saved, elsewhere):
         remove_if_never_trained(path)
         assert path.exists()
+
+
+def test_the_folder_runs_does_not_stay_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASYNCRL_RUNS")
+    monkeypatch.chdir(tmp_path)
+    first, second = (left_by_a_run(new_run_dir("CartPole-v1", "dqn", seed, NOW), 0) for seed in (0, 1))
+    remove_if_never_trained(first)
+    assert second.exists()
+    remove_if_never_trained(second)
+    assert list(tmp_path.iterdir()) == []
