@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner_thread import LearnerThread
 from asyncrl.learning.loop_state import Priorities, loop_state, priorities_of_loop, restore_loop
+from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.learning.update_loop import UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import ClassVar
+from dataclasses import replace
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.learning.pace import BalanceStatistics, Pace
 from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
 from asyncrl.learning.update_loop import TICK_SECONDS
 
@@ -39,7 +39,7 @@ def quantum_rows(
     return max(1, min(paying, MOST_ROWS, num_slots // 16))
 
 
-class LockstepBalance:
+class LockstepBalance(Pace):
     """Balance that schedules the updates of each quantum. Pure arithmetic; learner thread only.
 
     With I inserted steps, U updates scheduled so far, sigma samples per insert, batches of B and I0 steps before the
@@ -57,7 +57,8 @@ class LockstepBalance:
             completed, so that a resumed run has the same quanta as an uninterrupted one.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_scheduled", "_start")
+    STATE = (*Pace.STATE, "_scheduled", "_start")
+    _sigma: float
 
     def __init__(
         self,
@@ -70,21 +71,11 @@ class LockstepBalance:
         rows: int,
         max_env_steps: int | None = None,
     ) -> None:
-        self._sigma = samples_per_insert
+        super().__init__(samples_per_insert, learning_starts, max_env_steps)
         self._batch_size = batch_size
-        self._start = self._learning_starts = learning_starts
         self._streams = num_actors * envs_per_actor
         self.rows = rows
-        self._max_steps = max_env_steps
-        self._inserted = self._sampled = self._scheduled = 0
-
-    def inserted(self, steps: int) -> None:
-        """Count `steps` more inserted environment steps (RESET rows excluded)."""
-        self._inserted += steps
-
-    def sampled(self, samples: int) -> None:
-        """Count `samples` more training samples."""
-        self._sampled += samples
+        self._scheduled = 0
 
     def schedule(self) -> int:
         """Number of updates due for the steps inserted since the last call."""
@@ -93,29 +84,14 @@ class LockstepBalance:
         self._scheduled += due
         return due
 
-    def refill(self) -> None:
-        """Schedule no update before `learning_starts` further steps, for a resumed run with an empty replay."""
-        self._start += min(self._inserted, self._learning_starts)
-
     def next_rows(self) -> int:
         """Rows of the next quantum; 0 if `max_env_steps` are inserted."""
-        complete = self._max_steps is not None and self._inserted >= self._max_steps
-        return 0 if complete else self.rows
+        return 0 if self.complete else self.rows
 
     def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record."""
-        since_start = self._inserted - self._start
-        return BalanceStatistics(
-            target=self._sigma,
-            achieved=self._sampled / since_start if since_start > 0 else 0.0,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self._sigma * since_start - self._sampled,
-            error_samples=self._batch_size + self._sigma * self._streams * self.rows,
-            rows_ahead=self.rows,
-            received_steps=self._inserted,
-            discipline="lockstep",
-        )
+        """See `Pace`."""
+        error = self._batch_size + self._sigma * self._streams * self.rows
+        return replace(super().statistics(), error_samples=error, rows_ahead=self.rows, discipline="lockstep")
 
 
 class LockstepReplayLoop(ReplayLoop):

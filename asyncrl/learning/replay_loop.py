@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Batch
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.mirror import ObservationMirror
+from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.quarantine import Quarantine
@@ -75,17 +75,6 @@ class ReplayParts:
     options: ReplayOptions
     snapshots: WeightSnapshots
     mirror: ObservationMirror | None = None
-
-
-class Pace(Protocol):
-    """Common interface of `Balance` and `LockstepBalance`."""
-
-    STATE: ClassVar[tuple[str, ...]]
-
-    def inserted(self, steps: int) -> None: ...  # noqa: D102
-    def sampled(self, samples: int) -> None: ...  # noqa: D102
-    def refill(self) -> None: ...  # noqa: D102
-    def statistics(self) -> BalanceStatistics: ...  # noqa: D102
 
 
 class ReplayLoop:

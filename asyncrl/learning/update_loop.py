@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
+from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.protocols import Updater
