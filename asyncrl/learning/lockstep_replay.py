@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from asyncrl.learning.pace import BalanceStatistics, Pace
 from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
@@ -95,7 +97,7 @@ class LockstepBalance(Pace):
 
 
 class LockstepReplayLoop(ReplayLoop):
-    """Update loop on quanta of rows. Implements `UpdateLoop`; learner thread only.
+    """Update loop on quanta of rows.
 
     Args:
         parts: core, replay and options.
@@ -103,7 +105,6 @@ class LockstepReplayLoop(ReplayLoop):
         lag: maximum of L, at least 1.
     """
 
-    polls_while_dense = False
     STATE = (*ReplayLoop.STATE, "_boundary", "_due", "_next_granted")
 
     def __init__(self, parts: ReplayParts, balance: LockstepBalance, lag: int) -> None:
@@ -119,14 +120,13 @@ class LockstepReplayLoop(ReplayLoop):
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first quantum, unless a resumed run had done so."""
-        if self.publisher.version == 0:
-            self.publisher.publish()
+        super().prepare()
         if self._next_granted and (self._positions == self._boundary).all():
             self._grant_quantum()
 
     def tick(self) -> bool:
         """Ingest a complete quantum or continue its updates for `TICK_SECONDS`; return False while waiting for rows."""
-        self._quarantine.check()
+        self._check_rings()
         self._grant_held()
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()
@@ -136,7 +136,7 @@ class LockstepReplayLoop(ReplayLoop):
             if not self._next_granted and self._due <= self._lag:
                 self._publish_and_grant()
             if not self._trainable():
-                self._give_up()
+                self._skip_updates()
                 break
             self._update(beta)
             self._due -= 1
@@ -147,18 +147,18 @@ class LockstepReplayLoop(ReplayLoop):
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         received = bool((self._positions == self._boundary).all())
-        return self._balance.next_rows() == 0 and received and not self._copy_due()
+        return self._balance.next_rows() == 0 and received and not self._copy_due(self.inserted_steps)
 
     def wake_positions(self) -> list[int]:
         """End of the quantum per ring; for a ring that is done a row out of its reach, unless all are done."""
         reached = [ring.reached(self._boundary) for ring in self.rings]
-        if all(reached) and not self._copy_due():
+        if all(reached) and not self._copy_due(self.inserted_steps):
             return [self._boundary] * len(reached)
         return [self._boundary + int(done) for done in reached]
 
     def _begin(self) -> bool:
         """Ingest the granted quantum if it is complete; return False if not, or if the evaluator must catch up."""
-        if not self._copies.copy(self.inserted_steps):
+        if not self._copied(self.inserted_steps):
             return False
         if self._boundary == self._positions.min() or not all(
             ring.reached(self._boundary) and not ring.fault for ring in self.rings
@@ -168,12 +168,12 @@ class LockstepReplayLoop(ReplayLoop):
         self._next_granted = False
         self._due += self._balance.schedule()
         if not self._replay.sampleable:
-            self._give_up()
+            self._skip_updates()
         elif self._due <= self._lag:
             self._publish_and_grant()
         return True
 
-    def _give_up(self) -> None:
+    def _skip_updates(self) -> None:
         """Grant the next quantum because no row can be trained on.
 
         If all rows are too stale, the remaining updates are dropped. If no row has n successors yet, they are made
@@ -202,3 +202,7 @@ class LockstepReplayLoop(ReplayLoop):
         before = self._granted.copy()
         self._granted[:] = self._boundary + 1
         self._grant(before)
+
+    def _restore_without_rows(self, state: Mapping[str, Any]) -> None:
+        super()._restore_without_rows(state)
+        self._boundary = int(self._positions.max())

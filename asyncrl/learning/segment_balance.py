@@ -137,6 +137,10 @@ class SegmentBalance(Pace):
         self._credits = max(shape.num_rings, queue_batches * segments_per_batch)
         self._received = self._open = 0
 
+    def refill(self) -> None:
+        """Forget the open segments, for a resumed run with empty rings."""
+        self._open = 0
+
     def received(self, steps: int) -> None:
         """Count `steps` more steps received by the learner (RESET rows excluded)."""
         self._received += steps
