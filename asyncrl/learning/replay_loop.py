@@ -17,7 +17,7 @@ from asyncrl.learning.loop_state import generator_state, restore_generator, rest
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
-from asyncrl.learning.update_loop import LoopParts, LoopStatistics, Priorities, UpdateLoop
+from asyncrl.learning.update_loop import LoopParts, Priorities, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, replay_state, restore_empty_replay, restore_replay
@@ -87,16 +87,9 @@ class ReplayLoop(UpdateLoop):
             assert isinstance(parts.batch, Batch)
             parts.batch.source = parts.mirror
 
-    def statistics(self) -> LoopStatistics:
-        """See `UpdateLoop`."""
+    def _stored_and_discarded(self) -> tuple[int, int]:
         replay = self._replay.statistics()
-        return LoopStatistics(
-            balance=self._pace.statistics(),
-            staleness=self._staleness,
-            policy_lag=self._policy_lag,
-            stored_steps=replay.sampleable,
-            discarded_steps=replay.discarded_stale,
-        )
+        return replay.sampleable, replay.discarded_stale
 
     def _ingest(self) -> None:
         """Ingest published rows and retire stale ones."""

@@ -56,6 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.learning.pace import BalanceStatistics, Pace
+from asyncrl.options import require_at_least
 
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
@@ -113,15 +114,11 @@ class SegmentBalance(Pace):
     ) -> None:
         if discipline not in DISCIPLINES:
             raise ValueError(f"discipline must be one of {', '.join(DISCIPLINES)}, got {discipline!r}")
-        for name, value in (
-            ("num_rings", shape.num_rings),
-            ("envs_per_actor", shape.envs_per_actor),
-            ("length", shape.length),
-            ("segments_per_batch", segments_per_batch),
-            ("queue_batches", queue_batches),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least("num_rings", shape.num_rings, 1)
+        require_at_least("envs_per_actor", shape.envs_per_actor, 1)
+        require_at_least("length", shape.length, 1)
+        require_at_least("segments_per_batch", segments_per_batch, 1)
+        require_at_least("queue_batches", queue_batches, 1)
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
         if discipline != "relaxed" and segments_per_batch != shape.num_rings:

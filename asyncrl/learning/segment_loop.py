@@ -28,7 +28,7 @@ from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.segment_intake import SegmentIntake, SegmentOptions
-from asyncrl.learning.update_loop import TICK_SECONDS, LoopParts, LoopStatistics, Priorities, UpdateLoop
+from asyncrl.learning.update_loop import TICK_SECONDS, LoopParts, Priorities, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
 from asyncrl.replay.replay_state import queue_state, restore_queue
@@ -100,17 +100,10 @@ class SegmentLoop(UpdateLoop):
         """Position per ring at which its next segment is complete."""
         return [int(position) for position in self._queue.next_wake()]
 
-    def statistics(self) -> LoopStatistics:
-        """See `UpdateLoop`."""
+    def _stored_and_discarded(self) -> tuple[int, int]:
         rows = self._queue.length * self.rings[0].num_envs
         waiting = self._queue.ready + len(self._intake.segments)
-        return LoopStatistics(
-            balance=self._balance.statistics(),
-            staleness=self._staleness,
-            policy_lag=self._policy_lag,
-            stored_steps=waiting * rows,
-            discarded_steps=self._intake.discarded_steps,
-        )
+        return waiting * rows, self._intake.discarded_steps
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 

@@ -140,8 +140,13 @@ class UpdateLoop(ABC):
         """Position per ring at which the actor should wake the learner. Loop thread, while no burst runs."""
 
     @abstractmethod
+    def _stored_and_discarded(self) -> tuple[int, int]:
+        """Environment steps that can be trained on at present, and those discarded so far."""
+
     def statistics(self) -> LoopStatistics:
         """Present statistics, a frozen record."""
+        stored, discarded = self._stored_and_discarded()
+        return LoopStatistics(self._pace.statistics(), self._staleness, self._policy_lag, stored, discarded)
 
     def priorities(self) -> NDArray[np.float32] | None:
         """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
