@@ -1,10 +1,9 @@
-"""Options, statistics and interfaces of a fusion, and the callbacks of a session to its run."""
+"""Options and statistics of a fusion, and the callbacks of a session to its run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from asyncrl.errors import GroupLost
 from asyncrl.groups.heartbeat import Status
@@ -53,22 +52,6 @@ class FusionStatistics:
     wait_seconds: float = 0.0
     staleness_mean: float = 0.0
     staleness_max: int = 0
-
-
-class Fusion(Protocol):
-    """A running fusion."""
-
-    def finish(self) -> None:
-        """Fuse for the last time; learner's thread."""
-        ...
-
-    def close(self) -> None:
-        """End the fusion and its threads: a waiting call raises `PeerLost` within a second. Any thread, idempotent."""
-        ...
-
-    def statistics(self) -> FusionStatistics:
-        """Statistics so far; any thread."""
-        ...
 
 
 @dataclass(frozen=True)

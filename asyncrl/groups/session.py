@@ -22,12 +22,13 @@ from asyncrl.errors import ConfigurationError, GroupLost
 from asyncrl.groups.connecting import (
     OVER,
     Connection,
+    Fusion,
     Reception,
     client_fusion,
     collective_fusion,
     serving_fusion,
 )
-from asyncrl.groups.fusing import Fusion, FusionOptions, FusionStatistics, Listeners
+from asyncrl.groups.fusing import FusionOptions, FusionStatistics, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
