@@ -26,8 +26,15 @@ import torch.distributed as dist
 from harness import Report
 
 from asyncrl import DQN
-from asyncrl.groups.connecting import Connection, Reception, client_fusion, collective_fusion, serving_fusion
-from asyncrl.groups.fusing import Fusion, FusionOptions
+from asyncrl.groups.connecting import (
+    Connection,
+    Fusion,
+    Reception,
+    client_fusion,
+    collective_fusion,
+    serving_fusion,
+)
+from asyncrl.groups.fusing import FusionOptions
 from asyncrl.groups.launch import free_port
 from asyncrl.groups.messages import ENCODINGS
 from asyncrl.groups.peers import Peers, Pending

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.groups.async_messages import AsyncMessage
-from asyncrl.groups.messages import Encoding, Feedback
+from asyncrl.groups.fusing import FusionStatistics
+from asyncrl.groups.messages import AsyncMessage, Encoding, Feedback
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
-from asyncrl.groups.statistics import FusionStatistics
 
 
 class AsyncClient:

@@ -6,7 +6,7 @@
 Each group has its own connection, so that a slow, suspended or dead one delays no other. A group that was restarted
 makes a new connection, receives the fused weights, and continues.
 
-If the encoding of messages (`async_messages.py`) is lossy, rank 0 keeps a copy of the weights that the group has and
+If the encoding of messages (`AsyncMessage`) is lossy, rank 0 keeps a copy of the weights that the group has and
 sends the difference to them, so that the error of one message is corrected by the next. For each group it also merges
 the other groups' statistics that have not been sent to it yet.
 """
@@ -21,12 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.groups.async_messages import AsyncMessage
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.messages import Encoding
+from asyncrl.groups.fusing import FusionStatistics
+from asyncrl.groups.messages import AsyncMessage, Encoding
 from asyncrl.groups.peers import Peers
 from asyncrl.groups.shared_statistics import SharedStatistics
-from asyncrl.groups.statistics import FusionStatistics
 
 LOOK_SECONDS = 0.2
 """Interval at which a new connection of a group is polled for."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.rounds import Rounds
-from asyncrl.groups.statistics import FusionStatistics
 
 
 class AverageFuser:

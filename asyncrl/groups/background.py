@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.groups.statistics import FusionStatistics
+from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.networks.flat_vector import FlatVector
 
 _LOOKS = 8
@@ -66,7 +66,7 @@ def fused_parts(vector: FlatVector, moments: bool) -> list[Tensor]:
 
 
 class BackgroundFusion:
-    """Background fusions of one group; learner's thread only, except `abort`, `close` and `statistics`.
+    """Background fusions of one group; learner's thread only, except `close` and `statistics`.
 
     Args:
         fuser: fuses the snapshots.
@@ -151,13 +151,9 @@ class BackgroundFusion:
             second.clamp_(min=0.0)  # it has decayed since the snapshot, so the sum may be negative
         return final
 
-    def abort(self) -> None:
-        """Abort: a waiting fusion raises `PeerLost` within half a second; any thread."""
-        self._fuser.close()
-
     def close(self) -> None:
-        """End the fusion and its threads, within seconds. Any thread, idempotent."""
-        self.abort()
+        """End the fusion and its threads: a waiting call raises `PeerLost` within half a second. Any thread."""
+        self._fuser.close()
 
     def statistics(self) -> FusionStatistics:
         """Statistics so far; any thread."""

@@ -18,7 +18,7 @@ from asyncrl.groups.averaging import AverageFuser
 from asyncrl.groups.background import BackgroundFusion, fused_parts
 from asyncrl.groups.device_sums import device_sums
 from asyncrl.groups.fused_weights import FusedWeights
-from asyncrl.groups.fusing import Fusion, FusionOptions
+from asyncrl.groups.fusing import FusionOptions
 from asyncrl.groups.gradient_fusion import GradientFusion
 from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
 from asyncrl.groups.messages import ENCODINGS, Encoding
@@ -32,6 +32,8 @@ OVER = "over"
 """Key of the store that rank 0 sets when it has finished."""
 CONNECT_SECONDS = 60.0
 """Time limit for the other ranks to be ready to connect."""
+Fusion = GradientFusion | BackgroundFusion
+"""A running fusion: `finish` on the learner's thread, `close` and `statistics` on any."""
 
 
 @dataclass(frozen=True)

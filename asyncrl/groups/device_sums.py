@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,26 +31,8 @@ _POLL_SECONDS = 20e-6
 _TEXT_BYTES = 256
 
 
-class Sums(Protocol):
-    """Sums over all ranks; `Peers` on the CPU, `DeviceSums` on a GPU.
-
-    Attributes:
-        device: device of the vectors.
-    """
-
-    device: torch.device
-
-    def begin_sum(self, vector: Tensor) -> Any:
-        """Begin to replace `vector` by its sum over all ranks; does not wait. Raises `PeerLost`."""
-        ...
-
-    def wait(self, work: Any) -> None:
-        """Wait for a sum that was begun. Raises `PeerLost`."""
-        ...
-
-
 class DeviceSums:
-    """Sums of vectors on one device per rank; used by one thread at a time. Implements `Sums`.
+    """Sums of vectors on one device per rank, with the methods of `Peers`; used by one thread at a time.
 
     Args:
         peers: connection of the same ranks: counts the bytes, and when it is closed every wait ends.
@@ -64,12 +46,12 @@ class DeviceSums:
         self._pending = Pending(group)
 
     def begin_sum(self, vector: Tensor) -> Any:
-        """See `Sums`; the group owns `vector` until the work is done."""
+        """See `Peers`; the group owns `vector` until the work is done."""
         self._peers.count_sum(vector)
         return self._pending.begin(self._group.allreduce, [vector])
 
     def wait(self, work: Any, seconds: float | None = None) -> None:
-        """See `Sums`; polls, because NCCL's own wait cannot be ended. Raises `PeerLost` also after `seconds`."""
+        """See `Peers`; polls, because NCCL's own wait cannot be ended. Raises `PeerLost` also after `seconds`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
             while not work.is_completed():
@@ -81,6 +63,10 @@ class DeviceSums:
             work.wait()
         except RuntimeError as error:
             raise PeerLost(first_line(error)) from error
+
+
+Sums = Peers | DeviceSums
+"""Sums of vectors on `device` over all ranks: by gloo on the CPU, or by NCCL."""
 
 
 def nccl_group(store: Any, rank: int, size: int) -> Any:

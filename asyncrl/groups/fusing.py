@@ -1,14 +1,12 @@
-"""Interfaces of a session to its run, and of a running fusion."""
+"""Options and statistics of a fusion, and the callbacks of a session to its run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from asyncrl.errors import GroupLost
 from asyncrl.groups.heartbeat import Status
-from asyncrl.groups.statistics import FusionStatistics
 
 
 @dataclass(frozen=True)
@@ -35,24 +33,25 @@ class FusionOptions:
     exact: bool = False
 
 
-class Fusion(Protocol):
-    """A running fusion."""
+@dataclass(frozen=True)
+class FusionStatistics:
+    """Statistics of one group's fusion.
 
-    def finish(self) -> None:
-        """Fuse for the last time; learner's thread."""
-        ...
+    Attributes:
+        fusions: number of fusions of this group's vector; on rank 0 of `async`, of the deltas of all groups.
+        discarded: number of deltas that were too stale and dropped; counted on rank 0 of `async` only.
+        sent_bytes, received_bytes: payload of the messages.
+        wait_seconds: time that the learner has waited for other groups; measured with fused gradients only.
+        staleness_mean, staleness_max: fusions between a delta's base and its own fusion; 0 except with `async`.
+    """
 
-    def abort(self) -> None:
-        """Abort: a waiting call raises `PeerLost` within a second; any thread."""
-        ...
-
-    def close(self) -> None:
-        """End the fusion and its threads; any thread."""
-        ...
-
-    def statistics(self) -> FusionStatistics:
-        """Statistics so far; any thread."""
-        ...
+    fusions: int = 0
+    discarded: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wait_seconds: float = 0.0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import time
 
 import torch
 
+from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.rounds import Rounds
 from asyncrl.groups.state import Core, share
-from asyncrl.groups.statistics import FusionStatistics
 
 
 class GradientFusion:
-    """One group's side of the fusion of gradients; learner's thread only, except `abort`, `close` and `statistics`.
+    """One group's side of the fusion of gradients; learner's thread only, except `close` and `statistics`.
 
     Args:
         rounds: rounds with the other groups, with a tail of one value.
@@ -69,13 +69,9 @@ class GradientFusion:
         if any(flags):
             share(self._core, peers, source=next(rank for rank, flag in enumerate(flags) if not flag))
 
-    def abort(self) -> None:
-        """Abort: a waiting call raises `PeerLost` within half a second; any thread."""
-        self._rounds.peers.close()
-
     def close(self) -> None:
-        """See `abort`; there is no thread to end."""
-        self.abort()
+        """Close: a waiting call raises `PeerLost` within half a second. Any thread, idempotent."""
+        self._rounds.peers.close()
 
     def statistics(self) -> FusionStatistics:
         """Statistics so far; any thread."""

@@ -1,4 +1,4 @@
-"""Encodings of a flat float32 vector as the bytes of one message, with error feedback for the lossy ones.
+"""Encodings of a flat float32 vector as the bytes of a message, with error feedback for the lossy ones.
 
     float32    4 bytes per value, exact
     bfloat16   2 bytes per value
@@ -24,6 +24,7 @@ _BLOCK = 256
 _LARGEST_BYTE = 127
 _TOP_SHARE = 1 / 16
 """Share of the values that top-k sends."""
+_HEAD_BYTES = 16
 
 
 class Encoding(ABC):
@@ -49,36 +50,34 @@ class Encoding(ABC):
         """Write the vector of `message` `[message_bytes]` uint8 into `out` `[size]` float32."""
 
 
-class Float32(Encoding):
+class _Cast(Encoding):
+    """Values converted to another floating-point type."""
+
+    dtype: torch.dtype
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, self.dtype.itemsize * size)
+
+    def encode(self, vector: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.view(self.dtype).copy_(vector)
+
+    def decode(self, message: Tensor, out: Tensor) -> None:
+        """See `Encoding`."""
+        out.copy_(message.view(self.dtype))
+
+
+class Float32(_Cast):
     """Four bytes per value; exact."""
 
     exact = True
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, 4 * size)
-
-    def encode(self, vector: Tensor, out: Tensor) -> None:
-        """See `Encoding`."""
-        out.view(torch.float32).copy_(vector)
-
-    def decode(self, message: Tensor, out: Tensor) -> None:
-        """See `Encoding`."""
-        out.copy_(message.view(torch.float32))
+    dtype = torch.float32
 
 
-class BFloat16(Encoding):
+class BFloat16(_Cast):
     """Two bytes per value, with eight significant bits."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size, 2 * size)
-
-    def encode(self, vector: Tensor, out: Tensor) -> None:
-        """See `Encoding`."""
-        out.view(torch.bfloat16).copy_(vector)
-
-    def decode(self, message: Tensor, out: Tensor) -> None:
-        """See `Encoding`."""
-        out.copy_(message.view(torch.bfloat16))
+    dtype = torch.bfloat16
 
 
 class Int8(Encoding):
@@ -170,3 +169,25 @@ class Feedback:
         encoding.decode(out, self._sent)
         self.residual.sub_(self._sent)
         return self._sent
+
+
+class AsyncMessage:
+    """Bytes of one message of `async`, and views of its parts; one layout for both directions.
+
+    Args:
+        encoding: encoding of the vector.
+        told: K, number of float32 values of statistics.
+
+    Attributes:
+        bytes: `[16 + 4 K + message_bytes]` uint8.
+        head: `[2]` int64; to rank 0 the base version and `finished`, back the new version and the delta's staleness.
+        told: `[K]` float32 of NumPy, the statistics.
+        body: `[message_bytes]` uint8, the encoded vector.
+    """
+
+    def __init__(self, encoding: Encoding, told: int) -> None:
+        end = _HEAD_BYTES + 4 * told
+        self.bytes = torch.zeros(end + encoding.message_bytes, dtype=torch.uint8)
+        self.head = self.bytes[:_HEAD_BYTES].view(torch.int64)
+        self.told = self.bytes[_HEAD_BYTES:end].view(torch.float32).numpy()
+        self.body = self.bytes[end:]

@@ -22,19 +22,19 @@ from asyncrl.errors import ConfigurationError, GroupLost
 from asyncrl.groups.connecting import (
     OVER,
     Connection,
+    Fusion,
     Reception,
     client_fusion,
     collective_fusion,
     serving_fusion,
 )
-from asyncrl.groups.fusing import Fusion, FusionOptions, Listeners
+from asyncrl.groups.fusing import FusionOptions, FusionStatistics, Listeners
 from asyncrl.groups.heartbeat import Heartbeat, Status
 from asyncrl.groups.lifeline import Lifeline
 from asyncrl.groups.meeting import LOOK_SECONDS, card_of, hand_out, meet, open_store
 from asyncrl.groups.peers import PeerLost, dist, own_address
 from asyncrl.groups.place import Place
 from asyncrl.groups.state import Core
-from asyncrl.groups.statistics import FusionStatistics
 
 START_SECONDS = 60.0
 """Time limit of rank 0's wait for the others at the start of `async`."""
@@ -265,7 +265,7 @@ class Session:
             self._listeners.fail(error)
         self._connection.close()
         if self._fusion is not None:
-            self._fusion.abort()
+            self._fusion.close()
 
 
 def _told(text: str) -> GroupLost:

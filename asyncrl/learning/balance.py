@@ -57,12 +57,12 @@ The reported ratio `achieved` is s / (I - I0): steps before `learning_starts` do
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.learning.pace import UNLIMITED, BalanceStatistics, Pace
 from asyncrl.options import require_at_least
 from asyncrl.shm.kernel import kernel
 
@@ -73,10 +73,8 @@ _DEFAULT_BATCHES = 8
 that are the bottleneck do not need a grant every millisecond. In the run of `benchmarks/actors.py` on CartPole-v1: 0.36
 of the raw stepping rate with M = 4, 0.74 with this."""
 
-_UNLIMITED = 1 << 62
 
-
-class Balance:
+class Balance(Pace):
     """Balance of replay, which keeps samples per insert at its target. Pure arithmetic; learner thread only.
 
     Args:
@@ -93,7 +91,7 @@ class Balance:
         ValueError: an argument is out of its range, or the setting would deadlock by (4).
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_written_off", "_start", "_begin")
+    STATE = (*Pace.STATE, "_written_off", "_start", "_begin")
 
     def __init__(
         self,
@@ -121,16 +119,13 @@ class Balance:
                 f"learning_starts must be at most half of the replay capacity of {capacity} steps, "
                 f"got {learning_starts}: the actors would stop before the learner may start"
             )
-        self._sigma = samples_per_insert
+        super().__init__(samples_per_insert, learning_starts, max_env_steps)
         self._batch_size = batch_size
-        self._start = self._begin = self._learning_starts = learning_starts
+        self._begin = learning_starts
         self._num_actors = num_actors
         self._envs = envs_per_actor
-        self._max_steps = _UNLIMITED if max_env_steps is None else max_env_steps
         most_ahead = max(1, num_slots // 16)
         self._error, self._rows_ahead = self._band(error_samples, most_ahead)
-        self._inserted = 0
-        self._sampled = 0
         self._written_off = 0.0
 
     def _band(self, error: float | None, most_ahead: int) -> tuple[float, int]:
@@ -154,18 +149,8 @@ class Balance:
 
     @property
     def cursor(self) -> float:
-        """Production ahead of consumption in samples, equation (1); 0 if the pace is free."""
-        if self._sigma is None:
-            return 0.0
-        return self._sigma * (self._inserted - self._start) - self._sampled - self._written_off
-
-    def inserted(self, steps: int) -> None:
-        """Count `steps` more inserted environment steps (RESET rows excluded)."""
-        self._inserted += steps
-
-    def sampled(self, samples: int) -> None:
-        """Count `samples` more training samples."""
-        self._sampled += samples
+        """See `Pace`; without the samples written off."""
+        return super().cursor - self._written_off
 
     def write_off(self) -> None:
         """Reduce a positive cursor to 0, because all inserted rows are too stale to be trained on.
@@ -177,10 +162,10 @@ class Balance:
             self._written_off += max(0.0, self.cursor)
 
     def refill(self) -> None:
-        """Allow no update before `learning_starts` further steps, for a resumed run with an empty replay."""
+        """See `Pace`."""
         self.write_off()
         self._begin = self._inserted + self._learning_starts
-        self._start += min(self._inserted, self._learning_starts)
+        super().refill()
 
     def updates_allowed(self) -> int:
         """Number of updates that the learner may run now, by (2); a very large number if the pace is free.
@@ -190,7 +175,7 @@ class Balance:
         if self._inserted < min(self._begin, self._max_steps):
             return 0
         if self._sigma is None:
-            return _UNLIMITED if self._inserted < self._max_steps else 0
+            return UNLIMITED if self._inserted < self._max_steps else 0
         return max(0, math.floor((self.cursor + self._error) / self._batch_size))
 
     def steps_wanted(self, updates: int) -> int:
@@ -208,11 +193,6 @@ class Balance:
         This costs nothing, because the steps are the bottleneck, and each wake-up briefly takes an actor's core.
         """
         return max(1, int(self._error / (2 * self._batch_size)))
-
-    @property
-    def complete(self) -> bool:
-        """Whether `max_env_steps` are inserted, so that there are no further steps."""
-        return self._inserted >= self._max_steps
 
     def exhausted(self) -> bool:
         """Whether `max_env_steps` are inserted and the updates for them are made.
@@ -241,24 +221,9 @@ class Balance:
             allowed = min(allowed, math.floor(paid / self._sigma) + self._start)
         return bool(_fill(published, granted, allowed - self._inserted, self._envs, self._rows_ahead))
 
-    @property
-    def achieved(self) -> float:
-        """Samples per step inserted after `learning_starts`; 0 before the first."""
-        since_start = self._inserted - self._start
-        return self._sampled / since_start if since_start > 0 else 0.0
-
     def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record."""
-        return BalanceStatistics(
-            target=self._sigma,
-            achieved=self.achieved,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self.cursor,
-            error_samples=self._error,
-            rows_ahead=self._rows_ahead,
-            received_steps=self._inserted,
-        )
+        """See `Pace`."""
+        return replace(super().statistics(), error_samples=self._error, rows_ahead=self._rows_ahead)
 
 
 @kernel("boolean(int64[::1], int64[::1], int64, int64, int64)")

@@ -28,11 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algorithms.value_bounds import ValueWatch
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner_thread import LearnerThread
-from asyncrl.learning.loop_state import Priorities, loop_state, priorities_of_loop, restore_loop
-from asyncrl.learning.update_loop import UpdateLoop
+from asyncrl.learning.pace import BalanceStatistics
+from asyncrl.learning.update_loop import Priorities, UpdateLoop
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
 
@@ -133,7 +132,7 @@ class Learner:
     @property
     def priorities(self) -> NDArray[np.float32] | None:
         """Priorities of a replay `[rings, slots, leaves of a row]`, a view valid while held; None for segments."""
-        return priorities_of_loop(self._loop)
+        return self._loop.priorities()
 
     @property
     def core(self) -> Any:
@@ -204,11 +203,13 @@ class Learner:
 
     async def state_dict(self) -> dict[str, Any]:
         """State of core and loop (see `loop_state`), copied between two bursts."""
-        return await self._thread.call(lambda: {**loop_state(self._loop), "wait_seconds": self._wait_seconds})
+        return await self._thread.call(
+            lambda: {**self._loop.state_dict(), "wait_seconds": self._wait_seconds}
+        )
 
     async def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
-        """Restore a result of `state_dict` before the first burst; see `restore_loop`."""
-        await self._thread.call(lambda: restore_loop(self._loop, state, priorities))
+        """Restore a result of `state_dict` before the first burst; see `UpdateLoop.restore`."""
+        await self._thread.call(lambda: self._loop.restore(state, priorities))
         self._wait_seconds = float(state["wait_seconds"])
 
     async def current_weights(self) -> tuple[NDArray[np.float32], int]:

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.learning.pace import BalanceStatistics, Pace
 from asyncrl.learning.replay_loop import ReplayLoop, ReplayParts
 from asyncrl.learning.update_loop import TICK_SECONDS
 
@@ -39,7 +41,7 @@ def quantum_rows(
     return max(1, min(paying, MOST_ROWS, num_slots // 16))
 
 
-class LockstepBalance:
+class LockstepBalance(Pace):
     """Balance that schedules the updates of each quantum. Pure arithmetic; learner thread only.
 
     With I inserted steps, U updates scheduled so far, sigma samples per insert, batches of B and I0 steps before the
@@ -57,7 +59,8 @@ class LockstepBalance:
             completed, so that a resumed run has the same quanta as an uninterrupted one.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("_inserted", "_sampled", "_scheduled", "_start")
+    STATE = (*Pace.STATE, "_scheduled", "_start")
+    _sigma: float
 
     def __init__(
         self,
@@ -70,21 +73,11 @@ class LockstepBalance:
         rows: int,
         max_env_steps: int | None = None,
     ) -> None:
-        self._sigma = samples_per_insert
+        super().__init__(samples_per_insert, learning_starts, max_env_steps)
         self._batch_size = batch_size
-        self._start = self._learning_starts = learning_starts
         self._streams = num_actors * envs_per_actor
         self.rows = rows
-        self._max_steps = max_env_steps
-        self._inserted = self._sampled = self._scheduled = 0
-
-    def inserted(self, steps: int) -> None:
-        """Count `steps` more inserted environment steps (RESET rows excluded)."""
-        self._inserted += steps
-
-    def sampled(self, samples: int) -> None:
-        """Count `samples` more training samples."""
-        self._sampled += samples
+        self._scheduled = 0
 
     def schedule(self) -> int:
         """Number of updates due for the steps inserted since the last call."""
@@ -93,33 +86,18 @@ class LockstepBalance:
         self._scheduled += due
         return due
 
-    def refill(self) -> None:
-        """Schedule no update before `learning_starts` further steps, for a resumed run with an empty replay."""
-        self._start += min(self._inserted, self._learning_starts)
-
     def next_rows(self) -> int:
         """Rows of the next quantum; 0 if `max_env_steps` are inserted."""
-        complete = self._max_steps is not None and self._inserted >= self._max_steps
-        return 0 if complete else self.rows
+        return 0 if self.complete else self.rows
 
     def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record."""
-        since_start = self._inserted - self._start
-        return BalanceStatistics(
-            target=self._sigma,
-            achieved=self._sampled / since_start if since_start > 0 else 0.0,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self._sigma * since_start - self._sampled,
-            error_samples=self._batch_size + self._sigma * self._streams * self.rows,
-            rows_ahead=self.rows,
-            received_steps=self._inserted,
-            discipline="lockstep",
-        )
+        """See `Pace`."""
+        error = self._batch_size + self._sigma * self._streams * self.rows
+        return replace(super().statistics(), error_samples=error, rows_ahead=self.rows, discipline="lockstep")
 
 
 class LockstepReplayLoop(ReplayLoop):
-    """Update loop on quanta of rows. Implements `UpdateLoop`; learner thread only.
+    """Update loop on quanta of rows.
 
     Args:
         parts: core, replay and options.
@@ -127,7 +105,6 @@ class LockstepReplayLoop(ReplayLoop):
         lag: maximum of L, at least 1.
     """
 
-    polls_while_dense = False
     STATE = (*ReplayLoop.STATE, "_boundary", "_due", "_next_granted")
 
     def __init__(self, parts: ReplayParts, balance: LockstepBalance, lag: int) -> None:
@@ -143,14 +120,13 @@ class LockstepReplayLoop(ReplayLoop):
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first quantum, unless a resumed run had done so."""
-        if self.publisher.version == 0:
-            self.publisher.publish()
+        super().prepare()
         if self._next_granted and (self._positions == self._boundary).all():
             self._grant_quantum()
 
     def tick(self) -> bool:
         """Ingest a complete quantum or continue its updates for `TICK_SECONDS`; return False while waiting for rows."""
-        self._quarantine.check()
+        self._check_rings()
         self._grant_held()
         if self._due == 0 or not self._replay.sampleable:
             return self._begin()
@@ -160,7 +136,7 @@ class LockstepReplayLoop(ReplayLoop):
             if not self._next_granted and self._due <= self._lag:
                 self._publish_and_grant()
             if not self._trainable():
-                self._give_up()
+                self._skip_updates()
                 break
             self._update(beta)
             self._due -= 1
@@ -171,18 +147,18 @@ class LockstepReplayLoop(ReplayLoop):
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
         received = bool((self._positions == self._boundary).all())
-        return self._balance.next_rows() == 0 and received and not self._copy_due()
+        return self._balance.next_rows() == 0 and received and not self._copy_due(self.inserted_steps)
 
     def wake_positions(self) -> list[int]:
         """End of the quantum per ring; for a ring that is done a row out of its reach, unless all are done."""
         reached = [ring.reached(self._boundary) for ring in self.rings]
-        if all(reached) and not self._copy_due():
+        if all(reached) and not self._copy_due(self.inserted_steps):
             return [self._boundary] * len(reached)
         return [self._boundary + int(done) for done in reached]
 
     def _begin(self) -> bool:
         """Ingest the granted quantum if it is complete; return False if not, or if the evaluator must catch up."""
-        if not self._copies.copy(self.inserted_steps):
+        if not self._copied(self.inserted_steps):
             return False
         if self._boundary == self._positions.min() or not all(
             ring.reached(self._boundary) and not ring.fault for ring in self.rings
@@ -192,12 +168,12 @@ class LockstepReplayLoop(ReplayLoop):
         self._next_granted = False
         self._due += self._balance.schedule()
         if not self._replay.sampleable:
-            self._give_up()
+            self._skip_updates()
         elif self._due <= self._lag:
             self._publish_and_grant()
         return True
 
-    def _give_up(self) -> None:
+    def _skip_updates(self) -> None:
         """Grant the next quantum because no row can be trained on.
 
         If all rows are too stale, the remaining updates are dropped. If no row has n successors yet, they are made
@@ -226,3 +202,7 @@ class LockstepReplayLoop(ReplayLoop):
         before = self._granted.copy()
         self._granted[:] = self._boundary + 1
         self._grant(before)
+
+    def _restore_without_rows(self, state: Mapping[str, Any]) -> None:
+        super()._restore_without_rows(state)
+        self._boundary = int(self._positions.max())

@@ -162,9 +162,10 @@ def make_mirror(
         ResourceError: `choice` is `cuda`, but memory is short or CUDA refused to pin the rings.
     """
     plain = isinstance(replay, PrioritizedReplay) and seen.observation_dtype == "uint8" and not seen.leaves
-    if choice == "cpu" or (choice == "auto" and (device != "cuda" or not plain or normalized)):
+    possible = device == "cuda" and plain and not normalized
+    if choice == "cpu" or (choice == "auto" and not possible):
         return None
-    if device != "cuda" or not plain or normalized:
+    if not possible:
         raise ConfigurationError(
             "replay_device cuda needs a learner on cuda and transitions of images that are not normalised",
             facts={"device": device, "observations": f"{seen.observation_dtype} {seen.observation_shape}"},

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +116,25 @@ class Publisher:
         if not np.isfinite(weights).all():
             raise self._diverged("the weights")
         return weights, self.version + int(self.unpublished)
+
+    def published(self) -> dict[str, Any]:
+        """State of the mailbox: version, updates and values of the acting weights."""
+        # Another reader than the inference server's, on whose thread `updates` is that of its own last `refresh`.
+        mailbox = WeightMailbox(self._mailbox.segment, self._mailbox.weight_count)
+        weights = np.zeros(mailbox.weight_count, np.float32)
+        version = mailbox.refresh(weights, 0)
+        return {"version": version, "updates": mailbox.updates, "weights": weights}
+
+    def republish(self, published: Mapping[str, Any], *, exactly: bool) -> None:
+        """Publish the former acting weights under their version if `exactly`, else the newest under the next one."""
+        version = int(published["version"])
+        if version == 0:
+            return
+        self._mailbox.count_from(version - int(exactly))
+        if exactly:
+            self._mailbox.publish(published["weights"], int(published["updates"]))
+        else:
+            self.publish()
 
 
 class CostWindow:

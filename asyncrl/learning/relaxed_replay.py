@@ -21,7 +21,7 @@ from asyncrl.learning.update_loop import TICK_SECONDS
 
 
 class RelaxedReplayLoop(ReplayLoop):
-    """Relaxed update loop on replay. Implements `UpdateLoop`; learner thread only.
+    """Relaxed update loop on replay.
 
     Args:
         parts: core, replay and options.
@@ -34,11 +34,6 @@ class RelaxedReplayLoop(ReplayLoop):
         super().__init__(parts, balance)
         self._balance = balance
 
-    def prepare(self) -> None:
-        """Publish the first weights, for which the actors wait."""
-        if self.publisher.version == 0:
-            self.publisher.publish()
-
     def tick(self) -> bool:
         """Ingest new rows, grant rows, then update for `TICK_SECONDS`; return whether an update was made."""
         self._ingest()
@@ -46,7 +41,7 @@ class RelaxedReplayLoop(ReplayLoop):
         before = self._granted.copy()
         if self._balance.grant(self._positions, self._granted, unpaced=not self._ever_sampleable):
             self._grant(before)
-        if not self._copies.copy(self.inserted_steps):
+        if not self._copied(self.inserted_steps):
             return False
         allowed, made = self._balance.updates_allowed(), 0
         beta = self._beta()
@@ -63,7 +58,7 @@ class RelaxedReplayLoop(ReplayLoop):
 
     def finished(self) -> bool:
         """Whether the run's steps are inserted, their updates made, and no copy of weights is due."""
-        return self._balance.exhausted() and not self._copy_due()
+        return self._balance.exhausted() and not self._copy_due(self.inserted_steps)
 
     def wake_positions(self) -> list[int]:
         """Position per ring at which the actor should wake the learner.

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import RingCorrupt
 from asyncrl.interfaces import Batch
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
+from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.mirror import ObservationMirror
+from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
-from asyncrl.learning.publication import Publisher
-from asyncrl.learning.quarantine import Quarantine
-from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import LoopStatistics
-from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.learning.update_loop import LoopParts, Priorities, UpdateLoop
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
+from asyncrl.replay.replay_state import priorities_of, replay_state, restore_empty_replay, restore_replay
 from asyncrl.replay.ring_replay import RingReplay
 from asyncrl.sequences import SequenceBatch
-from asyncrl.shm.weights import WeightMailbox
 
 
 @dataclass(frozen=True)
@@ -51,104 +46,54 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True)
-class ReplayParts:
-    """Parts of training on replay.
+class ReplayParts(LoopParts):
+    """Parts of training on replay, besides those of `LoopParts`.
 
     Attributes:
-        core: network, optimiser and loss.
         replay: rows and priorities, of transitions or sequences like core and batch.
-        mailbox: mailbox for published weights.
-        staleness: meter and correction of staleness.
         batch: arrays into which batches are gathered.
-        wake: called with the index of a waiting actor that was granted rows.
         options: options of training.
-        snapshots: queue of weights to evaluate.
         mirror: observations on the learner's device; None if batches are gathered on the CPU.
     """
 
     core: ReplayUpdater | SequenceUpdater
     replay: RingReplay[Any]
-    mailbox: WeightMailbox
-    staleness: StalenessMeter
     batch: Batch | SequenceBatch
-    wake: Callable[[int], None]
     options: ReplayOptions
-    snapshots: WeightSnapshots
     mirror: ObservationMirror | None = None
 
 
-class Pace(Protocol):
-    """Common interface of `Balance` and `LockstepBalance`."""
+class ReplayLoop(UpdateLoop):
+    """Base of the update loops on replay; subclasses define when rows are ingested, granted and trained on."""
 
-    STATE: ClassVar[tuple[str, ...]]
-
-    def inserted(self, steps: int) -> None: ...  # noqa: D102
-    def sampled(self, samples: int) -> None: ...  # noqa: D102
-    def refill(self) -> None: ...  # noqa: D102
-    def statistics(self) -> BalanceStatistics: ...  # noqa: D102
-
-
-class ReplayLoop:
-    """Base of the update loops on replay; learner thread only.
-
-    Subclasses define when rows are ingested, granted and trained on. See `UpdateLoop` for the attributes.
-    """
-
-    STATE: ClassVar[tuple[str, ...]] = ("inserted_steps", "_granted", "_positions", "_ever_sampleable")
+    STATE = (*UpdateLoop.STATE, "_positions", "_ever_sampleable")
+    core: ReplayUpdater | SequenceUpdater
+    _policy_lag: PolicyLagMeter
 
     def __init__(self, parts: ReplayParts, pace: Pace) -> None:
-        options = parts.options
-        self.core = parts.core
-        self.rings = parts.replay.rings
-        self.divergence = Divergence(options.dump_dir, self._batch_arrays)
-        self.publisher = Publisher(
-            parts.core,
-            parts.mailbox,
-            lambda what: self.divergence.error(what, self.updates),
-            options.publish_interval,
-        )
-        self.inserted_steps = 0
+        replay, options = parts.replay, parts.options
+        divergence = Divergence(options.dump_dir, self._batch_arrays)
+        policy_lag = PolicyLagMeter(replay.rings)
+        interval = options.publish_interval
+        super().__init__(parts, replay, pace, policy_lag, divergence, replay.give_up, interval)
         self._vector: FlatVector | None = getattr(parts.core, "vector", None)
-        self._replay = parts.replay
-        self._pace = pace
-        self._staleness = parts.staleness
+        self._replay = replay
         self._batch: Any = parts.batch  # of the type used by replay and core
-        self._wake = parts.wake
         self._options = options
-        self._copies = SnapshotWriter(parts.snapshots, self.publisher)
-        self._policy_lag = PolicyLagMeter(self.rings)
-        self._granted = np.zeros(len(self.rings), np.int64)
         self._positions = np.zeros(len(self.rings), np.int64)
         self._ever_sampleable = False
         self._mirror, self._held = parts.mirror, np.zeros(len(self.rings), np.bool_)
         if parts.mirror is not None:
             assert isinstance(parts.batch, Batch)
             parts.batch.source = parts.mirror
-        self._quarantine = Quarantine(
-            self.rings,
-            self._replay.give_up,
-            lambda index: self._replay.begin_again(index, int(self._granted[index])),
-        )
 
-    @property
-    def updates(self) -> int:
-        """Gradient steps so far."""
-        return self.publisher.updates
-
-    def statistics(self) -> LoopStatistics:
-        """See `UpdateLoop.statistics`."""
+    def _stored_and_discarded(self) -> tuple[int, int]:
         replay = self._replay.statistics()
-        return LoopStatistics(
-            balance=self._pace.statistics(),
-            staleness=self._staleness,
-            policy_lag=self._policy_lag,
-            stored_steps=replay.sampleable,
-            discarded_steps=replay.discarded_stale,
-        )
+        return replay.sampleable, replay.discarded_stale
 
     def _ingest(self) -> None:
         """Ingest published rows and retire stale ones."""
-        self._quarantine.check()
+        self._check_rings()
         inserted = self._replay.ingest()
         self.inserted_steps += inserted
         self._positions = self._replay.published_rows()
@@ -176,10 +121,7 @@ class ReplayLoop:
             if self._held[ring]:
                 self._replay.retire(ring, granted)
                 continue
-            with contextlib.suppress(RingCorrupt):
-                self._replay.grant(ring, granted)
-            if self.rings[ring].take_waiting():
-                self._wake(ring)
+            self._grant_ring(ring)
 
     def _grant_held(self) -> None:
         """Grant rows whose grants waited for copies that are finished now."""
@@ -191,10 +133,6 @@ class ReplayLoop:
         if self._options.max_staleness is not None:
             self._replay.retire_older_than(self.updates - self._options.max_staleness)
         return self._replay.sampleable > 0
-
-    def _copy_due(self) -> bool:
-        """Whether a copy of the weights for evaluation is due."""
-        return self._copies.due(self.inserted_steps)
 
     def _beta(self) -> float:
         options = self._options
@@ -232,3 +170,35 @@ class ReplayLoop:
         if self._mirror is not None:
             arrays |= self._mirror.arrays(self._batch)
         return arrays | dict(self._batch.extras)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def priorities(self) -> NDArray[np.float32]:
+        """See `UpdateLoop`."""
+        return priorities_of(self._replay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `UpdateLoop`."""
+        replay = self._replay
+        return {
+            **super().state_dict(),
+            "replay": replay_state(replay),
+            "generator": generator_state(replay._rng),
+        }
+
+    def _restore_rows(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        restore_generator(self._replay._rng, state["generator"])
+        if priorities is None:
+            self._restore_without_rows(state)
+        else:
+            restore_state(self, state["loop"])
+            restore_state(self._policy_lag, state["policy_lag"])
+            restore_replay(self._replay, state["replay"], priorities)
+        if self._mirror is not None:  # before the first grant, which waits until these rows are copied
+            self._mirror.follow(self._positions)
+
+    def _restore_without_rows(self, state: Mapping[str, Any]) -> None:
+        self.inserted_steps = state["loop"]["inserted_steps"]
+        self._granted[:] = self._positions[:] = [ring.published() for ring in self.rings]
+        restore_state(self._policy_lag, {**state["policy_lag"], "seen": self._positions})
+        restore_empty_replay(self._replay, state["replay"])

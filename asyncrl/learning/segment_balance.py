@@ -49,13 +49,14 @@ The formulas are original to this package.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
+from asyncrl.learning.pace import BalanceStatistics, Pace
+from asyncrl.options import require_at_least
 
 Discipline = Literal["relaxed", "lockstep", "synchronous"]
 DISCIPLINES: tuple[Discipline, ...] = ("relaxed", "lockstep", "synchronous")
@@ -83,7 +84,7 @@ class SegmentShape:
     num_slots: int
 
 
-class SegmentBalance:
+class SegmentBalance(Pace):
     """Grants of segments to actors. Pure arithmetic; learner thread only.
 
     Args:
@@ -98,7 +99,8 @@ class SegmentBalance:
         ValueError: an argument is out of its range, or the setting would deadlock by (4).
     """
 
-    STATE = ("_inserted", "_received", "_sampled", "_open")
+    STATE = (*Pace.STATE, "_received", "_open")
+    _sigma: float
 
     def __init__(
         self,
@@ -112,15 +114,11 @@ class SegmentBalance:
     ) -> None:
         if discipline not in DISCIPLINES:
             raise ValueError(f"discipline must be one of {', '.join(DISCIPLINES)}, got {discipline!r}")
-        for name, value in (
-            ("num_rings", shape.num_rings),
-            ("envs_per_actor", shape.envs_per_actor),
-            ("length", shape.length),
-            ("segments_per_batch", segments_per_batch),
-            ("queue_batches", queue_batches),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least("num_rings", shape.num_rings, 1)
+        require_at_least("envs_per_actor", shape.envs_per_actor, 1)
+        require_at_least("length", shape.length, 1)
+        require_at_least("segments_per_batch", segments_per_batch, 1)
+        require_at_least("queue_batches", queue_batches, 1)
         if not 0 < samples_per_insert < math.inf:
             raise ValueError(f"samples_per_insert must be positive and finite, got {samples_per_insert}")
         if discipline != "relaxed" and segments_per_batch != shape.num_rings:
@@ -128,27 +126,21 @@ class SegmentBalance:
                 f"segments_per_batch must be the number of actors, {shape.num_rings}, with discipline={discipline!r}, "
                 f"got {segments_per_batch}: such a batch is one segment of every actor"
             )
+        super().__init__(float(samples_per_insert), 0, max_env_steps)
         self._room = _room(shape, segments_per_batch)
         self._discipline = discipline
         self._rings, self._length, self._batch = shape.num_rings, shape.length, segments_per_batch
         self._steps_of_segment = shape.length * shape.envs_per_actor
         self._credits = max(shape.num_rings, queue_batches * segments_per_batch)
-        self._sigma = float(samples_per_insert)
-        self._max_steps = max_env_steps
-        self._inserted = self._received = self._sampled = 0
-        self._open = 0
+        self._received = self._open = 0
 
-    def inserted(self, steps: int) -> None:
-        """Count `steps` more steps of complete segments (RESET rows excluded)."""
-        self._inserted += steps
+    def refill(self) -> None:
+        """Forget the open segments, for a resumed run with empty rings."""
+        self._open = 0
 
     def received(self, steps: int) -> None:
         """Count `steps` more steps received by the learner (RESET rows excluded)."""
         self._received += steps
-
-    def sampled(self, samples: int) -> None:
-        """Count `samples` more training samples."""
-        self._sampled += samples
 
     def grant(
         self,
@@ -207,10 +199,7 @@ class SegmentBalance:
 
     def _below_limit(self, open_segments: int) -> bool:
         """Whether a new batch may be begun while `open_segments` are granted and not complete."""
-        return (
-            self._max_steps is None
-            or self._inserted + open_segments * self._steps_of_segment < self._max_steps
-        )
+        return self._inserted + open_segments * self._steps_of_segment < self._max_steps
 
     def exhausted(self, ready: int) -> bool:
         """Whether `max_env_steps` are inserted and no further batch can be completed.
@@ -218,19 +207,7 @@ class SegmentBalance:
         Args:
             ready: number of segments that are complete and not part of a batch yet.
         """
-        if self._max_steps is None or self._inserted < self._max_steps:
-            return False
-        return ready + self._open < self._batch
-
-    @property
-    def cursor(self) -> float:
-        """Production ahead of consumption in samples, `samples_per_insert * inserted - sampled`."""
-        return self._sigma * self._inserted - self._sampled
-
-    @property
-    def achieved(self) -> float:
-        """Samples per inserted step; 0 before the first."""
-        return self._sampled / self._inserted if self._inserted else 0.0
+        return self.complete and ready + self._open < self._batch
 
     @property
     def most_in_flight(self) -> int:
@@ -241,21 +218,13 @@ class SegmentBalance:
         return min(most, self._rings * self._room)
 
     def statistics(self) -> BalanceStatistics:
-        """Present statistics, a frozen record.
-
-        `error_samples` is the maximum of the cursor: all segments that may be in flight, plus the released batch in
-        training.
-        """
+        """See `Pace`; `error_samples` is the cursor's maximum: segments in flight and a released batch in training."""
         training = 0 if self._discipline == "synchronous" else self._batch
         ahead = 1
         if self._discipline == "relaxed":
             ahead = min(-(-self._credits // self._rings), self._room)
-        return BalanceStatistics(
-            target=self._sigma,
-            achieved=self.achieved,
-            inserted_steps=self._inserted,
-            sampled=self._sampled,
-            cursor=self.cursor,
+        return replace(
+            super().statistics(),
             error_samples=self._sigma * (self.most_in_flight + training) * self._steps_of_segment,
             rows_ahead=ahead * self._length,
             received_steps=self._received,

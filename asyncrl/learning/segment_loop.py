@@ -14,105 +14,72 @@ release.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from asyncrl.errors import GPUOutOfMemory, RingCorrupt
+from asyncrl.errors import GPUOutOfMemory
 from asyncrl.interfaces import Segment
 from asyncrl.learning.divergence import DeviceFull, Divergence, out_of_gpu_memory
 from asyncrl.learning.histogram import Histogram
-from asyncrl.learning.publication import Publisher
-from asyncrl.learning.quarantine import Quarantine
+from asyncrl.learning.loop_state import generator_state, restore_generator, restore_state
 from asyncrl.learning.segment_balance import SegmentBalance
 from asyncrl.learning.segment_intake import SegmentIntake, SegmentOptions
-from asyncrl.learning.staleness import StalenessMeter
-from asyncrl.learning.update_loop import TICK_SECONDS, LoopStatistics
-from asyncrl.learning.weight_snapshots import SnapshotWriter, WeightSnapshots
+from asyncrl.learning.update_loop import TICK_SECONDS, LoopParts, Priorities, UpdateLoop
 from asyncrl.protocols import SegmentUpdater
 from asyncrl.replay.past_segments import PastSegments
+from asyncrl.replay.replay_state import queue_state, restore_queue
 from asyncrl.replay.segments import SegmentQueue
-from asyncrl.shm.weights import WeightMailbox
 
 
 @dataclass(frozen=True)
-class SegmentParts:
-    """Parts of training on segments.
+class SegmentParts(LoopParts):
+    """Parts of training on segments, besides those of `LoopParts`.
 
     Attributes:
-        core: network, optimiser and loss.
         queue: complete segments.
         balance: production-consumption balance.
-        mailbox: mailbox for published weights.
-        staleness: meter and correction of staleness.
-        wake: called with the index of a waiting actor that was granted rows.
         options: options of consumption.
-        snapshots: queue of weights to evaluate, filled between two iterations.
         past: replay of past segments, or None.
     """
 
     core: SegmentUpdater
     queue: SegmentQueue
     balance: SegmentBalance
-    mailbox: WeightMailbox
-    staleness: StalenessMeter
-    wake: Callable[[int], None]
     options: SegmentOptions
-    snapshots: WeightSnapshots
     past: PastSegments | None = None
 
 
-class SegmentLoop:
-    """Update loop that consumes segments in order of arrival. Implements `UpdateLoop`; learner thread only."""
+class SegmentLoop(UpdateLoop):
+    """Update loop that consumes segments in order of arrival."""
 
-    polls_while_dense = False
-    STATE = ("inserted_steps", "_granted", "_learning", "_trained_steps", "_samples")
+    STATE = (*UpdateLoop.STATE, "_learning", "_trained_steps", "_samples")
+    core: SegmentUpdater
 
     def __init__(self, parts: SegmentParts) -> None:
         queue, options = parts.queue, parts.options
-        self.core = parts.core
-        self.rings = queue.rings
-        self.divergence = Divergence(options.dump_dir, parts.core.batch)
-        self.publisher = Publisher(
-            parts.core, parts.mailbox, lambda what: self.divergence.error(what, self.updates)
-        )
+        divergence = Divergence(options.dump_dir, parts.core.batch)
+        self._intake = SegmentIntake(queue, options, self._release)
+        super().__init__(parts, queue, parts.balance, Histogram(), divergence, self._intake.give_up)
         self._queue = queue
         self._balance = parts.balance
-        self._staleness = parts.staleness
-        self._wake = parts.wake
         self._options = options
-        self._copies = SnapshotWriter(parts.snapshots, self.publisher)
-        self._policy_lag = Histogram()
         self._past = parts.past
-        self._granted = np.zeros(len(self.rings), np.int64)
-        self._intake = SegmentIntake(queue, options, self._release)
         self._learning = False
         self._trained_steps = 0
         self._samples = 0
-        self.inserted_steps = 0
-        self._quarantine = Quarantine(
-            self.rings,
-            self._intake.give_up,
-            lambda index: queue.begin_again(index, int(self._granted[index])),
-        )
-
-    @property
-    def updates(self) -> int:
-        """Gradient steps so far."""
-        return self.publisher.updates
 
     def prepare(self) -> None:
         """Publish the first weights and grant the first segments."""
-        if self.publisher.version == 0:
-            self.publisher.publish()
+        super().prepare()
         self._grant()
 
     def tick(self) -> bool:
         """Receive segments; begin or continue an iteration for `TICK_SECONDS`; return False while waiting for rows."""
-        self._quarantine.check()
+        self._check_rings()
         ready = self._queue.ready
         inserted = self._queue.poll()
         if self._queue.ready != ready:  # also for a segment of RESET rows only, which has no step
@@ -127,29 +94,22 @@ class SegmentLoop:
     def finished(self) -> bool:
         """Whether no further batch can be completed and no copy of weights is due."""
         used_up = self._balance.exhausted(self._queue.ready + len(self._intake.segments))
-        return used_up and not self._copy_due()
+        return used_up and not self._copy_due(self._trained_steps)
 
     def wake_positions(self) -> list[int]:
         """Position per ring at which its next segment is complete."""
         return [int(position) for position in self._queue.next_wake()]
 
-    def statistics(self) -> LoopStatistics:
-        """See `UpdateLoop.statistics`."""
+    def _stored_and_discarded(self) -> tuple[int, int]:
         rows = self._queue.length * self.rings[0].num_envs
         waiting = self._queue.ready + len(self._intake.segments)
-        return LoopStatistics(
-            balance=self._balance.statistics(),
-            staleness=self._staleness,
-            policy_lag=self._policy_lag,
-            stored_steps=waiting * rows,
-            discarded_steps=self._intake.discarded_steps,
-        )
+        return waiting * rows, self._intake.discarded_steps
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> bool:
         """Begin an iteration if its segments are complete; return whether it was begun."""
-        if not self._copies.copy(self._trained_steps):
+        if not self._copied(self._trained_steps):
             return False
         segments = self._intake.batch(self.publisher.version)
         if segments is None:
@@ -162,10 +122,6 @@ class SegmentLoop:
         else:
             self._release(segments)
         return True
-
-    def _copy_due(self) -> bool:
-        """Whether a copy of the weights for evaluation is due."""
-        return self._copies.due(self._trained_steps)
 
     def _train_on(self, segments: list[Segment]) -> None:
         """Measure and correct staleness, and begin an iteration of the core on the segments and past segments."""
@@ -221,7 +177,7 @@ class SegmentLoop:
             self._options.discipline != "relaxed"
             or self.updates == 0
             or self.finished()
-            or self._copy_due()
+            or self._copy_due(self._trained_steps)
             or not self.core.again()
         ):
             return False
@@ -241,12 +197,47 @@ class SegmentLoop:
         if not self._balance.grant(self._queue.released, self._queue.published_rows(), self._granted):
             return
         for index in np.flatnonzero(self._granted != before):
-            if self.rings[index].fault:
-                continue  # it receives its grant when it is restarted
-            with contextlib.suppress(RingCorrupt):
-                self._queue.grant(int(index), int(self._granted[index]))
-            if self.rings[index].take_waiting():
-                self._wake(int(index))
+            if not self.rings[index].fault:  # else it receives its grant when it is restarted
+                self._grant_ring(int(index))
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `UpdateLoop`."""
+        past = self._past
+        return {
+            **super().state_dict(),
+            "queue": queue_state(self._queue),
+            "discarded": self._intake.discarded_steps,
+            "held": bool(self._intake.segments),
+            "past": None if past is None else _past_state(past),
+        }
+
+    def _restore_rows(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        rows = priorities is not None
+        # Without rows grants begin at the rings' positions; a grant includes the row after a segment.
+        granted = (
+            {} if rows else {"granted": np.array([ring.published() + 1 for ring in self.rings], np.int64)}
+        )
+        restore_state(self, {**state["loop"], **granted})
+        restore_state(self._policy_lag, state["policy_lag"])
+        held = restore_queue(self._queue, state["queue"], rows=rows)
+        self._intake.discarded_steps = int(state["discarded"])
+        if rows and state["held"]:  # synchronous: the batch in training is released after publication
+            self._intake.segments = held
+        if self._past is not None and state["past"] is not None:
+            _restore_past(self._past, state["past"])
+
+
+def _past_state(past: PastSegments) -> dict[str, Any]:
+    segments = [dict(vars(segment)) for segment in past._kept]
+    return {"segments": segments, "generator": generator_state(past._rng)}
+
+
+def _restore_past(past: PastSegments, state: Mapping[str, Any]) -> None:
+    past._kept.clear()
+    past._kept.extend(Segment(**fields) for fields in state["segments"])
+    restore_generator(past._rng, state["generator"])
 
 
 def _memory_error(error: BaseException, per_batch: int, length: int) -> GPUOutOfMemory:

@@ -41,12 +41,14 @@ old neither is reliable (`benchmarks/presets.md`), hence IMPALA's preset with tw
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.interfaces import Batch, Segment
 from asyncrl.learning.histogram import Histogram
+from asyncrl.sequences import SequenceBatch
 from asyncrl.shm.kernel import kernel
 
 Correction = Literal["none", "power", "exponential"]
@@ -92,18 +94,14 @@ class StalenessMeter:
         self.in_updates, self.in_versions = Histogram(), Histogram()
 
     def measure(
-        self,
-        updates: int,
-        version: int,
-        batch: _Stamped,
-        each: int = 1,
+        self, updates: int, version: int, batch: Batch | SequenceBatch | Segment, each: int = 1
     ) -> None:
         """Fill `batch.staleness` and multiply `batch.weight` by the correction, both in place.
 
         Args:
             updates: u.
             version: v.
-            batch: a `Batch` or `Segment`.
+            batch: samples with the policy version and updates of their acting weights.
             each: samples per entry: 1 for the items of a batch, E for the rows of a segment.
 
         A row over the bound is a bug of this package (such rows are retired or dropped before), hence an assertion.
@@ -118,15 +116,6 @@ class StalenessMeter:
         assert self._bound is None or most <= self._bound, (
             f"a row with staleness {most} reached an update, max_staleness is {self._bound}"
         )
-
-
-class _Stamped(Protocol):
-    """Samples with the policy version and updates of their acting weights, such as `Batch` and `Segment`."""
-
-    version: NDArray[np.int64]
-    policy_updates: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-    weight: NDArray[np.float32]
 
 
 @kernel("void(int64, int64[::1], int64[::1], float32[::1], int64, float64)")

@@ -1,20 +1,34 @@
-"""Protocol of update loops, which turn rows into updates."""
+"""Base of the update loops, which turn rows into updates: publication, evaluation copies, grants and saved state."""
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Literal
 
-from asyncrl.learning.balance_statistics import BalanceStatistics
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import RingCorrupt
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
+from asyncrl.learning.loop_state import restore_state, state_of
+from asyncrl.learning.pace import BalanceStatistics, Pace
 from asyncrl.learning.publication import Publisher
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
 from asyncrl.protocols import Updater
-from asyncrl.shm.ring import RingReader
+from asyncrl.replay.ring_replay import RingReplay
+from asyncrl.replay.segments import SegmentQueue
+from asyncrl.shm.weights import WeightMailbox
 
 TICK_SECONDS = 0.001
 """Duration of the updates of a tick, after which new rows are received."""
+
+Priorities = Sequence[tuple[int, NDArray[np.float32]]]
+"""Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,36 @@ class LoopStatistics:
     discarded_steps: int
 
 
-class UpdateLoop(Protocol):
+@dataclass(frozen=True)
+class LoopParts:
+    """Parts that training on replay and on segments have in common.
+
+    Attributes:
+        core: network, optimiser and loss.
+        mailbox: mailbox for published weights.
+        staleness: meter and correction of staleness.
+        wake: called with the index of a waiting actor that was granted rows.
+        snapshots: queue of weights to evaluate.
+    """
+
+    core: Any
+    mailbox: WeightMailbox
+    staleness: StalenessMeter
+    wake: Callable[[int], None]
+    snapshots: WeightSnapshots
+
+
+class UpdateLoop(ABC):
     """Loop that turns rows into updates. Created on any thread; used on the learner's only, except for both counters.
+
+    Args:
+        parts: core and channels.
+        source: reads and grants the rows.
+        pace: balance of production and consumption.
+        policy_lag: histogram of the policy lag.
+        divergence: checks the loss.
+        give_up: called once per fault with the index of the ring, whose rows must not be used any more.
+        interval: updates between two publications, see `Publisher`.
 
     Attributes:
         core: network, optimiser and loss.
@@ -46,38 +88,143 @@ class UpdateLoop(Protocol):
         divergence: checks the loss.
         polls_while_dense: whether the learner polls every millisecond in place of arming the doorbell while traffic is
             dense: True if any row can be used, False if only whole segments or quanta can.
-        updates: gradient steps so far.
         inserted_steps: environment steps received so far, RESET rows excluded.
     """
 
-    rings: tuple[RingReader, ...]
-    publisher: Publisher
-    divergence: Divergence
-    polls_while_dense: bool
-    inserted_steps: int
+    polls_while_dense: ClassVar[bool] = False
+    STATE: ClassVar[tuple[str, ...]] = ("inserted_steps", "_granted")
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        source: RingReplay[Any] | SegmentQueue,
+        pace: Pace,
+        policy_lag: Histogram,
+        divergence: Divergence,
+        give_up: Callable[[int], object],
+        interval: int | Literal["auto"] | None = None,
+    ) -> None:
+        self.core: Updater = parts.core
+        self.rings = source.rings
+        self.divergence = divergence
+        self.publisher = Publisher(
+            parts.core, parts.mailbox, lambda what: divergence.error(what, self.updates), interval
+        )
+        self.inserted_steps = 0
+        self._source, self._pace, self._policy_lag = source, pace, policy_lag
+        self._staleness, self._wake, self._snapshots = parts.staleness, parts.wake, parts.snapshots
+        self._granted = np.zeros(len(self.rings), np.int64)
+        self._give_up = give_up
+        self._given_up = [False] * len(self.rings)
 
     @property
-    def updates(self) -> int: ...  # noqa: D102
-
-    @property
-    def core(self) -> Updater: ...  # noqa: D102
+    def updates(self) -> int:
+        """Gradient steps so far."""
+        return self.publisher.updates
 
     def prepare(self) -> None:
         """Publish the first weights, for which the actors wait; called once, before the first tick."""
-        ...
+        if self.publisher.version == 0:
+            self.publisher.publish()
 
+    @abstractmethod
     def tick(self) -> bool:
         """Receive new rows, grant rows, train for `TICK_SECONDS`; return False if there was nothing to do."""
-        ...
 
+    @abstractmethod
     def finished(self) -> bool:
-        """Whether the run's steps are used up; called after a tick that found nothing to do."""
-        ...
+        """Whether the run's steps are used up and no copy of weights is due; called after a tick without work."""
 
+    @abstractmethod
     def wake_positions(self) -> list[int]:
         """Position per ring at which the actor should wake the learner. Loop thread, while no burst runs."""
-        ...
+
+    @abstractmethod
+    def _stored_and_discarded(self) -> tuple[int, int]:
+        """Environment steps that can be trained on at present, and those discarded so far."""
 
     def statistics(self) -> LoopStatistics:
         """Present statistics, a frozen record."""
-        ...
+        stored, discarded = self._stored_and_discarded()
+        return LoopStatistics(self._pace.statistics(), self._staleness, self._policy_lag, stored, discarded)
+
+    def priorities(self) -> NDArray[np.float32] | None:
+        """Priorities of a replay `[rings, slots, leaves of a row]`, a view; None for segments."""
+        return None
+
+    # --- rings -------------------------------------------------------------------------------------------------------
+
+    def _check_rings(self) -> None:
+        """Give up rings with a new fault, and restart abandoned ones; `shm/ring_health.py` defines the quarantine."""
+        for index, ring in enumerate(self.rings):
+            if not ring.fault:
+                continue
+            if not self._given_up[index]:
+                self._given_up[index] = True
+                self._give_up(index)
+            if ring.abandoned:
+                self._source.begin_again(index, int(self._granted[index]))
+                self._given_up[index] = False
+
+    def _grant_ring(self, index: int) -> None:
+        """Grant rows up to `_granted` to a ring without a fault, and wake its actor if it waits."""
+        with contextlib.suppress(RingCorrupt):
+            self._source.grant(index, int(self._granted[index]))
+        if self.rings[index].take_waiting():
+            self._wake(index)
+
+    # --- copies of the weights for evaluation ------------------------------------------------------------------------
+
+    def _copy_due(self, env_steps: int) -> bool:
+        """Whether a copy of the weights is due at `env_steps`; never before the first update."""
+        return self.updates > 0 and self._snapshots.due(env_steps)
+
+    def _copied(self, env_steps: int) -> bool:
+        """Copy the weights if a copy is due; return False if the queue is full and the learner must wait."""
+        if not self._copy_due(env_steps):
+            return True
+        if self._snapshots.full:
+            return False
+        weights, version = self.publisher.current()
+        self._snapshots.put(WeightSnapshot(weights, version, self.updates, env_steps))
+        return True
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as copies, between two ticks; see `loop_state.py`."""
+        return {
+            "core": self.core.state_dict(),
+            "loop": state_of(self),
+            "pace": state_of(self._pace),
+            "publisher": state_of(self.publisher),
+            "published": self.publisher.published(),
+            "staleness": [state_of(self._staleness.in_updates), state_of(self._staleness.in_versions)],
+            "policy_lag": state_of(self._policy_lag),
+        }
+
+    def restore(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        """Restore a result of `state_dict` into a new loop before its first tick.
+
+        Args:
+            state: result of `state_dict`. The rings are at their restored positions, and contain their rows unless
+                `priorities` is None.
+            priorities: priorities of the rows of a replay (an empty sequence for segments); None if the rings are
+                empty.
+
+        Raises:
+            ValueError, KeyError: the state belongs to another kind of loop.
+        """
+        self.core.load_state_dict(state["core"])
+        restore_state(self._pace, state["pace"])
+        if priorities is None:
+            self._pace.refill()
+        restore_state(self.publisher, state["publisher"])
+        restore_state(self._staleness.in_updates, state["staleness"][0])
+        restore_state(self._staleness.in_versions, state["staleness"][1])
+        self._restore_rows(state, priorities)
+        self.publisher.republish(state["published"], exactly=priorities is not None)
+
+    @abstractmethod
+    def _restore_rows(self, state: Mapping[str, Any], priorities: Priorities | None) -> None:
+        """Restore the loop's own state, its policy lag, and the state of its replay or queue."""

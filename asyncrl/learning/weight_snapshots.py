@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.learning.publication import Publisher
-
 CAPACITY = 8
 """Maximum number of copies that wait for the evaluator."""
 
@@ -102,30 +100,3 @@ class WeightSnapshots:
         """Remove and return the oldest copy; None if there is none. Event-loop thread."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
-
-
-class SnapshotWriter:
-    """Learner's end of the queue, which adds copies of the weights when they are due. Learner thread only.
-
-    Args:
-        snapshots: the queue.
-        publisher: source of the weights.
-    """
-
-    def __init__(self, snapshots: WeightSnapshots, publisher: Publisher) -> None:
-        self._snapshots = snapshots
-        self._publisher = publisher
-
-    def due(self, env_steps: int) -> bool:
-        """Whether a copy is due at `env_steps`; never before the first update."""
-        return self._publisher.updates > 0 and self._snapshots.due(env_steps)
-
-    def copy(self, env_steps: int) -> bool:
-        """Copy the weights if a copy is due; return False if the queue is full and the learner must wait."""
-        if not self.due(env_steps):
-            return True
-        if self._snapshots.full:
-            return False
-        weights, version = self._publisher.current()
-        self._snapshots.put(WeightSnapshot(weights, version, self._publisher.updates, env_steps))
-        return True

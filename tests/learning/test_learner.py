@@ -15,11 +15,11 @@ from asyncrl.algorithms import DDPG, SAC
 from asyncrl.algorithms.value_bounds import FIRST_VERDICT
 from asyncrl.errors import ActionValuesOutOfRange
 from asyncrl.interfaces import Batch, BoxAction, EnvSpec
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.divergence import Divergence
 from asyncrl.learning.histogram import Histogram
 from asyncrl.learning.learner import Learner
 from asyncrl.learning.learner_thread import LearnerThread
+from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots

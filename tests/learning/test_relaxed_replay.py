@@ -10,7 +10,6 @@ from replay_world import World, world
 
 from asyncrl.errors import TrainingDiverged
 from asyncrl.learning import relaxed_replay
-from asyncrl.learning.loop_state import loop_state
 
 SEEDS = range(4)
 
@@ -255,6 +254,6 @@ def test_a_checkpoint_leaves_the_updates_of_another_reader_of_the_mailbox() -> N
         while w.mailbox.version == version:
             w.run_all()
             w.tick()
-        published = loop_state(w.learning)["published"]
+        published = w.learning.state_dict()["published"]
         assert (published["version"], published["updates"]) > copied
         assert w.mailbox.updates == copied[1]

@@ -16,7 +16,6 @@ from asyncrl.errors import ConfigurationError, ResourceError
 from asyncrl.interfaces import Batch, DiscreteAction, EnvSpec
 from asyncrl.learning import lockstep_replay
 from asyncrl.learning import mirror as mirror_module
-from asyncrl.learning.loop_state import loop_state, restore_loop
 from asyncrl.learning.mirror import ObservationMirror, make_mirror
 from asyncrl.replay import PrioritizedReplay
 from asyncrl.replay.replay import find_frames
@@ -177,7 +176,7 @@ def test_a_lockstep_run_that_had_ended_is_resumed_with_a_new_mirror(with_rows: b
     """Its first grant is over rows of the earlier run, before any row is ingested or any update made."""
     with world(slots=16, total_steps=200) as w:
         w.finish(np.random.default_rng(0))
-        state, ended = loop_state(w.learning), [ring.granted for ring in w.readers]
+        state, ended = w.learning.state_dict(), [ring.granted for ring in w.readers]
         priorities = [(first_of(ring), rows_of(w, index)) for index, ring in enumerate(w.readers)]
         assert min(ended) > 2 * 16, "the rings have wrapped"
         w.setting = replace(w.setting, total_steps=400)
@@ -186,7 +185,7 @@ def test_a_lockstep_run_that_had_ended_is_resumed_with_a_new_mirror(with_rows: b
         w.core.load_state_dict = lambda state: None  # type: ignore[assignment, method-assign, misc]
         w.learning = w._learning(w.learning._batch)
         w.learning._mirror = w.learning._batch.source = ImagesOfCounters(w)
-        restore_loop(w.learning, state, priorities if with_rows else None)
+        w.learning.restore(state, priorities if with_rows else None)
         w.learning.prepare()
         for _ in range(3):
             w.tick()

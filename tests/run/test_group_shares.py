@@ -23,8 +23,8 @@ from asyncrl.actors.plans import ActorPlan, PoolPlan
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import ConfigurationError
 from asyncrl.groups import state
+from asyncrl.groups.fusing import FusionStatistics
 from asyncrl.groups.place import Place
-from asyncrl.groups.statistics import FusionStatistics
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.protocols import Policy
 from asyncrl.run import grouped, parts

@@ -9,10 +9,10 @@ import pytest
 from snapshots import make_actor, make_snapshot
 
 from asyncrl.config import TrainerConfig
-from asyncrl.learning.balance_statistics import BalanceStatistics
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.histogram import HistogramStatistics
 from asyncrl.learning.learner import LearnerReport
+from asyncrl.learning.pace import BalanceStatistics
 from asyncrl.run import report
 from asyncrl.run.report import SnapshotBuilder
 from asyncrl.run.summary import summarize

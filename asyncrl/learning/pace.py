@@ -1,0 +1,92 @@
+"""Counts that the balances of all disciplines have in common, and their statistics; see `balance.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class BalanceStatistics:
+    """State of a balance at one moment.
+
+    Attributes:
+        target: target of samples per insert; None if the pace is free.
+        achieved: samples per step inserted after `learning_starts`; 0 before the first.
+        inserted_steps, sampled: I and s.
+        cursor: production ahead of consumption in samples, equation (1); 0 if the pace is free.
+        error_samples: bound of the cursor in samples, see `balance.py`; 0 if the pace is free.
+        rows_ahead: M, maximum number of rows granted ahead per ring.
+        received_steps: steps received by the learner; equal to I for replay.
+        discipline: `replay`, or the discipline of segments or lockstep replay.
+    """
+
+    target: float | None = None
+    achieved: float = 0.0
+    inserted_steps: int = 0
+    sampled: int = 0
+    cursor: float = 0.0
+    error_samples: float = 0.0
+    rows_ahead: int = 0
+    received_steps: int = 0
+    discipline: str = "replay"
+
+
+class Pace:
+    """Base of the balances: steps inserted, samples trained on, and the cursor between them. Learner thread only.
+
+    Args:
+        samples_per_insert: sigma, or None for a free pace.
+        learning_starts: I0 in environment steps.
+        max_env_steps: number of environment steps at which the run ends, or None.
+    """
+
+    STATE: tuple[str, ...] = ("_inserted", "_sampled")
+
+    def __init__(
+        self, samples_per_insert: float | None, learning_starts: int, max_env_steps: int | None
+    ) -> None:
+        self._sigma = samples_per_insert
+        self._start = self._learning_starts = learning_starts
+        self._max_steps = UNLIMITED if max_env_steps is None else max_env_steps
+        self._inserted = self._sampled = 0
+
+    def inserted(self, steps: int) -> None:
+        """Count `steps` more inserted environment steps (RESET rows excluded)."""
+        self._inserted += steps
+
+    def sampled(self, samples: int) -> None:
+        """Count `samples` more training samples."""
+        self._sampled += samples
+
+    def refill(self) -> None:
+        """Allow no update before `learning_starts` further steps, for a resumed run with an empty replay."""
+        self._start += min(self._inserted, self._learning_starts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether `max_env_steps` are inserted, so that there are no further steps."""
+        return self._inserted >= self._max_steps
+
+    @property
+    def cursor(self) -> float:
+        """Production ahead of consumption in samples, equation (1); 0 if the pace is free."""
+        return 0.0 if self._sigma is None else self._sigma * (self._inserted - self._start) - self._sampled
+
+    @property
+    def achieved(self) -> float:
+        """Samples per step inserted after `learning_starts`; 0 before the first."""
+        since_start = self._inserted - self._start
+        return self._sampled / since_start if since_start > 0 else 0.0
+
+    def statistics(self) -> BalanceStatistics:
+        """Present statistics, a frozen record."""
+        return BalanceStatistics(
+            target=self._sigma,
+            achieved=self.achieved,
+            inserted_steps=self._inserted,
+            sampled=self._sampled,
+            cursor=self.cursor,
+            received_steps=self._inserted,
+        )
