@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -48,9 +49,14 @@ def test_a_port_that_a_silent_stranger_holds_is_asked_once_for_half_a_second() -
         with pytest.raises(PortInUse, match="held by: another program"):
             start_on(stranger.getsockname()[1])
         stranger.setblocking(False)
-        stranger.accept()[0].close()
-        with pytest.raises(BlockingIOError):
-            stranger.accept()
+        requests = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                with stranger.accept()[0] as connection:
+                    requests.append(connection.recv(4096))
+    assert sum(b"aiohttp" in request for request in requests) == 1, (
+        "`asyncrl ps` of another test asks by urllib"
+    )
     assert discovery.ASK_SECONDS == 0.5
 
 
