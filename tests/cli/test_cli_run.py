@@ -30,7 +30,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    one_core = "ignore:[ASYNC021]"  # two actors warn of it there
+    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONWARNINGS": one_core}
 
 
 def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
