@@ -122,9 +122,12 @@ def readout(snapshot: Snapshot) -> Readout:
     elapsed = duration(snapshot.wall_seconds)
     ended = snapshot.stop_reason is not None
     if ended and snapshot.train_seconds > 0:  # the last interval was that of the final evaluation
+        steps_per_second = snapshot.env_steps / snapshot.train_seconds
         snapshot = replace(
             snapshot,
-            env_steps_per_second=snapshot.env_steps / snapshot.train_seconds,
+            env_steps_per_second=steps_per_second,
+            received_steps_per_second=steps_per_second,
+            consumed_samples_per_second=steps_per_second * snapshot.samples_per_insert_achieved,
             updates_per_second=snapshot.updates / snapshot.train_seconds,
         )
     return Readout(

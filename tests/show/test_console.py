@@ -99,8 +99,9 @@ def test_the_line_of_a_run_that_has_just_begun() -> None:
 def test_the_line_of_a_run_that_has_ended_has_the_rates_of_all_of_it() -> None:
     """Those of the last interval are of the final evaluation, in which actors wait and nothing is learned."""
     last = {"env_steps_per_second": 0.0, "updates_per_second": 0.0, "actor_wait_fraction": 1.0}
-    line = readout(make_snapshot(state="finished", stop_reason="total_steps", updates=2000, **last)).line()
-    assert " | 100 steps/s, 200 updates/s | acting" in line and "waits" not in line
+    words = readout(make_snapshot(state="finished", stop_reason="total_steps", updates=2000, **last))
+    assert " | 100 steps/s, 200 updates/s | acting" in words.line() and "waits" not in words.line()
+    assert {field.label: field.value for field in words.speed}["received/s"] == "100"
 
 
 def test_the_line_of_a_run_that_failed() -> None:
