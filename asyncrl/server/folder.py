@@ -94,6 +94,9 @@ class FolderServer(HttpServer):
         self._known = {name: self._unchanged(name, run) for name, run in found.items()}
         runs = [run for _, run in self._known.values()]
         facts = [self._facts_of(name, run) for name, (_, run) in self._known.items()]
+        for kept in (self._facts, self._curves):
+            for name in kept.keys() - self._known.keys():  # of a run that was deleted
+                del kept[name]
         return {"folder": str(self._folder), "runs": facts, "differing": differing_options(runs)}
 
     def _name(self, run: KeptRun) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,14 @@ def test_curves_of_chosen_runs(served: FolderThread) -> None:
     assert told["a"]["return"] == [10.0, 20.0, 30.0, 40.0, 50.0]
     assert told["a"]["evaluations"][1] == [150, 1.5, 40.0], "between two reports"
     assert served.ask("/options?run=a").json()["dqn"]["gamma"] == 0.99
+
+
+def test_a_run_that_was_deleted_is_forgotten(served: FolderThread, folder: Path) -> None:
+    names = [run["run"] for run in served.ask("/runs").json()["runs"]]
+    served.ask(f"/curves?run={names[0]}")
+    shutil.rmtree(folder / names[0])
+    assert [run["run"] for run in served.ask("/runs").json()["runs"]] == names[1:]
+    assert set(served.server._facts) == set(names[1:]) and not served.server._curves
 
 
 def test_long_curves_are_thinned_to_the_end(tmp_path: Path) -> None:
