@@ -34,7 +34,7 @@ def _refusal(status: int, reason: str, message: str) -> bytes:
     return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-TOO_SLOW = _refusal(408, "Request Timeout", "a request head must come within 2 s")
+TOO_SLOW = _refusal(408, "Request Timeout", f"a request head must come within {HEAD_SECONDS:g} s")
 TOO_LONG = _refusal(413, "Content Too Large", f"a request may have {MAX_REQUEST_BYTES} bytes")
 
 
