@@ -119,7 +119,7 @@ def noisy_mlp_forward(x, flat, sizes, mean_count, noise, scratch, out):  # type:
         sizes: widths from the input to the head.
         mean_count: number of all means.
         noise: `[R, sum of inputs and outputs of the noisy layers]` standard normal; overwritten by f(noise).
-        scratch: `[4, widest]`.
+        scratch: `[4, widest layer]`, the head included.
         out: `[R, sizes[-1]]`, filled.
     """
     last = sizes.shape[0] - 2

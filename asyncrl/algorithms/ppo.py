@@ -198,9 +198,10 @@ class PPO(OnPolicy):
 
         Computed by a kernel where the minibatch has one (on the CPU, not recurrent), else by autograd.
         """
-        clips = clip, value_clip = self._clip_ranges(rollout.progress)
+        clips = self._clip_ranges(rollout.progress)
         kl: float | Tensor
         if batch.has_kernel:
+            clip, value_clip = clips
             held = math.inf if value_clip is None else value_clip
             kl, gradients = batch.kernel_gradients((clip, held, self.vf_coef, self.ent_coef))
         else:

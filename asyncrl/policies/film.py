@@ -59,21 +59,17 @@ def film(policy: PortablePolicy, episodes: int, max_seconds: float, seed: int = 
             end, best = time.monotonic() + max_seconds, None
             for number in range(episodes):
                 played = _one(policy, env, Path(folder) / f"{number}.mp4", seed + number, end)
-                best = (
-                    played
-                    if best is None
-                    else max(
-                        best,
-                        played,
-                        key=lambda film: -math.inf if film.return_sum is None else film.return_sum,
-                    )
-                )
+                best = played if best is None else max(best, played, key=_return_of)
                 if time.monotonic() >= end:
                     break
         finally:
             env.close()
     assert best is not None, "episodes is at least 1"
     return best
+
+
+def _return_of(film: Film) -> float:
+    return -math.inf if film.return_sum is None else film.return_sum
 
 
 class _TimeIsOver(Exception):

@@ -16,7 +16,7 @@ from asyncrl.run.episode_window import EpisodeWindow
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.rates import Counters, RateMeter
 
-OPTIONS = (*("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds"),)
+OPTIONS = ("algo", "env", "seed", "total_steps", "target_return", "target_training_return", "max_seconds")
 """Options of a run that a snapshot has too."""
 
 
