@@ -36,6 +36,8 @@ class PassOptions(TypedDict, total=False):
     """Context for large products: those of a perceptron with no side below 128, all of a module."""
     kernels: bool | None
     """Whether compiled kernels, on host memory, compute a perceptron's biases and activations; default on the CPU."""
+    numpy: bool | None
+    """Whether NumPy computes a perceptron's products in float32; default by `products.product_library`."""
 
 
 class NamedTensors:
