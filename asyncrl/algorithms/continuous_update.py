@@ -161,7 +161,8 @@ class ContinuousUpdate(ReplayUpdate):
         self._slices = {"policy": slice(end), "temperature": slice(end, start), "critics": slice(start, None)}
         self._to_host = HostCopy(self.policy.flat)
         shared = self.statistics, self.bounds
-        self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared)
+        buffers = *self.policy.buffers(), *self.critics.buffers()
+        self.vector = FlatVector(self._flat, self._gradient, self._slices["critics"], shared, buffers)
 
     def _make_targets(self, shape: Shape) -> None:
         count = self.critics.flat.numel()
