@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncrl.acting.images import ImageNetwork
 from asyncrl.algorithms.maximum_entropy import MaximumEntropy
 from asyncrl.algorithms.sac import actor_loss, critic_loss
+from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import EnvSpec
 from asyncrl.options import FunctionOfProgress, require_at_least, require_fraction
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 class CrossQ(MaximumEntropy):
     """Hyper-parameters of CrossQ.
 
-    `tau` has no effect: there are no target networks.
+    `tau` has no effect: there are no target networks. Images are refused, unless a `network` of the user's own has the
+    batch normalisation that stands in for them.
     """
 
     name: ClassVar[str] = "crossq"
+    takes_images: ClassVar[bool] = False
 
     learning_rate: float | FunctionOfProgress = 1e-3
     policy_delay: int = 3
@@ -47,6 +51,20 @@ class CrossQ(MaximumEntropy):
         super().__post_init__()
         require_at_least("batch_size", self.batch_size, 2)
         require_fraction("norm_momentum", self.norm_momentum)
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse actions as `OffPolicy.check` does, and images. Raises `SpacesDoNotFit` (ASYNC005).
+
+        Without target networks everything rests on batch normalisation, which convolutional networks lack.
+        """
+        super().check(spec)
+        if isinstance(self.network_for(spec), ImageNetwork):
+            raise SpacesDoNotFit(
+                "crossq needs batch normalisation in all layers, and the convolutional network for the observations "
+                f"of {spec.name} has none",
+                facts={"observation shape": spec.observation_shape, "dtype": spec.observation_dtype},
+                fix="use sac, tqc, td3 or ppo; or in Python give crossq a network of your own with BatchNorm layers",
+            )
 
     def make_updater(self, spec: EnvSpec, device: str, seed: int) -> CrossQUpdate:
         """Make the updater on `device`, initialised from `seed`; imports torch. Raises `SpacesDoNotFit`."""

@@ -1,5 +1,6 @@
 """CrossQ's batch normalisation, its folding into the weights, and the joint forward pass."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ import torch
 from continuous_rig import LOPSIDED, SIZE, SPEC, filled_batch, written
 from torch import nn
 
+from asyncrl.algorithms.action_spaces import supported_algorithms
 from asyncrl.algorithms.crossq import CrossQ
 from asyncrl.algorithms.crossq_update import CrossQUpdate, normalised_mlp
+from asyncrl.errors import SpacesDoNotFit
+from asyncrl.interfaces import BoxAction, EnvSpec
 from asyncrl.networks.gradients import output_gradients
 
 SMALL: dict[str, Any] = {"hidden_sizes": (9, 8), "critic_hidden_sizes": (7,), "batch_size": SIZE}
@@ -66,6 +70,30 @@ def test_network_of_the_user_is_published_as_it_is() -> None:
 
 def make_network(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+PIXELS = EnvSpec("Pixels", (84, 84, 3), "uint8", BoxAction((-1.0,), (1.0,), (1,)))
+
+
+@pytest.mark.parametrize("network", ["auto", "nature", "impala"])
+def test_images_are_refused(network: Any) -> None:
+    with pytest.raises(
+        SpacesDoNotFit, match=r"batch normalisation in all layers.*Pixels has none"
+    ) as refused:
+        CrossQ(network=network).make_policy(PIXELS)
+    assert refused.value.code == "ASYNC005" and "use sac, tqc, td3 or ppo" in str(refused.value)
+
+
+def test_it_is_not_named_for_images() -> None:
+    assert "crossq" in supported_algorithms(SPEC) and "crossq" not in supported_algorithms(PIXELS)
+
+
+@pytest.mark.parametrize("network", ["mlp", make_network])
+def test_images_are_taken_by_networks_with_batch_normalisation(network: Any) -> None:
+    small = dataclasses.replace(PIXELS, observation_shape=(6, 6, 1))
+    core = core_of(small, network=network)
+    norms = [m for module in core.critics.modules for m in module.modules() if isinstance(m, nn.BatchNorm1d)]
+    assert norms
 
 
 def test_options_out_of_range_are_refused() -> None:
