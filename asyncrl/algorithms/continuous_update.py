@@ -120,6 +120,8 @@ class ContinuousUpdate(ReplayUpdate):
 
     config: ContinuousControl
     _any_shape = ("generator",)
+    _beta1 = 0.9
+    """Decay rate of Adam's first moment."""
 
     def __init__(
         self, config: ContinuousControl, spec: EnvSpec, device: str, seed: int, shape: Shape
@@ -183,7 +185,7 @@ class ContinuousUpdate(ReplayUpdate):
         parts = {"all": slice(None)} if together else self._slices
         eps, norm = config.adam_eps, config.max_grad_norm
         return {
-            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm)
+            name: FlatAdam(self._flat[at], self._gradient[at], eps=eps, max_grad_norm=norm, beta1=self._beta1)
             for name, at in parts.items()
         }
 

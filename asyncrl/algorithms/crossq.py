@@ -2,9 +2,11 @@
 
     Bhatt et al. 2024   CrossQ: batch normalization in deep reinforcement learning for greater sample efficiency and
                         simplicity
+    Ioffe 2017          Batch renormalization: towards reducing minibatch dependence in batch-normalized models
 
 The losses are SAC's. One pass of the critics computes Q(s, a) and Q(s', a'), so that both are normalised by joint batch
-statistics; the loss's gradient is taken with respect to Q(s, a) only. When weights are published, the actor's batch
+statistics; the loss's gradient is taken with respect to Q(s, a) only. After a warm-up, batch renormalisation pulls the
+statistics of a batch towards the running ones. When weights are published, the actor's batch
 normalisation is folded into the layers that follow it, so actors run plain perceptrons.
 """
 
@@ -47,9 +49,19 @@ class CrossQ(MaximumEntropy):
     norm_momentum: float = 0.99
     """Momentum of batch normalisation's running statistics: fraction kept at every update, from 0 to 1."""
 
+    renorm_warmup: int | None = 100_000
+    """Updates with plain batch normalisation before batch renormalisation begins, at least 0; none never begins it."""
+
+    adam_beta1: float = 0.5
+    """Decay rate of Adam's first moment, at least 0 and below 1; 0.9 is Adam's usual one."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("batch_size", self.batch_size, 2)
+        require_at_least("renorm_warmup", self.renorm_warmup, 0)
+        require_fraction("adam_beta1", self.adam_beta1)
+        if self.adam_beta1 == 1.0:
+            raise ValueError("adam_beta1 must be below 1, got 1.0")
         require_fraction("norm_momentum", self.norm_momentum)
 
     def check(self, spec: EnvSpec) -> None:
@@ -73,6 +85,8 @@ class CrossQ(MaximumEntropy):
         return CrossQUpdate(
             *(self, spec, device, seed),
             momentum=self.norm_momentum,
+            renorm_warmup=self.renorm_warmup,
+            beta1=self.adam_beta1,
             critic_loss=critic_loss,
             actor_loss=actor_loss,
         )
