@@ -83,7 +83,8 @@ class ActorCritic:
         self._seen, self._noted = PublishedMoments(layout), RunningMoments(layout.inputs)
         # Statistics received from other learners of a group are applied together with the collected ones.
         told = self._noted if layout.normalized else None
-        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,))
+        buffers = *self._policy.buffers(), *self._value.buffers()
+        self.vector = FlatVector(self.parameters, self.gradient, shared=(told,), buffers=buffers)
         self.vector.moments = (self._adam.moments,)
 
     def _architectures(
