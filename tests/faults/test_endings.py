@@ -465,6 +465,92 @@ def test_a_hangup_without_standard_streams_leaves_a_checkpoint_and_a_summary(tmp
     assert read_policy(tmp_path / "checkpoints" / "latest").meta.updates == summary["updates"]
 
 
+def full_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that nobody reads and that takes no more bytes."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"0")
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("number", "streams"), [(signal.SIGTERM, "stderr"), (signal.SIGINT, "stderr and stdout")]
+)
+def test_a_signal_is_heard_although_nobody_reads_the_output(
+    tmp_path: Path, number: signal.Signals, streams: str
+) -> None:
+    reader, writer = full_pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    stdout = writer if "stdout" in streams else null
+    options = ["--actors", "1", "--dqn.learning-starts", "50", "--report-interval-seconds", "0.1"]
+    command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "100m", "--http", "off", *options]
+    program = child("-m", "asyncrl", *command, "--run-dir", str(tmp_path), stdout=stdout, stderr=writer)
+    try:
+        lines = tmp_path / "metrics.jsonl"
+        wait_until(lambda: lines.exists() and '"train/loss"' in lines.read_text(), program)
+        program.send_signal(number)
+        assert program.wait(SECONDS) == 130
+    finally:
+        program.kill()
+        program.wait()
+        for descriptor in (reader, writer, null):
+            os.close(descriptor)
+    assert summary_of(tmp_path)["state"] == "interrupted"
+
+
+def test_a_run_ends_although_nobody_reads_what_it_prints_and_warns(tmp_path: Path) -> None:
+    """Its closing lines and a warning of its loop (ASYNC020 and the like) go to pipes that are full."""
+    reader, writer = full_pipe()
+    script = """
+        import sys, warnings
+        from asyncrl.cli import entry, training
+        from asyncrl.errors import SamplesTooStale
+
+        def warn(snapshot):
+            warnings.warn(SamplesTooStale("[ASYNC020] as the run's loop does"), stacklevel=2)
+            return True
+
+        training.is_worth_showing = warn
+        sys.argv = ["asyncrl", *sys.argv[1:]]
+        sys.exit(entry.main())
+    """
+    command = ["train", "CartPole-v1", "--algo", "dqn", "--steps", "300", "--http", "off", "--actors", "1"]
+    program = child(
+        "-c", textwrap.dedent(script), *command, "--run-dir", str(tmp_path), stdout=writer, stderr=writer
+    )
+    try:
+        assert program.wait(SECONDS) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(reader)
+        os.close(writer)
+    assert summary_of(tmp_path)["state"] == "finished"
+
+
+def test_a_second_signal_kills_before_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, interrupts = Stopped(), Interrupts()
+    interrupts.run = stopped
+    monkeypatch.setattr(os, "_exit", lambda code: stopped.reasons.append(f"exit {code}"))
+    monkeypatch.setattr(interrupts, "_print", lambda text: stopped.reasons.append(text))
+    interrupts._handle(signal.SIGTERM, None)
+    wait_for(lambda: len(stopped.reasons) == 2)
+    interrupts._handle(signal.SIGTERM, None)
+    assert stopped.reasons == [
+        "interrupted",
+        "SIGTERM: stopping, once more to kill\n",
+        "killed",
+        "killed\n",
+        "exit 130",
+    ]
+
+
 class Stopped:
     def __init__(self) -> None:
         self.reasons: list[str] = []
