@@ -56,7 +56,7 @@ def without_waiting(stream: str, write: Callable[[], object]) -> bool:
 
 
 def exit_if_unread(code: int) -> None:
-    """End the process at once if a stream is not read: the thread in it holds a lock that the interpreter's end takes."""
+    """End the process at once if a stream is not read: its thread holds a lock that the interpreter's end takes."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             without_waiting("stdout" if stream is sys.stdout else "stderr", stream.flush)
