@@ -8,6 +8,7 @@ import errno
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from asyncrl.cli.main import main
 from asyncrl.policies import policy_file
 from asyncrl.storage.checkpoint import read_policy
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
+from asyncrl.storage.run_directory import RunDirectory
 
 PACKAGE = str(Path(asyncrl.__file__).parent.parent)
 SECONDS = 60
@@ -238,11 +240,13 @@ class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-@pytest.mark.parametrize("obstacle", [False, True])
-@pytest.mark.filterwarnings("ignore:.ASYNC040")
-def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
-    tmp_path: Path, obstacle: bool
+@pytest.mark.parametrize(
+    ("lost", "instead"), [("moved", "nothing"), ("moved", "a file"), ("deleted", "another run")]
+)
+def test_a_run_whose_directory_is_lost_goes_on_and_writes_nothing_at_its_path(
+    tmp_path: Path, lost: str, instead: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """It writes neither into the next run's directory nor into a new one; also an actor's next life does not."""
     run, go = tmp_path / "run", tmp_path / "go"
     trainer = Trainer(lambda: DiesOnce(go), small(), run_dir=run, **SMALL)
 
@@ -260,16 +264,32 @@ def test_an_actor_is_started_again_where_the_run_directory_has_vanished(
         trainer.start()
         until(lambda: snapshot() is not None and snapshot().updates > 0, "updates")
         run.rename(tmp_path / "elsewhere")
-        if obstacle:
+        if lost == "deleted":
+            shutil.rmtree(tmp_path / "elsewhere")
+        other = RunDirectory(run) if instead == "another run" else None
+        if instead == "a file":
             run.write_text("a file in its place")
+        before = contents(run)
         go.touch()
-        until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
-        steps = snapshot().env_steps
-        until(lambda: snapshot().env_steps > steps + 200, "steps of it")
-        trainer.stop()
-        result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
+        with pytest.warns(errors.FilesNotWritten) as warned:
+            until(lambda: sum(actor.restarts for actor in snapshot().actors) == 1, "another life")
+            steps = snapshot().env_steps
+            until(lambda: snapshot().env_steps > steps + 200, "steps of it")
+            trainer.stop()
+            result = asyncio.run(asyncio.wait_for(trainer.wait(), SECONDS))
     assert (result.stop_reason, result.summary["actor_restarts"]) == ("stopped", 1)
-    assert (run / "actors" / "0.log").exists() is not obstacle
+    assert contents(run) == before
+    (text,) = (str(warning.message) for warning in warned)
+    assert text.startswith(f"[ASYNC040] the run's files cannot be written: {run} was deleted or moved"), text
+    assert result.unsaved.startswith(f"{run} was deleted or moved"), result.unsaved
+    if other is not None:
+        other.close()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Files below a path with their bytes."""
+    files = [path, *sorted(path.rglob("*"))]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
 
 
 FULL_DISK = """
