@@ -1,7 +1,7 @@
 """Private memory of a long run's main process, with the page open: growth in MB an hour, and where it grows.
 
-The run is DQN on a slowed CartPole in a process of its own, with run directory, checkpoints and evaluations. A client in
-another process does what the page does in a browser, and reloads the page every few minutes. Every half minute the
+The run is DQN on a slowed CartPole, in a process of its own, with run directory, checkpoints and evaluations. A client
+in another process does what the page does in a browser, and reloads the page every few minutes. Every half minute the
 memory is read from `/proc/PID/smaps`, and the run tells its allocators' figures. Samples are appended to a file of JSON
 lines, which `--read` evaluates while or after they are taken.
 
@@ -35,7 +35,6 @@ from faults_slopes import heap
 from harness import FOLDER, Report
 
 RELOAD_SECONDS = 300.0
-STEP_SECONDS = 0.001
 WARM_SHARE = 1 / 6
 """Fraction of the samples left out of slopes."""
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)")
@@ -72,7 +71,7 @@ def _kind(name: str) -> str:
 # --- the run, and its page's client ----------------------------------------------------------------------------------
 
 
-def run(directory: str, trim: bool, census: bool) -> None:
+def run(directory: str, step_seconds: float, trim: bool, census: bool) -> None:
     """Train until standard input ends; print the address, then the figures of the heap for every line that is read."""
     from slow_envs import Delayed
 
@@ -81,7 +80,7 @@ def run(directory: str, trim: bool, census: bool) -> None:
     def environment() -> Any:
         import gymnasium
 
-        return Delayed(gymnasium.make("CartPole-v1"), STEP_SECONDS, busy=False, uneven=False)
+        return Delayed(gymnasium.make("CartPole-v1"), step_seconds, busy=False, uneven=False)
 
     trainer = Trainer(environment, DQN(), num_actors=1, seed=0, device="cpu", run_dir=directory, http="auto")
     with trainer:
@@ -136,11 +135,10 @@ async def client(url: str) -> None:
 # --- the measurement -------------------------------------------------------------------------------------------------
 
 
-def watch(minutes: float, every_seconds: float, samples: Path, trim: bool, census: bool) -> None:
+def watch(minutes: float, every_seconds: float, samples: Path, options: list[str]) -> None:
     """Append a sample to the file every `every_seconds`."""
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
     with tempfile.TemporaryDirectory(prefix="asyncrl-soak-") as folder, samples.open("a") as file:
-        options = [*(["--trim"] if trim else []), *(["--census"] if census else [])]
         trained = subprocess.Popen(
             [sys.executable, __file__, "--run", f"{folder}/run", *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
@@ -210,6 +208,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--every", type=float, default=30.0, metavar="SECONDS", help="between two samples")
     parser.add_argument(
+        "--step-seconds", type=float, default=0.001, help="by which a step of CartPole is slowed"
+    )
+    parser.add_argument(
         "--samples", type=Path, default=Path("soak.jsonl"), help="file to which samples are appended"
     )
     parser.add_argument("--read", type=Path, help="evaluate this file of samples instead of measuring")
@@ -221,12 +222,14 @@ def main() -> None:
     parser.add_argument("--client", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run(arguments.run, arguments.trim, arguments.census)
+        run(arguments.run, arguments.step_seconds, arguments.trim, arguments.census)
     elif arguments.client:
         asyncio.run(client(arguments.client))
     else:
         if not arguments.read:
-            watch(arguments.minutes, arguments.every, arguments.samples, arguments.trim, arguments.census)
+            options = [f"--step-seconds={arguments.step_seconds}"]
+            options += [f"--{name}" for name in ("trim", "census") if getattr(arguments, name)]
+            watch(arguments.minutes, arguments.every, arguments.samples, options)
         read(arguments.read or arguments.samples)
 
 
