@@ -130,7 +130,7 @@ def run_ours(job: Job) -> dict[str, Any]:
         **job["run_options"],
     }
     trainer = Trainer(partial(make, name), record(job), seed=job["seed"], **options)
-    result = trainer.learn(total_steps=steps, progress=False, callbacks=[Points()])
+    result = trainer.learn(total_steps=steps, callbacks=[Points()])
     summary, policy = result.summary, result.policy
     returns = greedy_returns(lambda obs: policy.predict(obs)[0], name, UNSEEN[name].episodes)
     return {

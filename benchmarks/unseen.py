@@ -15,22 +15,24 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 
-CASES = 6
+RIGHT = (0, 1, 1, 0, 0, 1)
+"""Right action of each case of `DictBandit`."""
 BANDIT_STEPS = 50
 
 
 class DictBandit(gymnasium.Env[dict[str, Any], np.int64]):
-    """Contextual bandit of six cases: a kind of three and a sign. The right action has reward 1, any other 0.
+    """Contextual bandit of six cases: one of three kinds, and the sign of the first of two values; the second is noise.
 
-    The sign is that of the first of two values, the second is noise. Every step shows a new case; 50 steps an episode.
-    A policy that never learns one of the cases has a return of 41.7.
+    Two actions; the right one has reward 1. Neither part of the observation tells anything alone. Every step shows a new
+    case, an episode has 50. A policy that loses one of the cases has a return of 41.7.
     """
 
     def __init__(self) -> None:
+        kinds = len(RIGHT) // 2
         self.observation_space = spaces.Dict(
-            {"kind": spaces.Discrete(CASES // 2), "values": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+            {"kind": spaces.Discrete(kinds), "values": spaces.Box(-1.0, 1.0, (2,), np.float32)}
         )
-        self.action_space = spaces.Discrete(CASES)
+        self.action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -38,18 +40,15 @@ class DictBandit(gymnasium.Env[dict[str, Any], np.int64]):
         return self._next(), {}
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = float(int(action) == self._case)
+        reward = float(int(action) == self._right)
         self._steps += 1
         return self._next(), reward, False, self._steps == BANDIT_STEPS, {}
 
     def _next(self) -> dict[str, Any]:
-        self._case = int(self.np_random.integers(CASES))
-        kind, sign = divmod(self._case, 2)
-        first = (2 * sign - 1) * self.np_random.uniform(0.5, 1.0)
-        return {
-            "kind": np.int64(kind),
-            "values": np.array([first, self.np_random.uniform(-1.0, 1.0)], np.float32),
-        }
+        kind = int(self.np_random.integers(len(RIGHT) // 2))
+        values = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        self._right = RIGHT[2 * kind + int(values[0] > 0)]
+        return {"kind": np.int64(kind), "values": values}
 
 
 @dataclass(frozen=True)
