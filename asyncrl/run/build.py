@@ -175,7 +175,14 @@ def _learner(
 ) -> Learner:
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
-    channels = Channels(pool.rings, connections.mailbox, pool.wake, snapshots, setup.directory.path)
+    channels = Channels(
+        pool.rings,
+        connections.mailbox,
+        pool.wake,
+        snapshots,
+        setup.directory.path,
+        setup.group.scheduled_elsewhere,
+    )
     built = loop.build(core, channels)
     return Learner(built, connections.doorbell, thread, config.burst_seconds, snapshots)
 
