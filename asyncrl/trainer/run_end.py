@@ -67,7 +67,7 @@ def refuse_at_exit() -> None:
     if _exiting:
         raise RuntimeError(
             "a run cannot be started while the program ends (in atexit, or after the main thread's last line): "
-            "start it before, for example in a thread that the main thread joins"
+            "start it before, or let the main thread join the thread that starts it"
         )
 
 

@@ -58,12 +58,14 @@ UNJOINED = """
     import atexit, threading
     from asyncrl import DQN, Trainer
 
+    begun = threading.Event()
+
     def learn():
         for seed in range(2):
             trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
                               num_actors=1, envs_per_actor=4, http="off", seed=seed, target_eval_episodes=1)
             try:
-                result = trainer.learn(total_steps=1_500)
+                result = trainer.learn(total_steps=1_500, on_snapshot=lambda _: begun.set())
                 print(result.stop_reason, result.summary["env_steps"] >= 1_500)
             except RuntimeError as error:
                 print(error)
@@ -71,7 +73,8 @@ UNJOINED = """
 
 
 def test_learn_in_a_thread_that_nobody_joins_runs_to_its_end() -> None:
-    script = textwrap.dedent(UNJOINED) + "threading.Thread(target=learn).start()\n"
+    """The main thread's last line comes once the first of two runs has begun."""
+    script = textwrap.dedent(UNJOINED) + "threading.Thread(target=learn).start()\nbegun.wait()\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "total_steps True\n" * 2
