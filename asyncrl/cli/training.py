@@ -15,6 +15,7 @@ from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
 from asyncrl.cli.output import without_waiting
 from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
+from asyncrl.errors import ResourceError
 from asyncrl.learning.clock import PROGRAM_START
 from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
@@ -40,7 +41,10 @@ def train(config: TrainerConfig, algorithm: Algorithm, server: ForkServer, inter
 
 
 def learn(trainer: Trainer, interrupts: Interrupts) -> int:
-    """Run a trainer with the terminal view, then close it; otherwise like `train`."""
+    """Run a trainer with the terminal view, then close it; otherwise like `train`.
+
+    The exit code is 4 if the run's last checkpoint could not be written.
+    """
     with trainer:
         interrupts.run = trainer
         console = RunConsole()
@@ -62,6 +66,8 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
         finally:
             console.close()
         _print_result(result, _best(trainer))
+    if result.run_dir is not None and result.unsaved:
+        return ResourceError.exit_code
     return EXIT_CODE if interrupts.count else 0
 
 

@@ -4,11 +4,13 @@ A callback is any object with one or more of the methods of `Callback`. The run 
 slow callback slows it down. A callback ends the run by `return False` or `trainer.stop()`.
 
 A callback that raises ends the run in the normal order: checkpoint, summary, closed processes. `learn`, `run` or `wait`
-then raises the exception. Later events still call the other callbacks; of the failed one only `on_end` is called.
+then raises the exception; StopIteration and CancelledError as the cause of a RuntimeError, since coroutines give them
+another meaning. Later events still call the other callbacks; of the failed one only `on_end` is called.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.printable import describe_error
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")
@@ -114,8 +117,8 @@ class Callbacks:
                 answer = method(self._trainer, *event)
                 if isinstance(answer, bool | np.bool_) and not answer and hook != "on_end":
                     self._stop()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # raised at the end of the run
-                self._note(callback, error)
+            except BaseException as error:  # raised at the end of the run
+                self._note(callback, _that_travels(error, f"{type(callback).__name__}.{hook}"))
 
     def _note(self, callback: Any, error: BaseException) -> None:
         self._failed.append(callback)
@@ -123,6 +126,15 @@ class Callbacks:
             self.error = error
         with contextlib.suppress(RuntimeError):  # the run's loop has ended; the caller raises `error` later
             self._fail(error)
+
+
+def _that_travels(error: BaseException, callback: str) -> BaseException:
+    """The error, or a RuntimeError caused by it where coroutines and futures give its type another meaning."""
+    if not isinstance(error, StopIteration | asyncio.CancelledError | GeneratorExit):
+        return error
+    stand_in = RuntimeError(f"{callback} raised {describe_error(error)}")
+    stand_in.__cause__ = error
+    return stand_in
 
 
 def _check(index: int, callback: Any) -> None:

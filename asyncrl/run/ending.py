@@ -30,12 +30,13 @@ from asyncrl.errors import (
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import LearnerReport
 from asyncrl.policies.portable_policy import BestPolicy, PortablePolicy
-from asyncrl.printable import describe_error, error_text
+from asyncrl.printable import describe_error
 from asyncrl.run.parts import RunParts
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult, Snapshot
+from asyncrl.storage.disk_space import reason_of
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
 T = TypeVar("T")
@@ -258,6 +259,6 @@ async def _limited(answer: Awaitable[T]) -> T:
 
 def _warn_of_file(what: str, error: Exception) -> None:
     text = (
-        f"[ASYNC040] {what} cannot be written: {error_text(error)}; the result holds what it would have held"
+        f"[ASYNC040] {what} cannot be written: {reason_of(error)}; the result holds what it would have held"
     )
     warnings.warn(FilesNotWritten(text), stacklevel=3)

@@ -235,7 +235,7 @@ class Reporting:
         """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""
         try:
             self._listener(snapshot)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if not self._warned_of_listener:
                 self._warned_of_listener = True
                 text = (

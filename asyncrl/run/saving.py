@@ -25,11 +25,11 @@ from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
 from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PolicyOrigin
-from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.disk_space import reason_of
 from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
 BEST_SECONDS = 60.0
@@ -193,7 +193,7 @@ class CheckpointSaver:
         return path
 
     def _warn(self, error: Exception) -> None:
-        before, self.failure = self.failure, error_text(error)
+        before, self.failure = self.failure, reason_of(error)
         if not before and not isinstance(error, DirectoryLost):
             text = (
                 f"[ASYNC040] the checkpoint of update {self._learner.updates:,} cannot be written: {self.failure}; "

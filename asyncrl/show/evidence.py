@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.printable import printable
 from asyncrl.show.kept_run import STEPS, KeptRun, integer, number, table
 
 TAIL = 0.25
@@ -100,7 +101,7 @@ def collect(run: KeptRun) -> Evidence:
         actors=integer(run.options.get("trainer", {}).get("num_actors")) or max(1, cores - 1),
         state=run.state,
         stop_reason=str(summary.get("stop_reason") or ""),
-        error=str(summary.get("error") or ""),
+        error=printable(str(summary.get("error") or "")),
         steps=run.env_steps,
         updates=updates,
         restarts=integer(summary.get("actor_restarts")) or int(next(reversed(restarts), 0)),

@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import FilesNotWritten
-from asyncrl.printable import error_text
 from asyncrl.show.metrics import METRIC_NAMES, EvaluationResult, Snapshot, flat
+from asyncrl.storage.disk_space import reason_of
 
 
 class AppendedFile:
@@ -197,7 +197,7 @@ class RunWriters:
             return
         self._warned = True
         text = (
-            f"[ASYNC040] the run's numbers cannot be written: {error_text(error)}; training goes on and the next "
+            f"[ASYNC040] the run's numbers cannot be written: {reason_of(error)}; training goes on and the next "
             "report is tried again, those that fail are missing in the files; make space, or restore the directory"
         )
         warnings.warn(FilesNotWritten(text), stacklevel=3)

@@ -20,6 +20,7 @@ kill at any moment leaves the old or the new file; written in place, 136 of 150 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -114,7 +115,7 @@ def replaced_atomically(path: Path) -> Iterator[IO[bytes]]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -126,6 +127,15 @@ def sync_directory(directory: Path) -> None:
     """Sync the entries of `directory`, so that they survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    """`fsync`, where the file system has one: some network and FUSE file systems answer EINVAL or ENOTSUP."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

@@ -33,6 +33,11 @@ class Workers(ThreadPoolExecutor):
 class Open(Protocol):
     """A started run: a `RunThread`."""
 
+    @property
+    def started_by(self) -> threading.Thread:
+        """Thread that has started it."""
+        ...
+
     def stop(self, reason: str) -> None:
         """End the run in the normal order; returns at once."""
         ...
@@ -42,7 +47,9 @@ class Open(Protocol):
         ...
 
 
+_LOOK_SECONDS = 0.25
 _open: list[Open] = []
+_exiting = False
 
 
 def close_at_exit(run: Open) -> None:
@@ -55,7 +62,38 @@ def forget(run: Open) -> None:
     _open[:] = [other for other in _open if other is not run]
 
 
+def refuse_at_exit() -> None:
+    """Raise RuntimeError if the interpreter ends: its thread pools have ended, and no run can be trained."""
+    if _exiting:
+        raise RuntimeError(
+            "a run cannot be started while the program ends (in atexit, or after the main thread's last line): "
+            "start it before, or let the main thread join the thread that starts it"
+        )
+
+
 def _close_all() -> None:
+    """Stop the runs at the end of the main thread, but first wait for the threads that have started some.
+
+    The interpreter waits for them anyway, as for every thread that is no daemon. Ctrl-C ends the wait.
+    """
+    global _exiting
+    try:
+        for run in tuple(_open):
+            if not _keeps_process(run.started_by):
+                run.stop("interrupted")
+        while kept := [run.started_by for run in tuple(_open) if _keeps_process(run.started_by)]:
+            while kept[0].is_alive():
+                kept[0].join(_LOOK_SECONDS)  # in short waits, so that signals are handled
+    finally:
+        _exiting = True
+        _stop_all()
+
+
+def _keeps_process(thread: threading.Thread) -> bool:
+    return thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
+
+
+def _stop_all() -> None:
     for run in tuple(_open):  # all at once, then wait
         run.stop("interrupted")
     for run in tuple(_open):
@@ -74,6 +112,9 @@ def print_failure(config: TrainerConfig, error: BaseException) -> None:
 # Functions of `atexit` are called after Python has ended all thread pools, without which no checkpoint is written. The
 # pools are ended by a function registered like this one when their module was imported; the last one is called first.
 _register: Any = getattr(threading, "_register_atexit", atexit.register)
-_register(_close_all)
+try:
+    _register(_close_all)
+except RuntimeError:  # this module is imported by a program that ends
+    _exiting = True
 if hasattr(os, "register_at_fork"):  # a child of `multiprocessing` has copies of its parent's runs
     os.register_at_fork(after_in_child=_open.clear)

@@ -25,7 +25,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.switching import paused_collection
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.trainer.run_end import Workers, close_at_exit, forget, print_failure
+from asyncrl.trainer.run_end import Workers, close_at_exit, forget, print_failure, refuse_at_exit
 from asyncrl.trainer.shown_result import ShownResult
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class RunThread:
     Attributes:
         resumed: the checkpoint to resume from, or None; set before `start`.
         done: future of the result, or of the error that ended the run.
+        started_by: thread that has called `start`.
         result: the result, also of a failed run; None before the end, or if there are no weights.
         snapshot: the newest snapshot, None before the first.
         listeners: called with every snapshot, on the run's thread.
@@ -106,6 +107,7 @@ class RunThread:
         self._started_at = started
         self.resumed: Resumption | None = None
         self._thread: threading.Thread | None = None
+        self.started_by = threading.current_thread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coordinator: Coordinator | Ranks | None = None
         self._stop_reason: str | None = None
@@ -136,9 +138,11 @@ class RunThread:
         with self._lock:
             if self._thread is not None:
                 raise RuntimeError("this trainer has run already; make a new Trainer")
+            refuse_at_exit()
             if self._server is None:
                 self._server = ForkServer()
                 self._server.start()
+            self.started_by = threading.current_thread()
             close_at_exit(self)
             if listener is not None:
                 self.listeners.append(listener)

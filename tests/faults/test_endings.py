@@ -292,6 +292,59 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
 
 
+NO_TEMPORARY_DIRECTORY = """
+import errno, tempfile
+
+def none():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+tempfile._get_default_tempdir = none
+"""
+WITHOUT_TEMPORARY_DIRECTORY = """
+import json, os, signal, sys, time
+import asyncio, asyncrl
+from asyncrl import DQN, Trainer
+
+run = sys.argv[1]
+trainer = Trainer(
+    "CartPole-v1", DQN(hidden_sizes=(16,), learning_starts=50, replay_capacity=2000, batch_size=16),
+    num_actors=1, envs_per_actor=2, http="off", report_interval_seconds=0.05, run_dir=run,
+)
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert not trainer.done and time.monotonic() < deadline
+        time.sleep(0.005)
+
+with trainer:
+    trainer.start()
+    until(lambda: trainer.snapshot() is not None and trainer.snapshot().updates > 0)
+    os.kill(trainer.snapshot().actors[0].pid, signal.SIGKILL)
+    until(lambda: trainer.snapshot().actors[0].restarts == 1)
+    steps = trainer.snapshot().env_steps
+    until(lambda: trainer.snapshot().env_steps > steps + 100)
+    trainer.stop()
+    result = asyncio.run(trainer.wait())
+action, _ = asyncrl.load(run).predict([0.0, 0.0, 0.0, 0.0], deterministic=True)
+print(json.dumps([result.stop_reason, result.unsaved, result.summary["actor_restarts"], int(action) in (0, 1)]))
+"""
+
+
+def test_a_run_needs_no_temporary_directory_also_to_start_an_actor_again(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_TEMPORARY_DIRECTORY)
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TEMPORARY_DIRECTORY, str(tmp_path / "run")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["stopped", "", 1, True]
+
+
 FULL_DISK = """
 import json, resource, sys, time, warnings
 from pathlib import Path
@@ -395,7 +448,7 @@ def test_the_policy_of_a_run_whose_disk_stays_full_is_kept_elsewhere(
         "1",
     ]
     small = ["--actors", "1", "--envs-per-actor", "2", "--http", "off", "--run-dir", str(tmp_path / "run")]
-    assert main(["train", "CartPole-v1", *options, *small]) == 0
+    assert main(["train", "CartPole-v1", *options, *small]) == 4
     printed = capfd.readouterr().out.splitlines()
     (line,) = (line for line in printed if line.startswith("policy "))
     commands = [line.removeprefix("next").strip() for line in printed if "asyncrl " in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import io
@@ -15,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +47,7 @@ from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
 from asyncrl.show.writers import CsvWriter, JsonlWriter, RunWriters
+from asyncrl.storage import disk_space
 from asyncrl.storage.checkpoint import CheckpointMeta, load, read_policy, save
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
 from asyncrl.storage.disk_space import state_bytes, warn_of_little_space
@@ -578,6 +581,33 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
 
     asyncio.run(main())
     directory.close()
+
+
+def test_a_limit_of_file_sizes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert disk_space.reason_of(error) == "[Errno 27] File too large"
+    monkeypatch.setattr(disk_space, "file_size_limit", lambda: 4096)
+    assert disk_space.reason_of(error).endswith("; `ulimit -f` allows files of 4,096 bytes")
+    assert "ulimit" not in disk_space.reason_of(OSError(errno.ENOSPC, "full"))
+
+
+def test_a_plan_beyond_the_limit_of_file_sizes_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """A run whose actor dies then ends with this error, and not with one of the supervision."""
+    script = """
+        import resource
+        from asyncrl.actors import forkserver
+        from asyncrl.errors import ResourceError
+        from asyncrl.shm.unnamed_file import unnamed_file
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        file = unnamed_file("payload")
+        try:
+            forkserver._write(file, bytes(1000), "actor")
+        except ResourceError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert "`ulimit -f` allows 100 bytes" in done.stdout, done.stderr
 
 
 def test_a_checkpoint_that_fails_at_any_call_leaves_the_one_before(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -127,6 +128,14 @@ def places(monkeypatch, tmp_path):
 
     yield only
     kernel_cache.cache_folder.cache_clear()
+
+
+def test_without_any_temporary_directory_kernels_are_for_this_run_alone(places, monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", none)
+    assert places() is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -189,6 +190,18 @@ def test_single_bit_flips_are_all_seen(tmp_path: Path) -> None:
             load(path)
     path.write_bytes(whole)
     load(path)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_fsync_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    save(tmp_path / "file", {"weights": np.ones(2, np.float32)}, META)
+    assert load(tmp_path / "file")[0]["weights"].tolist() == [1, 1]
 
 
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(

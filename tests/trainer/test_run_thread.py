@@ -54,6 +54,41 @@ def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
     assert read_policy(tmp_path / "run" / "checkpoints" / "latest").meta.updates > 0
 
 
+UNJOINED = """
+    import atexit, threading
+    from asyncrl import DQN, Trainer
+
+    begun = threading.Event()
+
+    def learn():
+        for seed in range(2):
+            trainer = Trainer("CartPole-v1", DQN(learning_starts=200, replay_capacity=2_000, batch_size=32),
+                              num_actors=1, envs_per_actor=4, http="off", seed=seed, target_eval_episodes=1)
+            try:
+                result = trainer.learn(total_steps=1_500, on_snapshot=lambda _: begun.set())
+                print(result.stop_reason, result.summary["env_steps"] >= 1_500)
+            except RuntimeError as error:
+                print(error)
+"""
+
+
+def test_learn_in_a_thread_that_nobody_joins_runs_to_its_end() -> None:
+    """The main thread's last line comes once the first of two runs has begun."""
+    script = textwrap.dedent(UNJOINED) + "threading.Thread(target=learn).start()\nbegun.wait()\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "total_steps True\n" * 2
+
+
+def test_learn_at_exit_is_refused_in_one_sentence() -> None:
+    script = textwrap.dedent(UNJOINED) + "atexit.register(learn)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(" (")[0] for line in done.stdout.splitlines()] == [
+        "a run cannot be started while the program ends"
+    ] * 2
+
+
 def test_a_forked_child_closes_no_runs_of_its_parent() -> None:
     """As one of `multiprocessing`, which ends by the same functions of `threading`."""
     run = trainer()._run
