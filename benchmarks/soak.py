@@ -1,9 +1,9 @@
 """Private memory of a long run's main process, with the page open: growth in MB an hour, and where it grows.
 
-The run is DQN on a slowed CartPole, in a process of its own, with run directory, checkpoints and evaluations. A client
-in another process does what the page does in a browser, and reloads the page every few minutes. Every half minute the
-memory is read from `/proc/PID/smaps`, and the run tells its allocators' figures. Samples are appended to a file of JSON
-lines, which `--read` evaluates while or after they are taken.
+The run is DQN on a slowed CartPole-v1, in its own process, with run directory, checkpoints and evaluations. Another
+process does what the page does in a browser, and reloads the page every few minutes. Every half minute the memory is
+read from `/proc/PID/smaps`, and the run tells its allocators' figures. Samples are appended to a file of JSON lines,
+which `--read` evaluates while or after they are taken.
 
     python benchmarks/soak.py --minutes 120 --samples soak.jsonl
     python benchmarks/soak.py --read soak.jsonl
@@ -71,18 +71,21 @@ def _kind(name: str) -> str:
 # --- the run, and its page's client ----------------------------------------------------------------------------------
 
 
-def run(directory: str, step_seconds: float, trim: bool, census: bool) -> None:
+def run(directory: str, env: str, algo: str, step_seconds: float, trim: bool, census: bool) -> None:
     """Train until standard input ends; print the address, then the figures of the heap for every line that is read."""
     from slow_envs import Delayed
 
-    from asyncrl import DQN, Trainer
+    from asyncrl import Trainer
+    from asyncrl.algorithms import ALGORITHMS
 
     def environment() -> Any:
         import gymnasium
 
-        return Delayed(gymnasium.make("CartPole-v1"), step_seconds, busy=False, uneven=False)
+        return Delayed(gymnasium.make(env), step_seconds, busy=False, uneven=False)
 
-    trainer = Trainer(environment, DQN(), num_actors=1, seed=0, device="cpu", run_dir=directory, http="auto")
+    trainer = Trainer(
+        environment, ALGORITHMS[algo](), num_actors=1, seed=0, device="cpu", run_dir=directory, http="auto"
+    )
     with trainer:
         trainer.start()
         print(json.dumps({"url": trainer.url, "pid": os.getpid()}), flush=True)
@@ -207,9 +210,9 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--every", type=float, default=30.0, metavar="SECONDS", help="between two samples")
-    parser.add_argument(
-        "--step-seconds", type=float, default=0.001, help="by which a step of CartPole is slowed"
-    )
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--algo", default="dqn", help="an algorithm, with the options of its record")
+    parser.add_argument("--step-seconds", type=float, default=0.001, help="by which a step is slowed")
     parser.add_argument(
         "--samples", type=Path, default=Path("soak.jsonl"), help="file to which samples are appended"
     )
@@ -222,12 +225,20 @@ def main() -> None:
     parser.add_argument("--client", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run(arguments.run, arguments.step_seconds, arguments.trim, arguments.census)
+        run(
+            arguments.run,
+            arguments.env,
+            arguments.algo,
+            arguments.step_seconds,
+            arguments.trim,
+            arguments.census,
+        )
     elif arguments.client:
         asyncio.run(client(arguments.client))
     else:
         if not arguments.read:
-            options = [f"--step-seconds={arguments.step_seconds}"]
+            options = [f"--env={arguments.env}", f"--algo={arguments.algo}"]
+            options += [f"--step-seconds={arguments.step_seconds}"]
             options += [f"--{name}" for name in ("trim", "census") if getattr(arguments, name)]
             watch(arguments.minutes, arguments.every, arguments.samples, options)
         read(arguments.read or arguments.samples)

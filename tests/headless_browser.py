@@ -22,10 +22,8 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
-PATIENCE_SECONDS = 120.0
-"""Time that an answer or a condition of the page may take beside busy neighbours."""
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,

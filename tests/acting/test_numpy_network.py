@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from portable_policies import make_network, portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.acting.images import CombinedNetwork, ConvolutionalNetwork
@@ -187,7 +188,9 @@ def test_a_loaded_policy_acts_without_torch(case: str, tmp_path: Path) -> None:
         "print(json.dumps(policy.predict(obs)[0].tolist()))\n"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == policy.predict(obs)[0].tolist()
 

@@ -20,6 +20,7 @@ import pytest
 from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from portable_policies import portable
+from waiting import PATIENCE_SECONDS
 
 import asyncrl
 from asyncrl.envs.rendering import build_rendering
@@ -410,7 +411,7 @@ def test_actors_do_not_print_the_greeting_of_pygame() -> None:
     script = f"import os, sys, asyncrl.envs.source; print({shown})"
     unset = {name: value for name, value in os.environ.items() if not name.startswith("PYGAME")}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", script], env=unset, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.stdout == "hide False\n", done.stderr
 
@@ -418,5 +419,7 @@ def test_actors_do_not_print_the_greeting_of_pygame() -> None:
 def test_atari_games_do_not_print_a_greeting() -> None:
     pytest.importorskip("ale_py")
     script = "from asyncrl.envs import registered; registered.find('ALE/Pong-v5').make()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, IMPALA, PPO, QRDQN, R2D2, SAC, Trainer
 from asyncrl.acting.images import CombinedNetwork
@@ -447,7 +448,7 @@ def test_masked_actions_are_learned_through_real_actors(algorithm: Any) -> None:
 
     options = {**algorithm.preset_options("CartPole-v1"), "eval_interval_steps": 4000}
     with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=18.0, total_steps=40_000, max_seconds=80)
+        result = trainer.learn(target_return=18.0, total_steps=40_000, max_seconds=2 * PATIENCE_SECONDS)
     assert result.stop_reason == "target_return", result.evaluation
 
 
@@ -459,6 +460,6 @@ def test_frozen_lake_is_learned_from_its_discrete_observations() -> None:
     algorithm = DQN.preset("CartPole-v1", exploration_steps=8000, gamma=0.95)
     options = {**DQN.preset_options("CartPole-v1"), "eval_interval_steps": 2000}
     with Trainer(make, algorithm, seed=0, http="off", **options) as trainer:
-        result = trainer.learn(target_return=1.0, total_steps=40_000, max_seconds=80)
+        result = trainer.learn(target_return=1.0, total_steps=40_000, max_seconds=2 * PATIENCE_SECONDS)
     assert result.stop_reason == "target_return", result.evaluation
     assert result.policy.predict(0)[0] in (1, 2)  # down or right

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, PPO, SAC, Trainer, TrainerConfig
 from asyncrl.actors import worker
@@ -210,7 +211,7 @@ Trainer("CartPole-v1", "dqn", total_steps=200, num_actors=1, http="off", target_
 print([name for name in sys.modules if name.startswith(("asyncrl.groups", "torch.distributed.elastic"))])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
 

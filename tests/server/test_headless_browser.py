@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from headless_browser import Chromium, new_tab
-from waiting import is_running, wait_until
+from waiting import PATIENCE_SECONDS, is_running, wait_until
 
 Program = Callable[[str], Chromium]
 LISTEN = 'for last; do case $last in --user-data-dir=*) cd "${last#*=}";; esac; done'
@@ -43,7 +43,7 @@ def test_a_browser_is_waited_for_as_long_as_it_lives(started: Program, tmp_path:
     with ThreadPoolExecutor(1) as pool:
         address = pool.submit(browser.address)
         go.write_text("now\n")
-        assert address.result(60) == "ws://127.0.0.1:4711/devtools/browser/x"
+        assert address.result(PATIENCE_SECONDS) == "ws://127.0.0.1:4711/devtools/browser/x"
 
 
 def test_where_no_browser_starts_a_test_is_skipped_and_says_why(
