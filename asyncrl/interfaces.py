@@ -132,6 +132,7 @@ class EnvSpec:
         leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
             else float32. One ring column per leaf was rejected: every reader of rings would have to handle leaves, for
             the same bytes.
+        unread: parts of a structured observation that are text and were left out of `leaves`.
     """
 
     name: str
@@ -143,6 +144,7 @@ class EnvSpec:
     vector_envs: int | None = None
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def observation_values(self) -> int:
