@@ -137,6 +137,7 @@ class EnvSpec:
             the same bytes.
         observation_kind: what the array is; None in files written before it was recorded, whose bytes are all scaled
             like those of images.
+        unread: parts of a structured observation that are text and were left out of `leaves`.
     """
 
     name: str
@@ -148,6 +149,7 @@ class EnvSpec:
     vector_envs: int | None = None
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
+    unread: tuple[str, ...] = ()
     observation_kind: ObservationKind | None = None
 
     @property

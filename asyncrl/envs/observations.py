@@ -160,6 +160,14 @@ def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     return Image(spec.frame_stack, height, width, channels, channels_first)
 
 
+def unread_text(spec: EnvSpec) -> str:
+    """Sentence about the parts of the observation that are text; "" if there are none."""
+    if not spec.unread:
+        return ""
+    parts = ", ".join(spec.unread)
+    return f"the observation's text is left out ({parts}): a policy reads numbers only; turn what it needs into a Box"
+
+
 FORBIDDEN = np.float32(-1e8)
 """Logit of an action forbidden by a mask: its probability is exactly 0 in float32, and no sum overflows."""
 MASK_KEY = "action_mask"

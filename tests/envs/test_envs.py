@@ -17,7 +17,17 @@ import fakes
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import (
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    OneOf,
+    Sequence,
+    Text,
+    Tuple,
+)
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from portable_policies import portable
 from waiting import PATIENCE_SECONDS
@@ -365,8 +375,16 @@ def test_asyncrl_002_in_the_probe() -> None:
 @pytest.mark.parametrize(
     ("space", "fix"),
     [
-        (Dict({"a": Discrete(2), "b": Text(3)}), "FlattenObservation"),
-        (Tuple((Discrete(2), Text(3))), "FlattenObservation"),
+        (
+            Dict({"a": Discrete(2), "b": Dict({"c": Sequence(Discrete(2))})}),
+            "its part 'b.c' is Sequence.*turn it",
+        ),
+        (
+            Tuple((Discrete(2), Graph(Discrete(2), None), Text(3))),
+            "its part '1' is Graph.*turn it into a Box",
+        ),
+        (Dict({"a": Text(3)}), "without a part that is an array"),
+        (OneOf((Discrete(2), Discrete(3))), "FlattenObservation"),
         (Text(3), "ObservationWrapper"),
     ],
 )

@@ -321,7 +321,7 @@ def test_masks_of_another_size_than_the_action_are_refused() -> None:
         mask_reader(masked)
     real = replace(masked, action=BoxAction((-1.0,), (1.0,), (1,)))
     assert mask_reader(real) is None, "a box has no choices to forbid"
-    with pytest.raises(SpacesDoNotFit, match="MaskFromInfo needs Discrete actions, got Box"):
+    with pytest.raises(SpacesDoNotFit, match=r"MaskFromInfo needs Discrete, .* got Box"):
         MaskFromInfo(gymnasium.make("Pendulum-v1"))
 
 
