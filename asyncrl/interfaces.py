@@ -94,14 +94,14 @@ class Leaf:
 
     Attributes:
         path: keys of a Dict and indices of a Tuple that lead to it; empty if the observation itself is the leaf.
-        kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot) or `"values"` (float32).
+        kind: `"image"` (bytes, scaled to 0..1), `"choices"` (one-hot), `"grid"` or `"values"` (float32).
         shape: shape of the array, before choices become one-hot.
         choices: number of values of each choice; `"choices"` only.
         first: smallest value of each choice; `"choices"` only.
     """
 
     path: tuple[str, ...]
-    kind: Literal["image", "choices", "values"]
+    kind: Literal["image", "choices", "grid", "values"]
     shape: tuple[int, ...]
     choices: tuple[int, ...] = ()
     first: tuple[int, ...] = ()

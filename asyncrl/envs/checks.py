@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.observations import kind_of_observations, mask_reader
+from asyncrl.envs.observations import kind_of_observations, mask_reader, stored_as
 from asyncrl.errors import (
     AsyncRLError,
     AutoresetUnknown,
@@ -79,7 +79,7 @@ def require_spaces(spec: EnvSpec, env: Any) -> None:
 
 
 def _stored(spec: EnvSpec) -> tuple[object, ...]:
-    return spec.observation_shape, spec.observation_dtype, spec.leaves
+    return spec.observation_shape, spec.observation_dtype, tuple(stored_as(leaf) for leaf in spec.leaves)
 
 
 def autoreset_mode(name: str, env: Any) -> str:

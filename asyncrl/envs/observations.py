@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,7 @@ class Image:
         frames: number of images in the stack.
         height, width, channels: shape of one image.
         channels_first: whether an image is `[channels, height, width]`, else `[height, width, channels]`.
+        grid: whether it is a grid of cells; see `kind_of`.
     """
 
     frames: int
@@ -128,6 +129,7 @@ class Image:
     width: int
     channels: int
     channels_first: bool
+    grid: bool = False
 
     @property
     def values(self) -> int:
@@ -136,16 +138,18 @@ class Image:
 
 
 def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
-    """Return the image shape of the observations, or None if they are not images.
+    """Return the image shape of the observations, or None if they are neither images nor a grid.
 
     An image is an array of bytes of at least 8 x 8, `[H, W]`, `[H, W, C]` or `[C, H, W]`; C is the shorter of first and
-    last axis.
+    last axis. A grid is what `kind_of` says, of any dtype.
 
     Args:
         spec: the policy's view of the environment, stacked frames included.
-        bytes_only: whether the dtype must be uint8.
+        bytes_only: whether the dtype of an image must be uint8.
     """
     shape = spec.observation_shape[1:] if spec.frame_stack > 1 else spec.observation_shape
+    if spec.observation_kind == "grid":
+        return _grid_of(shape, spec.frame_stack)
     if (bytes_only and spec.observation_dtype != "uint8") or len(shape) not in (2, 3):
         return None
     channels_first = len(shape) == 3 and shape[0] < shape[2]
@@ -158,6 +162,14 @@ def image_of(spec: EnvSpec, *, bytes_only: bool = True) -> Image | None:
     if min(height, width) < SMALLEST_IMAGE:
         return None
     return Image(spec.frame_stack, height, width, channels, channels_first)
+
+
+def _grid_of(shape: tuple[int, ...], frames: int) -> Image:
+    if len(shape) == 2:
+        return Image(frames, *shape, 1, False, grid=True)
+    first = channels_come_first(shape)
+    height, width = grid_sides(shape)
+    return Image(frames, height, width, shape[0] if first else shape[2], first, grid=True)
 
 
 def unread_text(spec: EnvSpec) -> str:
@@ -326,7 +338,7 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
         if array.dtype.char != "B" and (kind == "f" or array.min() < 0 or array.max() > 255):
             raise ValueError(f"{_name_of(leaf)} must be bytes from 0 to 255, got {array.dtype}")
         return np.ascontiguousarray(array, np.uint8).reshape(-1)
-    if leaf.kind == "values":
+    if leaf.kind in ("values", "grid"):
         return np.ascontiguousarray(array, np.float32).reshape(-1)
     if kind == "f" and not (array == np.rint(array)).all():
         raise ValueError(f"{_name_of(leaf)} must be of whole numbers, got {array}")
@@ -338,6 +350,11 @@ def _leaf_values(array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
         out[start + int(choice - first)] = 1.0
         start += count
     return out
+
+
+def stored_as(leaf: Leaf) -> Leaf:
+    """The leaf as a row holds it: a grid is stored as values are."""
+    return replace(leaf, kind="values") if leaf.kind == "grid" else leaf
 
 
 def _name_of(leaf: Leaf) -> str:

@@ -49,8 +49,8 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
         return (Leaf(path, "choices", tuple(space.shape), counts, first),)
     if not isinstance(space, spaces.Box | spaces.MultiBinary):
         return None
-    is_image = kind_of(space) == "image" and len(space.shape) < 4
-    return (Leaf(path, "image" if is_image else "values", tuple(int(n) for n in space.shape)),)
+    kind = kind_of(space) if len(space.shape) < 4 and path[-1:] != (MASK_KEY,) else "values"
+    return (Leaf(path, kind, tuple(int(n) for n in space.shape)),)
 
 
 def is_text(space: Any) -> bool:

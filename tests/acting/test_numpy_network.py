@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from asyncrl.errors import ConfigurationError
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
 ROWS, OUTPUTS = 3, 7
-SIDES = {"small": (11, 9), "nature": (44, 37), "impala": (17, 12)}
+SIDES = {"small": (11, 9), "cells": (7, 5), "nature": (44, 37), "impala": (17, 12)}
 HEADS = {"plain": (0, 0.0), "dueling": (2, 0.0), "noisy": (0, 0.5), "dueling, noisy": (2, 0.5)}
 
 
@@ -165,6 +166,7 @@ POLICIES: dict[str, tuple[Any, EnvSpec]] = {
     "ppo, impala": (asyncrl.PPO(network="impala"), PIXELS),
     "r2d2": (asyncrl.R2D2(), PIXELS),
     "dqn, structured": (asyncrl.DQN(), structured()),
+    "dqn, grid": (asyncrl.DQN(), replace(PIXELS, observation_shape=(7, 7, 3), observation_kind="grid")),
 }
 
 

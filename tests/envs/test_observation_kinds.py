@@ -13,9 +13,12 @@ from gymnasium import spaces
 from portable_policies import portable
 
 import asyncrl
+from asyncrl.acting.images import choose_network
+from asyncrl.acting.modules import ModuleActingNetwork
 from asyncrl.acting.network import NetworkInputs
-from asyncrl.envs.observations import kind_of
+from asyncrl.envs.observations import kind_of, kind_of_observations, pack
 from asyncrl.envs.source import EnvSource, describe
+from asyncrl.errors import SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.storage.checkpoint_meta import meta_from_json, meta_to_json
 
@@ -92,8 +95,6 @@ def test_bounds_of_one_number_decide() -> None:
     ],
 )
 def test_the_origin_of_a_flattened_array_decides(make: Any, kind: str) -> None:
-    from asyncrl.envs.observations import kind_of_observations
-
     if "ALE" in str(make.__code__.co_consts):
         pytest.importorskip("ale_py")
     assert kind_of_observations(make()) == kind
@@ -137,6 +138,83 @@ def test_file_and_model_act_as_the_policy(kind: Any, name: Any, spec: EnvSpec, t
     assert np.array_equal(asyncrl.load(policy.save(tmp_path / "x.policy")).predict(obs)[0], expected)
     model = onnxruntime.InferenceSession(str(policy.export_onnx(tmp_path / "x.onnx")))
     assert np.mean(model.run(None, {"obs": obs})[0] == expected) > 0.99
+    if name == "small":  # a grid has other convolutions
+        return
     other = portable(kind(network=name), IMAGE if spec is GRID else GRID)
     other.policy.load_weights(policy.weights)
     assert not np.array_equal(other.predict(obs)[0], expected), "the scaling matters to these weights"
+
+
+def network_of(space: Any, name: Any = "auto") -> Any:
+    return choose_network(name, describe(EnvSource.from_user(lambda: Shows(space))))
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (box((7, 7, 3)), "grid 7x7x3: small convolutional network without strides"),
+        (box((10, 10, 4), 1, bool), "grid 10x10x4: small convolutional network without strides"),
+        (box((7, 7, 20)), "grid 7x7x20: small convolutional network without strides"),
+        (box((5, 6, 6), 1, np.int8), "grid 6x6x5: small convolutional network without strides"),
+        (box((5, 5, 5), 3, np.int64), "grid 5x5x5: small convolutional network without strides"),
+        (box((19, 19, 3)), "grid 19x19x3: small convolutional network"),
+        (box((40, 40, 6), 1, bool), "grid 40x40x6: Nature CNN (Mnih et al. 2015)"),
+        (box((10, 10), 6), "grid 10x10x1: small convolutional network without strides"),
+    ],
+)
+def test_a_grid_has_convolutions_that_fit_it(space: Any, text: str) -> None:
+    assert network_of(space).text == text
+
+
+def test_a_network_asked_for_by_name_fits_a_grid_or_is_refused() -> None:
+    assert network_of(box((7, 7, 3)), "small").name == "cells"
+    assert network_of(box((7, 7, 3)), "mlp") is None
+    assert network_of(box((10, 10, 4), 1, bool), "impala").name == "impala"
+    with pytest.raises(SpacesDoNotFit, match="'impala' needs images of at least 8 x 8"):
+        network_of(box((7, 7, 3)), "impala")
+    for space in (box((4, 4, 3)), box((128,)), box((8, 8, 3), 1000, np.int64)):
+        assert network_of(space) is None
+
+
+def test_a_file_from_before_grids_keeps_its_perceptron() -> None:
+    for kind in (None, "values"):
+        spec = EnvSpec("any", (10, 10, 4), "bool", DiscreteAction(3), observation_kind=kind)  # type: ignore[arg-type]
+        assert choose_network("auto", spec) is None
+
+
+def test_a_grid_in_a_dictionary_has_convolutions_and_is_not_scaled() -> None:
+    space = spaces.Dict({"cells": box((7, 7, 3)), "speed": box((2,), 1, np.float32)})
+    spec = describe(EnvSource.from_user(lambda: Shows(space)))
+    network = choose_network("auto", spec)
+    assert network is not None and network.text == (
+        "grid 7x7x3: small convolutional network without strides; other values a layer of their own"
+    )
+    assert (spec.observation_dtype, spec.observation_shape) == ("float32", (147 + 2,))
+    obs = space.sample()
+    np.testing.assert_array_equal(pack(obs, spec)[:147], obs["cells"].ravel())
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 3), (3, 6, 6)])
+@pytest.mark.parametrize("dtype", [np.uint8, bool, np.int64])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_learner_actor_file_and_model_agree_on_a_grid(
+    shape: tuple[int, ...], dtype: Any, frames: int, tmp_path: Path
+) -> None:
+    space = box(shape, 1, dtype)
+    spec = describe(EnvSource.from_user(lambda: Shows(space)))
+    policy = portable(asyncrl.DQN(frame_stack=frames), spec)
+    assert isinstance(policy.policy.network, ModuleActingNetwork)  # type: ignore[attr-defined]
+    rng, expected = np.random.default_rng(0), np.zeros(1)
+    stack = (100,) if frames == 1 else (100, frames)
+    obs = rng.integers(0, 2, (*stack, *shape)).astype(dtype)
+    while len(np.unique(expected)) == 1:  # weights for which the actions differ
+        policy.weights[:] = rng.normal(scale=0.1, size=policy.weights.shape)
+        policy.policy.load_weights(policy.weights)
+        expected = policy.predict(obs)[0]
+    acting = asyncrl.DQN(frame_stack=frames).make_policy(spec)
+    acting.load_weights(policy.weights)
+    np.testing.assert_array_equal(acting.greedy(obs), expected, err_msg="torch in an actor")
+    np.testing.assert_array_equal(asyncrl.load(policy.save(tmp_path / "x")).predict(obs)[0], expected)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = onnxruntime.InferenceSession(str(policy.export_onnx(tmp_path / "x.onnx")))
+    np.testing.assert_array_equal(model.run(None, {"obs": obs})[0], expected)
