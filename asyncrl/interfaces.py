@@ -84,6 +84,9 @@ class BoxAction:
 
 ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
+ObservationKind = Literal["image", "grid", "values"]
+"""What an array of observations is; `envs.observations.kind_of` has the rule, and only bytes of images are scaled."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -132,6 +135,8 @@ class EnvSpec:
         leaves: leaves of a structured observation, which is stored as one array `[n]`: uint8 if a leaf is an image,
             else float32. One ring column per leaf was rejected: every reader of rings would have to handle leaves, for
             the same bytes.
+        observation_kind: what the array is; None in files written before it was recorded, whose bytes are all scaled
+            like those of images.
     """
 
     name: str
@@ -143,6 +148,12 @@ class EnvSpec:
     vector_envs: int | None = None
     frame_stack: int = 1
     leaves: tuple[Leaf, ...] = ()
+    observation_kind: ObservationKind | None = None
+
+    @property
+    def byte_factor(self) -> float:
+        """Factor from uint8 observations to network inputs: 1/255 for images, 1 for all other bytes."""
+        return 1 / 255 if self.observation_kind in (None, "image") else 1.0
 
     @property
     def observation_values(self) -> int:

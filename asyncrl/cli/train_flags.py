@@ -6,12 +6,13 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.registry import algorithm_name
 from asyncrl.cli.flags import Parser, add_flags, flag_of
+from asyncrl.cli.output import print_error
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
@@ -83,7 +84,7 @@ def algorithms_named(arguments: Sequence[str]) -> list[str]:
 def last_value(arguments: Sequence[str], flag: str) -> str | None:
     """Last value of a flag in unparsed arguments, None if it is not given."""
     value = None
-    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for word, following in itertools.pairwise([*arguments, None]):
         if word == flag:
             value = following
         elif word.startswith(f"{flag}="):
@@ -159,5 +160,5 @@ def reported_as_usage(error: ValueError, command: str, algorithm: str | None) ->
     if isinstance(error, AsyncRLError) or name not in {*option_help(TrainerConfig), *of_algorithm}:
         raise error
     flag = flag_of(name, "" if name in option_help(TrainerConfig) else f"{algorithm}.")
-    print(f"asyncrl {command}: error: argument {flag}: {error}", file=sys.stderr, flush=True)
+    print_error(f"asyncrl {command}: error: argument {flag}: {error}")
     return 2

@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.cli.interrupts import EXIT_CODE, Interrupts
+from asyncrl.cli.output import without_waiting
 from asyncrl.cli.table import COMMANDS
 from asyncrl.config import TrainerConfig
 from asyncrl.learning.clock import PROGRAM_START
@@ -67,14 +68,14 @@ def learn(trainer: Trainer, interrupts: Interrupts) -> int:
 def _print_result(result: TrainResult, best: EvaluationResult | None) -> None:
     """Print the closing lines on rank 0, and keep a policy that is in no checkpoint.
 
-    A closed terminal or pipe does not change the exit code.
+    A closed terminal or pipe does not change the exit code, and one that nobody reads does not delay it.
     """
     if not LEADS:
         return
     kept = keep_elsewhere(result)  # before anything is printed, which may fail
-    lines = [describe_result(result, best), kept]
+    text = "\n".join(filter(None, [describe_result(result, best), kept]))
     try:
-        print("\n".join(filter(None, lines)), flush=True)
+        without_waiting("stdout", lambda: print(text, flush=True))
     except OSError:
         discard(sys.stdout)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.observations import mask_reader
+from asyncrl.envs.observations import kind_of_observations, mask_reader
 from asyncrl.errors import (
     AsyncRLError,
     AutoresetUnknown,
@@ -54,6 +54,7 @@ def spec_of(name: str, env: Any) -> EnvSpec:
         reward_threshold=getattr(registered, "reward_threshold", None),
         vector_envs=None if vector_envs is None else int(vector_envs),
         leaves=getattr(env, "packed_leaves", ()),
+        observation_kind=kind_of_observations(env),
     )
 
 

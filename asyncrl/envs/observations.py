@@ -9,10 +9,108 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, ObservationKind
 
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
+SMALLEST_GRID = 5
+"""Smallest side of a grid."""
+SMALLEST_PICTURE = 28
+"""Smallest longer side of bytes 0 to 255 with three axes that are an image and not a grid.
+
+Nothing but the size tells them apart, as MiniGrid declares 0 to 255 for its cells of 0 to 10. Its largest grids have 25
+cells a side; the smallest images in use, those of MNIST, 28 pixels.
+"""
+
+
+def kind_of(space: Any) -> ObservationKind:
+    """What the arrays of a Box or MultiBinary space are.
+
+        image    uint8 from 0 to 255: `[H, W]` from 8 x 8 on, three axes with a side of 28 or more, or a stack of these
+        grid     other bools and whole numbers with a range of at most 255: `[H, W, C]` or `[C, H, W]` from 5 x 5 cells
+                 on, and bytes `[H, W]` from 8 x 8 on
+        values   everything else
+
+    Only bytes of images are divided by 255. Stable-Baselines3 does so for all uint8 arrays of three axes from 0 to 255,
+    and the cells of MiniGrid, 0 to 10, become 0 to 0.04, from which nothing is learned. Division of other bytes by
+    their upper bound was rejected: bounds are often declared carelessly, and whole numbers of other dtypes are not
+    scaled either; `normalize_observations` learns their scale.
+    """
+    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+    if dtype.kind not in "biu" or len(shape) < 2:
+        return "values"
+    if _holds_images(space, shape):
+        return "image"
+    cells = grid_sides(shape)
+    smallest = SMALLEST_GRID
+    if len(shape) == 2 and dtype == np.uint8:
+        cells, smallest = shape, SMALLEST_IMAGE
+    small_range = dtype.itemsize == 1 or float(np.max(space.high)) - float(np.min(space.low)) <= 255
+    return "grid" if cells and min(cells) >= smallest and small_range else "values"
+
+
+def _holds_images(space: Any, shape: tuple[int, ...]) -> bool:
+    if len(shape) == 4:
+        return _holds_images(space, shape[1:])
+    if not _all_bytes(space) or len(shape) not in (2, 3):
+        return False
+    sides = shape if len(shape) == 2 else grid_sides(shape)
+    return min(sides) >= SMALLEST_IMAGE and (len(shape) == 2 or max(sides) >= SMALLEST_PICTURE)
+
+
+def _all_bytes(space: Any) -> bool:
+    """Whether a space is a Box of bytes from 0 to 255."""
+    if type(space).__name__ != "Box" or np.dtype(space.dtype) != np.uint8:
+        return False
+    return bool((space.low == 0).all() and (space.high == 255).all())
+
+
+def grid_sides(shape: tuple[int, ...]) -> tuple[int, int] | tuple[()]:
+    """Height and width of `[H, W, C]` or `[C, H, W]`; empty for another number of axes.
+
+    The two axes of equal length are the sides; without such a pair C is the shorter of the first and the last axis.
+    """
+    if len(shape) != 3:
+        return ()
+    return shape[1:] if channels_come_first(shape) else shape[:2]  # type: ignore[return-value]
+
+
+def channels_come_first(shape: tuple[int, ...]) -> bool:
+    """Whether the channels of three axes are the first; see `grid_sides`."""
+    first, second, last = shape
+    if (first == second) != (second == last):
+        return second == last
+    return first < last
+
+
+def kind_of_observations(env: Any) -> ObservationKind:
+    """What the observations of an environment or a vector of them are; see `kind_of`.
+
+    Bytes from 0 to 255 come from an image if one of the wrapped environments returns one: an image that was
+    flattened, made smaller or stacked is still one. The bytes of Atari's memory use the whole range as well.
+    """
+    if hasattr(env, "packed_leaves"):  # its rows are no array of one kind: the leaves have theirs
+        return "values"
+    kind, inner = kind_of(_single_space(env)), env
+    if kind == "image" or not _all_bytes(_single_space(env)):
+        return kind
+    while (deeper := _wrapped(inner)) is not None:
+        inner = deeper
+        if _all_bytes(space := _single_space(inner)) and kind_of(space) == "image":
+            return "image"
+    return "image" if getattr(inner, "_obs_type", None) == "ram" else kind
+
+
+def _single_space(env: Any) -> Any:
+    return getattr(env, "single_observation_space", None) or env.observation_space
+
+
+def _wrapped(env: Any) -> Any:
+    """The environment inside of a wrapper, or the first one of a vector; None if there is none."""
+    inside = getattr(env, "envs", None)
+    if isinstance(inside, list | tuple) and inside:
+        return inside[0]
+    return None if getattr(env, "unwrapped", env) is env else getattr(env, "env", None)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from asyncrl.envs.observations import MASK_KEY, NotFinite, image_of, pack
+from asyncrl.envs.observations import MASK_KEY, NotFinite, kind_of, pack
 from asyncrl.errors import NonFiniteStep, ObservationOffSpace, SpacesDoNotFit
 from asyncrl.interfaces import DiscreteAction, EnvSpec, Leaf
 
@@ -45,9 +45,8 @@ def leaves_of(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> tuple[Lea
         return (Leaf(path, "choices", tuple(space.shape), counts, first),)
     if not isinstance(space, spaces.Box | spaces.MultiBinary):
         return None
-    shape = tuple(int(n) for n in space.shape)
-    alone = EnvSpec("", shape, np.dtype(space.dtype).name, DiscreteAction(1))  # the action does not matter
-    return (Leaf(path, "image" if image_of(alone) is not None else "values", shape),)
+    is_image = kind_of(space) == "image" and len(space.shape) < 4
+    return (Leaf(path, "image" if is_image else "values", tuple(int(n) for n in space.shape)),)
 
 
 def packed(env: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class ReplayOptions:
         total_steps: steps over which schedules run, or None.
         max_staleness: maximum staleness of a sample, in updates, or None.
         publish_interval: updates between two publications, `auto`, or None if the discipline decides.
-        dump_dir: directory for the batch of a diverged update, or None.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
     """
 
     beta_start: float
@@ -42,7 +42,7 @@ class ReplayOptions:
     total_steps: int | None
     max_staleness: int | None
     publish_interval: int | Literal["auto"] | None
-    dump_dir: Path | None = None
+    dump_dir: Callable[[], Path | None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ class SegmentOptions:
         segments_per_batch: K.
         total_steps: steps over which schedules run, or None.
         max_staleness: maximum staleness of a segment, in policy versions, or None.
-        dump_dir: directory for the batch of a diverged update, or None.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
     """
 
     discipline: Literal["relaxed", "lockstep", "synchronous"]
     segments_per_batch: int
     total_steps: int | None = None
     max_staleness: int | None = None
-    dump_dir: Path | None = None
+    dump_dir: Callable[[], Path | None] = lambda: None
 
 
 class SegmentIntake:

@@ -131,7 +131,7 @@ def _pool(
         plan,
         connections,
         limits=_limits(setup.config),
-        log_dir=setup.directory.actor_logs,
+        log_of=setup.directory.actor_log,
         on_failure=on_failure,
         on_death=look,
     )
@@ -175,7 +175,9 @@ def _learner(
 ) -> Learner:
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
-    channels = Channels(pool.rings, connections.mailbox, pool.wake, snapshots, setup.directory.path)
+    channels = Channels(
+        pool.rings, connections.mailbox, pool.wake, snapshots, lambda: setup.directory.current
+    )
     built = loop.build(core, channels)
     return Learner(built, connections.doorbell, thread, config.burst_seconds, snapshots)
 

@@ -113,7 +113,7 @@ class Coordinator:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(fast_switching())
-                stack.enter_context(slow_stop_told(self._stop_requested, self._directory.path))
+                stack.enter_context(slow_stop_told(self._stop_requested, lambda: self._directory.current))
                 reason, error = await self._build_and_train(stack)
                 self.outcome, error = await self._end(reason, error)
                 if error is not None:
@@ -175,6 +175,8 @@ class Coordinator:
         self._reporting.publish(None)
         with single_error():
             spec = await probe_and_prepare(self.config, self.algorithm, self.source, self._server)
+        if (resumed := self._group.resumed) is not None:  # its weights belong to its scaling of bytes
+            spec = dataclasses.replace(spec, observation_kind=resumed.meta.spec.observation_kind)
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self._open_files()
@@ -222,7 +224,7 @@ class Coordinator:
             with refuse_unwritable(self._directory.path):
                 resumed = self._group.resumed.record() if self._group.resumed is not None else None
                 write_run_files(self._directory, *self._group.whole, self.source, resumed)
-                self._reporting.open_files(self._directory.path)
+                self._reporting.open_files(self._directory)
 
     # --- train -------------------------------------------------------------------------------------------------------
 

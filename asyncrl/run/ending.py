@@ -36,7 +36,7 @@ from asyncrl.run.reporting import Reporting
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.run.summary import summarize
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
 T = TypeVar("T")
 
@@ -136,6 +136,8 @@ class Ending:
         summary["eval"] |= {"cut_episodes": cut, "error": failure}
         try:
             self.directory.write_json("summary.json", summary)
+        except DirectoryLost:
+            pass  # it was told
         except Exception as failed:
             _warn_of_file("summary.json", failed)
         with contextlib.suppress(Exception):  # the run has its result, whether or not it is shown

@@ -12,7 +12,6 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from asyncrl.acting.images import network_text
@@ -31,6 +30,7 @@ from asyncrl.run.evaluate import EvaluationSchedule
 from asyncrl.run.report import SnapshotBuilder
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 from asyncrl.show.writers import RunWriters
+from asyncrl.storage.run_directory import RunDirectory
 
 LEAST_SECONDS = 0.05
 """Least time between two reports, unless an evaluation requests one."""
@@ -140,9 +140,10 @@ class Reporting:
         assert self._last is not None
         return self._last
 
-    def open_files(self, directory: Path) -> None:
+    def open_files(self, directory: RunDirectory) -> None:
         """Write every later report and evaluation to the metric files of `directory`. Raises OSError."""
-        self._writers = RunWriters(directory)
+        assert directory.path is not None
+        self._writers = RunWriters(directory.path, directory.check)
 
     def describe(self, pool: ActorPool, policy: Policy, exact: bool) -> None:
         """Set the actors and their policy, and whether the discipline `is_exact`."""

@@ -30,7 +30,7 @@ from asyncrl.protocols import Algorithm
 from asyncrl.run.run_state import RunCapture
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta
-from asyncrl.storage.run_directory import RunDirectory
+from asyncrl.storage.run_directory import DirectoryLost, RunDirectory
 
 BEST_SECONDS = 60.0
 """Time that an evaluation waits until the best weights are written; a disk that hangs would end no run."""
@@ -139,6 +139,7 @@ class CheckpointSaver:
             return ""
         async with self._turn:
             try:
+                self._directory.check()
                 if weights is None:
                     weights, _ = await self._learner.current_weights()
                 what = self._what(weights)
@@ -182,6 +183,7 @@ class CheckpointSaver:
         return await self.capture.take_with_rows(self._directory.checkpoints.directory)
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
+        self._directory.check()
         folder = self._directory.checkpoints
         assert folder is not None and self.capture is not None
         # The best weights are written without rows, so that file is not the one to resume from.
@@ -192,7 +194,7 @@ class CheckpointSaver:
 
     def _warn(self, error: Exception) -> None:
         before, self.failure = self.failure, error_text(error)
-        if not before:
+        if not before and not isinstance(error, DirectoryLost):
             text = (
                 f"[ASYNC040] the checkpoint of update {self._learner.updates:,} cannot be written: {self.failure}; "
                 "training goes on, the checkpoints that are there stay, and the next one is tried as usual; make "

@@ -54,14 +54,14 @@ class Channels:
         mailbox: mailbox to which weights are published.
         wake: wakes the actor with the given index if it waits for a grant.
         snapshots: queue of weights to evaluate.
-        dump_dir: directory for the batch of a diverged update, or None.
+        dump_dir: returns the directory for the batch of a diverged update, or None.
     """
 
     rings: tuple[RingReader, ...]
     mailbox: WeightMailbox
     wake: Callable[[int], None]
     snapshots: WeightSnapshots
-    dump_dir: Path | None = None
+    dump_dir: Callable[[], Path | None] = lambda: None
 
 
 class ReplayBuilder:

@@ -60,7 +60,7 @@ class KeptRun:
     def pid(self) -> int | None:
         """Process that holds the directory's lock; 0 if its id is unknown, None if no process holds it."""
         try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
         try:

@@ -157,13 +157,15 @@ class RunWriters:
 
     Args:
         directory: the run directory; it must exist. TensorBoard's `tb/` is written if the extra is installed.
+        check: called before every entry; raises if the directory is no longer the run's, which it has then told.
 
     Raises:
         OSError: a file cannot be created.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> None:
         root = Path(directory)
+        self._check = check
         self._warned = False
         self._writers: list[JsonlWriter | CsvWriter | TensorBoardWriter] = []
         try:
@@ -180,6 +182,10 @@ class RunWriters:
 
         A writer that fails warns (ASYNC040) and is tried again with the next entry.
         """
+        try:
+            self._check()
+        except OSError:
+            return
         for writer in self._writers:
             try:
                 writer.write(flat(entry), entry.env_steps)

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Rig:
                 plan,
                 Connections(self.mailbox, self.doorbell),
                 limits=limits,
-                log_dir=self.options.get("log_dir"),
+                log_of=self._log_of,
                 on_failure=self.failures.append,
                 on_death=self.deaths.append,
             )
@@ -107,6 +108,10 @@ class Rig:
             await self.__aexit__()
             raise
         return self
+
+    def _log_of(self, index: int) -> Path | None:
+        folder = self.options.get("log_dir")
+        return None if folder is None else folder / f"{index}.log"
 
     async def __aexit__(self, *exc: object) -> None:
         await self.pool.close()

@@ -69,7 +69,9 @@ class Twin:
         if self.config.normalize_observations:
             mean, scale = self.statistics
             return torch.from_numpy(np.clip((x - mean) * scale, -10, 10))
-        return torch.from_numpy(x / 255 if self.spec.observation_dtype == "uint8" else x)
+        return torch.from_numpy(
+            x * np.float32(self.spec.byte_factor) if self.spec.observation_dtype == "uint8" else x
+        )
 
     def advantages(self, segment: Segment, divisor: float) -> tuple[np.ndarray, np.ndarray]:
         """Advantages of Schulman 2016, row by row in float64."""

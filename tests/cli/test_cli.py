@@ -205,7 +205,11 @@ def test_the_program_runs_as_a_module() -> None:
         (["trian"], "unknown command trian; did you mean train?"),
         (["zzz"], "unknown command zzz"),
         (["--verbos"], "unknown option --verbos; did you mean --version?"),
+        (["train"], "ENV is missing, for example"),
+        (["train", "--algo"], "argument --algo: expected one argument"),
         (["train", "--algo", "dqn"], "ENV is missing, for example"),
+        (["plan"], "the following arguments are required: ENV"),
+        (["bench"], "the following arguments are required: ENV"),
         (
             ["train", "--algo", "dqn", "--env-kwargs", "a:1", "X-v0"],
             "ENV is missing, write it before --env-kwargs",

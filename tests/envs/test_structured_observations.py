@@ -35,7 +35,7 @@ VECTORS = spaces.Dict(
 )
 IMAGES = spaces.Dict(
     {
-        "camera": spaces.Box(0, 255, (12, 12, 3), np.uint8),
+        "camera": spaces.Box(0, 255, (28, 12, 3), np.uint8),
         "map": spaces.Box(0, 255, (9, 9), np.uint8),
         "speed": spaces.Box(-9, 9, (2,), np.float32),
         "gear": spaces.Discrete(3),
@@ -85,8 +85,8 @@ def test_rows_of_vectors_are_gymnasiums_flattening(space: Any) -> None:
 def test_images_stay_bytes_and_come_back() -> None:
     spec = spec_of(IMAGES)
     assert spec.observation_dtype == "uint8"
-    assert spec.observation_shape == (12 * 12 * 3 + 9 * 9 + 2 * 4 + 3 * 4,)
-    assert spec.observation_values == 12 * 12 * 3 + 81 + 2 + 3
+    assert spec.observation_shape == (28 * 12 * 3 + 9 * 9 + 2 * 4 + 3 * 4,)
+    assert spec.observation_values == 28 * 12 * 3 + 81 + 2 + 3
     IMAGES.seed(0)
     samples = [IMAGES.sample() for _ in range(6)]
     rows = np.stack([pack(obs, spec) for obs in samples])
@@ -113,7 +113,7 @@ def test_leaves_are_kept_by_headers() -> None:
 def test_observations_off_their_space_are_told() -> None:
     class Wrong(Plain):
         def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-            return {"camera": np.zeros((12, 12, 3), np.uint8)}, {}
+            return {"camera": np.zeros((28, 12, 3), np.uint8)}, {}
 
     with pytest.raises(ObservationOffSpace, match="the observation must hold gear, got dict"):
         packed(Wrong(IMAGES)).reset(seed=0)
@@ -146,7 +146,7 @@ def test_predict_takes_what_the_environment_gives() -> None:
 def test_images_go_to_convolutions_and_the_rest_to_a_layer() -> None:
     spec = spec_of(IMAGES).stacked(2)
     network = DQN(frame_stack=2).network_for(spec_of(IMAGES))
-    assert isinstance(network, CombinedNetwork) and "12x12x3, 2 frames" in network.text
+    assert isinstance(network, CombinedNetwork) and "28x12x3, 2 frames" in network.text
     module = network(spec.observation_values, 3)
     rows = torch.rand(4, spec.observation_values, requires_grad=True)
     out = module(rows)
@@ -197,7 +197,7 @@ def test_a_network_of_the_users_own_is_given_the_shape_of_its_rows(
     space: spaces.Space[Any], frames: int
 ) -> None:
     dqn, spec = DQN(network=fold, frame_stack=frames), spec_of(space)
-    values = 16 if space is VECTORS else 432 + 81 + 5
+    values = 16 if space is VECTORS else 28 * 12 * 3 + 81 + 5
     dqn.make_policy(spec)
     network: Any = dqn.network_for(spec)
     assert network.observation_shape == ((values,) if frames == 1 else (frames, values))

@@ -358,6 +358,38 @@ def test_the_holder_is_named_although_it_has_only_just_taken_the_lock(tmp_path: 
         telling.join()
 
 
+def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("not a lock")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").symlink_to(precious)
+    with pytest.raises(errors.ConfigurationError, match=r"(?s)symbolic links.*\.lock"):
+        RunDirectory(run)
+    assert precious.read_text() == "not a lock"
+
+
+def test_a_forked_child_of_the_caller_does_not_keep_the_lock(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    reader, writer = os.pipe()
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:  # it lives until the pipe is closed
+        os.close(writer)
+        os.write(there, b"runs")
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        assert os.read(here, 4) == b"runs"
+        directory.close()
+        RunDirectory(tmp_path / "run").close()
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+        for descriptor in (reader, here, there):
+            os.close(descriptor)
+
+
 def test_of_runs_that_start_together_one_holds_the_directory(tmp_path: Path) -> None:
     code = (
         "import sys; from asyncrl.storage.run_directory import RunDirectory; sys.stdin.read(1)\n"
@@ -691,7 +723,7 @@ def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) 
 
 
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:
-    divergence = Divergence(tmp_path / "gone", lambda: {"obs": np.zeros(2)})
+    divergence = Divergence(lambda: tmp_path / "gone", lambda: {"obs": np.zeros(2)})
     with pytest.raises(errors.TrainingDiverged) as raised:
         divergence.check(float("nan"), 3)
     assert raised.value.facts["last finite loss"] == "none was reported"

@@ -171,7 +171,7 @@ class Reported(Countdown):
 
     def __init__(self, ticks: int, core: Any) -> None:
         super().__init__(ticks)
-        self.core, self.divergence = core, Divergence(None, dict)
+        self.core, self.divergence = core, Divergence(lambda: None, dict)
 
     def statistics(self) -> LoopStatistics:
         return LoopStatistics(BalanceStatistics(discipline="lockstep"), StalenessMeter(), Histogram(), 0, 0)
