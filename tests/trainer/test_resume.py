@@ -250,6 +250,7 @@ def test_every_rule_is_of_an_option() -> None:
 
     known = {name for record in (TrainerConfig, *ALGORITHMS.values()) for name in option_help(record)}
     assert {*FIXED, *FIXED_IN_LOCKSTEP} <= known
+    assert "torch_threads" in FIXED_IN_LOCKSTEP, "sums of more threads are rounded in another order"
     check_changes(TrainerConfig(env="a", algo="dqn"), DQN(), TrainerConfig(env="a", algo="dqn"), DQN())
 
 
