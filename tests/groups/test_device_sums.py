@@ -50,7 +50,7 @@ def test_rounds_on_a_device_are_those_of_the_host() -> None:
                 assert round_.weights == tuple((1.0 + k) * (step % 5 != k) for k in range(RANKS))
                 assert round_.tails.flatten().tolist() == [0.0, 10.0, 20.0]
                 found.append(round_.mean(torch.empty(SIZE)).clone())
-            assert peers.sent_bytes - sent == 200 * (2 * 4 * (SIZE + RANKS * 4) * (RANKS - 1) // RANKS)
+            assert peers.sent_bytes - sent == 200 * (2 * 4 * (SIZE + RANKS * 5) * (RANKS - 1) // RANKS)
             both.append(found)
         return both
 
