@@ -25,7 +25,7 @@ from asyncrl.envs.observations import mask_reader
 from asyncrl.interfaces import RESET, EnvSpec
 from asyncrl.networks.architecture import Architecture, Network
 from asyncrl.networks.distributions import categorical, categorical_log_prob, diagonal_gaussian
-from asyncrl.networks.flat_vector import FlatVector
+from asyncrl.networks.flat_vector import FlatVector, Moments
 from asyncrl.networks.graph import Kept
 from asyncrl.networks.optimizer import FlatAdam
 from asyncrl.networks.parameters import HostCopy
@@ -122,6 +122,14 @@ class ActorCritic:
         if self.layout.gaussian:
             return diagonal_gaussian(out, action, log_std)[0]
         return categorical_log_prob(out, action, self.layout.choices)
+
+    def moments_of_all(self, own: Moments) -> Moments:
+        """Moments of the values of all groups that fuse gradients, given this one's; waits for the others."""
+        assert self.vector.on_moments is not None
+        moments, stepped = self.vector.on_moments(own)
+        if stepped:
+            self.apply(self._adam.learning_rate)
+        return moments
 
     def apply(self, learning_rate: float) -> None:
         """Make one step of Adam with the clipped gradient of `backward`."""

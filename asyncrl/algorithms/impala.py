@@ -186,7 +186,7 @@ class IMPALA(OnPolicy):
         """
         import torch
 
-        from asyncrl.algorithms.returns import standardised, vtrace
+        from asyncrl.algorithms.returns import vtrace
 
         values, log_probs, rows = value.cpu().numpy(), log_prob.cpu().numpy(), batch.part.rows
         length = rollout.shape[1]
@@ -206,7 +206,7 @@ class IMPALA(OnPolicy):
             (self.rho_bar, self.c_bar, self.pg_rho_bar),
         )
         if self.normalize_advantages:
-            advantage = standardised(advantage, (flags & RESET) == 0)
+            advantage = rollout.standardised(advantage, (flags & RESET) == 0)
         weight = rollout.weight.reshape(-1)[at] / np.float32(max(batch.part.samples, 1))
         columns = np.zeros((7, rows.size), np.float32)
         columns[0], columns[1] = log_probs, 1.0

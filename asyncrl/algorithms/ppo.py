@@ -151,14 +151,14 @@ class PPO(OnPolicy):
     @np.errstate(over="ignore", invalid="ignore")
     def prepare(self, rollout: Rollout) -> None:
         """Fill values, advantages, targets and importance weights; nonfinite values show in the network's weights."""
-        from asyncrl.algorithms.returns import gae, standardised
+        from asyncrl.algorithms.returns import gae
 
         decoupled, behaviour = self.staleness_correction == "importance", rollout.behaviour
         value, last_value, log_prob = rollout.evaluate(log_prob=decoupled)
         old_log_prob = log_prob if decoupled else behaviour
         advantage, target = gae(rollout.reward, value, last_value, rollout.flags, self.gamma, self.gae_lambda)
         if self.normalize_advantages:
-            advantage = standardised(advantage, rollout.trained)
+            advantage = rollout.standardised(advantage, rollout.trained)
         # Every row has the same weight in its minibatch's mean, independent of the division of the rows.
         rows = int(np.count_nonzero(rollout.trained))
         share = np.float32(self._minibatches(rollout, rows) / max(rows, 1))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.acting.network import OBSERVATION_CLIP
 from asyncrl.algorithms.actor_critic import ActorCritic, NetworksPass
+from asyncrl.algorithms.returns import standardised
 from asyncrl.algorithms.shared_trunk import RecurrentPass
 from asyncrl.envs.observations import FORBIDDEN
 from asyncrl.interfaces import RESET, Segment
@@ -155,6 +156,11 @@ class Rollout:
 
     def place(self, work: NetworksPass, rows: NDArray[np.int64]) -> None:
         """Prepare a pass over `rows` beyond its input; does nothing here."""
+
+    def standardised(self, advantage: NDArray[np.float32], rows: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """See `returns.standardised`; by the moments of all groups where these fuse gradients."""
+        nets = self._nets
+        return standardised(advantage, rows, nets.moments_of_all if nets.vector.on_moments else None)
 
     def fill(self, **columns: NDArray[np.float32]) -> None:
         """Write the columns, `[S, T]` each, and upload them."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import SpacesDoNotFit
-from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, ObservationKind
+from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction, ObservationKind
 
 SMALLEST_IMAGE = 8
 """Smallest side of an image; arrays of bytes with a shorter side are not images."""
@@ -254,16 +254,22 @@ class MaskReader:
 
     def __init__(self, spec: EnvSpec, at: slice) -> None:
         image = any(leaf.path == (MASK_KEY,) and leaf.kind == "image" for leaf in spec.leaves)
+        self._sizes = spec.action.nvec if isinstance(spec.action, MultiDiscreteAction) else ()
+        self._starts = np.cumsum((0, *self._sizes[:-1])) if self._sizes else None
         self._at, self._float_bytes = at, spec.observation_dtype == "uint8" and not image
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.bool_]:
-        """`[R, A]`, whether each action is allowed; all are if the mask allows none (a terminal observation)."""
+        """`[R, A]`, whether each choice is allowed; all of an action's are if none is (a terminal observation)."""
         newest = obs[:, -1] if obs.ndim == 3 else obs
         values = newest[:, self._at]
         if self._float_bytes:
             values = np.ascontiguousarray(values).view(np.float32)
         mask: NDArray[np.bool_] = values > 0.5
-        mask |= ~mask.any(axis=1, keepdims=True)
+        if self._starts is None:
+            mask |= ~mask.any(axis=1, keepdims=True)
+        else:
+            empty = ~np.logical_or.reduceat(mask, self._starts, axis=1)
+            mask |= np.repeat(empty, self._sizes, axis=1)
         return mask
 
 

@@ -20,7 +20,7 @@ from asyncrl.groups.deltas import Deltas
 from asyncrl.groups.device_sums import device_sums
 from asyncrl.groups.fused_weights import FusedWeights
 from asyncrl.groups.fusing import FusionOptions
-from asyncrl.groups.gradient_fusion import GradientFusion
+from asyncrl.groups.gradient_fusion import GradientFusion, gradient_rounds
 from asyncrl.groups.meeting import JOIN_SECONDS, LOOK_SECONDS
 from asyncrl.groups.messages import Encoding, encoding_of
 from asyncrl.groups.peers import PeerLost, Peers, broadcast_bytes
@@ -105,8 +105,8 @@ def collective_fusion(connection: Connection, options: FusionOptions, core: Core
     encoding, shared = _encoding(options, core), _shared(core)
     if options.mode == "gradients":
         sums = device_sums(peers, connection.store, core.vector.gradient.device)
-        return GradientFusion(Rounds(peers, encoding, tail=1, shared=shared, sums=sums), core)
-    rounds = Rounds(peers, encoding, tail=1, shared=shared)
+        return GradientFusion(gradient_rounds(core, peers, encoding, shared, sums), core)
+    rounds = Rounds(peers, encoding, shared=shared)
     vector, moments = core.vector, options.moments
     start = torch.cat([part.cpu() for part in fused_parts(vector, moments)])
     fuser = AverageFuser(

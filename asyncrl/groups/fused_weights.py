@@ -1,11 +1,15 @@
 """Fused weights of `async`: deltas are added in order of arrival, weighted by their staleness. No communication here.
 
+    Dean et al. 2012           Large scale distributed deep networks (Downpour SGD: updates are added as they arrive)
     Xie, Koyejo, Gupta 2019    Asynchronous federated optimization (polynomial weight (1 + s)^-a)
 
 A delta is the change of a group's weights since it received the fused weights of version b. If it arrives at version v,
 its staleness is s = v - b fusions, and
 
     F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
+
+FedAsync mixes instead, F <- (1 - w) F + w x with the group's weights x. Here deltas are added in full: N groups of one
+speed move F by the sum of what they learned, about sqrt(N) times the mean if their deltas are independent.
 
 Of running statistics a delta holds the values x, and F <- (1 - w) F + w x with the same weight w = (1 + s)^-a.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -51,6 +51,23 @@ class Drawn:
     largest_weight: float
 
 
+class Moments(NamedTuple):
+    """Moments of the values that a learner standardises.
+
+    Attributes:
+        count: number of values.
+        mean: their mean.
+        square: sum of their squared deviations from the mean.
+    """
+
+    count: float
+    mean: float
+    square: float
+
+
+NO_VALUES = Moments(0.0, 0.0, 0.0)
+
+
 class FlatVector:
     """Parameters and gradient of all networks that one learner trains; learner's thread only.
 
@@ -70,6 +87,9 @@ class FlatVector:
         on_step: callback once the gradient is filled, before clipping; it may change it in place. Its arguments are
             the number of samples of the gradient and whether this learner would end its pass here; it returns whether
             the pass ends. None without groups.
+        on_moments: callback before values are standardised, with their moments. It returns those of all groups' values,
+            and whether `gradient` holds a step that the other groups make meanwhile, which this learner must make too.
+            None unless groups fuse gradients.
     """
 
     def __init__(
@@ -91,6 +111,7 @@ class FlatVector:
         self.drawn: Drawn | None = None
         self.on_update: Callable[[], None] | None = None
         self.on_step: Callable[[float, bool], bool] | None = None
+        self.on_moments: Callable[[Moments], tuple[Moments, bool]] | None = None
 
     def begin_update(self) -> None:
         """Call `on_update`; to be called before the forward pass of an update."""

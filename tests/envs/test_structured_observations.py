@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from asyncrl.envs.packing import MaskFromInfo, PackedObservations, packed
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
 from asyncrl.errors import NonFiniteStep, ObservationOffSpace, OldGymAPI, SpacesDoNotFit
-from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf
+from asyncrl.interfaces import Batch, BoxAction, DiscreteAction, EnvSpec, Leaf, MultiDiscreteAction
 from asyncrl.sequences import SequenceBatch
 
 VECTORS = spaces.Dict(
@@ -353,6 +354,16 @@ def test_masks_are_read_out_of_rows_of_either_kind() -> None:
         assert stacked is not None
         np.testing.assert_array_equal(stacked(rows.reshape(15, 2, -1)), read(rows[1::2]))
     assert mask_reader(spec_of(VECTORS)) is None
+
+
+def test_a_component_without_an_allowed_choice_has_all_of_them() -> None:
+    spec = dataclasses.replace(spec_of(MASKED, actions=4), action=MultiDiscreteAction((1, 3)))
+    given = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 1]])
+    rows = np.stack([pack({"observation": np.zeros(3), "action_mask": mask}, spec) for mask in given])
+    read = mask_reader(spec)
+    assert read is not None
+    wanted = [[1, 1, 1, 1], [1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 0, 1]]
+    assert read(rows).astype(int).tolist() == wanted
 
 
 def test_random_choices_are_uniform_over_what_is_allowed() -> None:
