@@ -15,10 +15,11 @@ import urllib.request
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
-from asyncrl import DQN, Trainer, errors
+from asyncrl import DQN, PPO, Trainer, errors
 
 SUMMARY_KEYS = {
     "algo", "env", "seed", "stop_reason", "env_steps", "updates", "episodes", "policy_version", "wall_seconds",
@@ -294,6 +295,17 @@ def test_cuda_that_is_not_there_is_refused(monkeypatch):
     assert raised.value.facts == {"asked": "cuda", "torch": torch.__version__, "built for CUDA": built}
     assert f"asked: cuda\n  torch: {torch.__version__}\n  built for CUDA: {built}\n" in str(raised.value)
     assert "use device cpu or auto" in str(raised.value)
+
+
+@pytest.mark.parametrize("algorithm", [DQN(), PPO()], ids=["dqn", "ppo"])
+def test_another_default_dtype_of_the_caller_is_refused(algorithm):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(errors.ConfigurationError, match="default dtype must be float32.*got float64"):
+            Trainer("CartPole-v1", algorithm, **SMALL).learn(total_steps=10)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_replay_larger_than_memory_says_what_fits():
