@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from asyncrl.learning.lockstep_replay import LockstepBalance, LockstepReplayLoop
 from asyncrl.learning.relaxed_replay import RelaxedReplayLoop
 from asyncrl.learning.replay_loop import ReplayOptions, ReplayParts
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.replay.priority_rules import PriorityRules
 from asyncrl.replay.replay import PrioritizedReplay
@@ -44,6 +45,7 @@ class FakeCore:
     def __init__(self, prioritized: bool) -> None:
         self.prioritized = prioritized
         self.updates = 0
+        self.progress: list[float] = []
         self.batches: list[tuple[Any, ...]] = []
         self.acted: list[tuple[list[int], list[int]]] = []
         self.staleness: list[list[int]] = []
@@ -51,6 +53,7 @@ class FakeCore:
 
     def update(self, batch: Batch) -> UpdateResult:
         self.updates += 1
+        self.progress.append(batch.progress)
         arrays = (batch.ids, batch.version, batch.policy_updates, batch.staleness, batch.obs, batch.action)
         arrays += (batch.reward, batch.discount, batch.next_obs, batch.weight)
         self.batches.append(tuple(array.tobytes() for array in arrays))
@@ -94,6 +97,7 @@ class Setting:
     eval_steps: int | None = None
     eval_waiting: int = 8
     mirror: Any = None
+    other_steps: Callable[[], int] = no_steps
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ class World:
                 total_steps=s.total_steps,
                 max_staleness=s.max_staleness,
                 publish_interval=None if lockstep else s.publish_interval,
+                other_steps=s.other_steps,
             ),
             snapshots=self.snapshots,
             mirror=s.mirror,

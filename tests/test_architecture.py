@@ -55,6 +55,7 @@ DOORS = {
     "IPython": ("show.notebook",),
     "imageio_ffmpeg": ("show.video",),
     "onnx": ("policies.onnx_export", "policies.onnx_networks"),
+    "threadpoolctl": ("networks.products",),
     "safetensors": ("policies.policy_file", "storage.state_tensors"),
     "multiprocessing": (),
 }

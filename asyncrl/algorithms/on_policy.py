@@ -80,7 +80,7 @@ class OnPolicy(Recurrent):
     """Entropy coefficient of the loss, at least 0."""
 
     vf_coef: float = 0.5
-    """Coefficient of the value loss (half the squared error), at least 0."""
+    """Coefficient of the value loss, the mean squared error, at least 0."""
 
     max_grad_norm: float | None = 0.5
     """Maximum gradient norm, over policy and value network together, above 0; none disables clipping."""

@@ -47,7 +47,7 @@ def ppo_loss(
     """Loss of a minibatch of B items: the negative of equation 9 of Schulman et al. 2017.
 
         r = pi / pi_old
-        L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 / 2 (V - target)^2 - c_2 H)
+        L = sum of w (-rho min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + c_1 (V - target)^2 - c_2 H)
 
     The first term is equation 7. With the importance weight rho = pi_old / mu, mu the behaviour policy, it is the
     decoupled objective of Hilton et al. 2021 (pi_old is then the proximal policy). With `value_clip_range` the squared
@@ -76,7 +76,7 @@ def ppo_loss(
     if value_clip_range is not None:
         held = value.clamp(old_value - value_clip_range, old_value + value_clip_range)
         error = torch.maximum(error, (held - target).square())
-    value_loss = 0.5 * (weight * error).sum()
+    value_loss = (weight * error).sum()
     loss = policy_loss + vf_coef * value_loss - ent_coef * (weight * entropy).sum()
     return ActorCriticLoss(loss, policy_loss, value_loss, entropy, log_ratio)
 

@@ -27,7 +27,7 @@ class StagedBatch:
 
     Args:
         size: B.
-        spec: the environment. Observations in bytes are scaled to 0..1.
+        spec: the environment. Bytes of images are scaled to 0..1.
         device: device of the tensors.
         scaling: for real-valued actions, centre and half range, `[d]` each: actions are staged as
             (action - centre) / half range, and as 0 where the range is empty.
@@ -110,7 +110,7 @@ class StagedBatch:
         if batch.source is not None:
             batch.source.gather(self.rows)
         elif self._bytes is not None:
-            self.rows.copy_(self._bytes, non_blocking=True).mul_(1 / 255)
+            self.rows.copy_(self._bytes, non_blocking=True).mul_(self._inputs.byte_factor)
         if self._copied is not None:
             self._copied.record()
 

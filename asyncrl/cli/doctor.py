@@ -38,13 +38,17 @@ def run(options: argparse.Namespace) -> None:
     findings = diagnose(collect(kept))
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
-    elif not findings:
+        return
+    if not findings:
         print(WELL)
     else:
         shown = findings if options.all else findings[:1]
         print("\n\n".join(_text(finding, kept.algo) for finding in shown))
         if len(findings) > len(shown):
             print(f"\n{len(findings) - len(shown)} more: asyncrl doctor {options.RUN} --all")
+    machine = kept.meta.get("machine")
+    if isinstance(machine, dict) and "matrix_products" in machine:
+        print(f"\nMatrix products on the CPU: {machine['matrix_products']}.")
 
 
 def _text(finding: Finding, algo: str) -> str:

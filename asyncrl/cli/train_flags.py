@@ -6,6 +6,7 @@ asyncrl train --help dqn      and those of DQN
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from asyncrl.algorithms import ALGORITHMS
@@ -83,7 +84,7 @@ def algorithms_named(arguments: Sequence[str]) -> list[str]:
 def last_value(arguments: Sequence[str], flag: str) -> str | None:
     """Last value of a flag in unparsed arguments, None if it is not given."""
     value = None
-    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for word, following in itertools.pairwise([*arguments, None]):
         if word == flag:
             value = following
         elif word.startswith(f"{flag}="):

@@ -6,6 +6,8 @@ A delta is the change of a group's weights since it received the fused weights o
 its staleness is s = v - b fusions, and
 
     F += (1 + s)^-a delta,  v += 1        for s <= the maximum staleness; otherwise it is counted and dropped.
+
+Of running statistics a delta holds the values x, and F <- (1 - w) F + w x with the same weight w = (1 + s)^-a.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import threading
 
 import torch
 from torch import Tensor
+
+from asyncrl.groups.deltas import Deltas
 
 EXPONENT = 0.5
 """a, as in Xie et al."""
@@ -26,13 +30,22 @@ class FusedWeights:
         weights: `[P]`, version 0; copied.
         max_staleness: largest staleness of a delta that is fused.
         exponent: a; 0 gives all deltas weight 1.
+        deltas: rules of the deltas.
 
     Attributes:
+        deltas: as given.
         version: number of deltas that were fused.
         discarded: number of deltas that were too stale.
     """
 
-    def __init__(self, weights: Tensor, max_staleness: int, exponent: float = EXPONENT) -> None:
+    def __init__(
+        self,
+        weights: Tensor,
+        max_staleness: int,
+        exponent: float = EXPONENT,
+        deltas: Deltas | None = None,
+    ) -> None:
+        self.deltas = deltas or Deltas()
         self._weights = weights.detach().to("cpu", torch.float32, copy=True)
         self._max_staleness, self._exponent = max_staleness, exponent
         self._lock = threading.Lock()
@@ -48,7 +61,7 @@ class FusedWeights:
             staleness = self.version - base
             assert staleness >= 0, "a base is a version that was handed out"
             if staleness <= self._max_staleness:
-                self._weights.add_(delta, alpha=self.weight(staleness))
+                self.deltas.add(self._weights, delta, self.weight(staleness))
                 self.version += 1
             else:
                 self.discarded += 1

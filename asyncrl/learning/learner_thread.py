@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from asyncrl.networks.products import product_threads
+
 T = TypeVar("T")
 
 
@@ -20,10 +22,12 @@ class LearnerThread:
     """The only thread that uses the networks; the trainer creates and closes it.
 
     Args:
-        torch_threads: intra-operation threads of torch on this thread.
+        torch_threads: intra-operation threads of torch on this thread, and of NumPy's products in the process.
     """
 
     def __init__(self, torch_threads: int = 1) -> None:
+        self._products = product_threads(torch_threads)
+        self._products.__enter__()
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="asyncrl-learner",
@@ -38,6 +42,7 @@ class LearnerThread:
     def close(self) -> None:
         """End the thread after the running call and wait for it; pending calls are cancelled."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._products.__exit__(None, None, None)
 
 
 def _prepare_thread(torch_threads: int) -> None:

@@ -49,10 +49,17 @@ class ObservationMirror:
         replay: replay whose observations are arrays of bytes.
         device: device of the learner.
         batch_size: B.
+        byte_factor: factor from bytes to network inputs; see `EnvSpec.byte_factor`.
     """
 
-    def __init__(self, replay: PrioritizedReplay, device: torch.device | str, batch_size: int) -> None:
-        self._replay, device = replay, torch.device(device)
+    def __init__(
+        self,
+        replay: PrioritizedReplay,
+        device: torch.device | str,
+        batch_size: int,
+        byte_factor: float = 1 / 255,
+    ) -> None:
+        self._replay, device, self._byte_factor = replay, torch.device(device), byte_factor
         rings = replay.rings
         rows = (ring.obs.reshape(ring.num_envs, ring.num_slots, -1) for ring in rings)
         self._host = [torch.from_numpy(bytes_of.view(np.uint8)) for bytes_of in rows]
@@ -112,7 +119,7 @@ class ObservationMirror:
         self._replay.find_frames(batch, self._places.numpy())
 
     def gather(self, rows: Tensor) -> None:
-        """Fill `rows` `[2 B, values]` float32 on the device: obs, then next_obs, scaled to 0..1."""
+        """Fill `rows` `[2 B, values]` float32 on the device: obs, then next_obs, multiplied by `byte_factor`."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         if self._on_device is not self._places:
@@ -120,7 +127,7 @@ class ObservationMirror:
         torch.index_select(self._frames, 0, self._on_device.view(-1), out=self._taken)
         if self._gathered is not None:
             self._gathered.record()
-        rows.copy_(self._taken.view(rows.shape)).mul_(1 / 255)
+        rows.copy_(self._taken.view(rows.shape)).mul_(self._byte_factor)
 
     def arrays(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """`obs` and `next_obs` of the batch gathered last, as copies on the host; for diagnostics."""
@@ -175,7 +182,7 @@ def make_mirror(
     if choice == "auto" and needed > _FREE_SHARE * torch.cuda.mem_get_info()[0]:
         return None
     try:
-        return ObservationMirror(replay, device, batch_size)
+        return ObservationMirror(replay, device, batch_size, seen.byte_factor)
     except RuntimeError as error:
         if choice == "auto":
             return None

@@ -17,7 +17,7 @@ from asyncrl.learning.loop_state import generator_state, restore_generator, rest
 from asyncrl.learning.mirror import ObservationMirror
 from asyncrl.learning.pace import Pace
 from asyncrl.learning.policy_lag import PolicyLagMeter
-from asyncrl.learning.update_loop import LoopParts, Priorities, UpdateLoop
+from asyncrl.learning.update_loop import LoopParts, Priorities, UpdateLoop, no_steps
 from asyncrl.networks.flat_vector import Drawn, FlatVector
 from asyncrl.protocols import ReplayUpdater, SequenceUpdater
 from asyncrl.replay.replay_state import priorities_of, replay_state, restore_empty_replay, restore_replay
@@ -35,6 +35,7 @@ class ReplayOptions:
         max_staleness: maximum staleness of a sample, in updates, or None.
         publish_interval: updates between two publications, `auto`, or None if the discipline decides.
         dump_dir: returns the directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
     """
 
     beta_start: float
@@ -43,6 +44,7 @@ class ReplayOptions:
     max_staleness: int | None
     publish_interval: int | Literal["auto"] | None
     dump_dir: Callable[[], Path | None] = lambda: None
+    other_steps: Callable[[], int] = no_steps
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ class ReplayLoop(UpdateLoop):
         return options.beta_start + self._progress() * (options.beta_end - options.beta_start)
 
     def _progress(self) -> float:
-        total = self._options.total_steps
-        return min(1.0, self.inserted_steps / total) if total else 0.0
+        total, others = self._options.total_steps, self._options.other_steps
+        return min(1.0, (self.inserted_steps + others()) / total) if total else 0.0
 
     def _update(self, beta: float) -> None:
         """Make one update; publish if `publish_interval` updates are unpublished."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from asyncrl.interfaces import Segment
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.replay.segments import SegmentQueue
 
 
@@ -21,6 +22,7 @@ class SegmentOptions:
         total_steps: steps over which schedules run, or None.
         max_staleness: maximum staleness of a segment, in policy versions, or None.
         dump_dir: returns the directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards `total_steps`; learner's thread.
     """
 
     discipline: Literal["relaxed", "lockstep", "synchronous"]
@@ -28,6 +30,7 @@ class SegmentOptions:
     total_steps: int | None = None
     max_staleness: int | None = None
     dump_dir: Callable[[], Path | None] = lambda: None
+    other_steps: Callable[[], int] = no_steps
 
 
 class SegmentIntake:

@@ -134,8 +134,8 @@ class SegmentLoop(UpdateLoop):
         steps = sum(segment.steps for segment in segments)
         self._balance.received(steps)
         self._trained_steps += steps
-        total = self._options.total_steps
-        progress = min(1.0, (self._trained_steps - steps) / total) if total else 0.0
+        total, done = self._options.total_steps, self._trained_steps - steps + self._options.other_steps()
+        progress = min(1.0, done / total) if total else 0.0
         try:
             self.core.begin(batch, progress)
         except DeviceFull as error:

@@ -31,6 +31,11 @@ Priorities = Sequence[tuple[int, NDArray[np.float32]]]
 """Per ring, the index of the first kept row, and the priorities `[rows, leaves of a row]` of the kept rows."""
 
 
+def no_steps() -> int:
+    """Steps of other groups in a run without any, or whose schedules run over this group's share alone."""
+    return 0
+
+
 @dataclass(frozen=True)
 class LoopStatistics:
     """Statistics of an update loop.

@@ -5,11 +5,12 @@ Without groups every callback is one comparison with None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -58,9 +59,11 @@ class FlatVector:
         gradient: `[P]`, gradient of the next step.
         weighted: part of the gradient that importance weights affect.
         shared: statistics that groups share.
+        buffers: running statistics of modules, which no step changes; views of `parameters`.
 
     Attributes:
         parameters, gradient, weighted, shared: as given.
+        buffers: `[K]` int64 on the CPU, positions of the running statistics.
         moments: first and second moment of the optimiser of each part; their memory never moves. Set by the owner.
         drawn: shard that the batch of this update was drawn from; None without groups or without replay.
         on_update: callback before an update reads the parameters; it may change them in place. None without groups.
@@ -75,9 +78,14 @@ class FlatVector:
         gradient: Tensor,
         weighted: slice = slice(None),
         shared: tuple[Shareable | None, ...] = (),
+        buffers: Iterable[Tensor] = (),
     ) -> None:
         assert parameters.shape == gradient.shape and parameters.dim() == 1
         self.parameters, self.gradient, self.weighted = parameters, gradient, weighted
+        first = parameters.storage_offset()
+        starts = [(view.storage_offset() - first, view.numel()) for view in buffers]
+        places = [torch.arange(start, start + count) for start, count in starts]
+        self.buffers = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         self.shared = tuple(one for one in shared if one is not None)
         self.moments: tuple[tuple[Tensor, Tensor], ...] = ()
         self.drawn: Drawn | None = None

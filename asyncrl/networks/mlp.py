@@ -14,6 +14,7 @@ row slices takes 336 instead of 131 microseconds in bfloat16.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -21,9 +22,7 @@ from torch import Tensor
 
 from asyncrl.networks.hidden_layer import HiddenLayer
 from asyncrl.networks.parameters import MLPParameters, PassOptions
-
-NARROW = 128
-"""Products with a side below this run outside of the reduced precision, where they are faster."""
+from asyncrl.networks.products import Product, products, silent, uses_numpy
 
 
 class FlatMLP(MLPParameters):
@@ -62,7 +61,7 @@ class MLPPass:
         k, rows, kernels = options.get("copies") or net.copies, x.shape[0], options.get("kernels")
         assert x.dim() == 2 and weight_rows + input_rows <= rows
         assert (weight_rows > 0) == (gradient is not None) and (gradient is None or k == net.copies)
-        self._precision = options.get("precision")
+        self._precision, self._numpy = options.get("precision"), uses_numpy(x.device, options.get("numpy"))
         self._weight_rows, self._rows = weight_rows, weight_rows + input_rows
         weights, biases = [w[:k] for w in net.weights], [b[:k] for b in net.biases]
         outputs = [torch.empty(k, rows, w.shape[2], device=x.device) for w in weights]
@@ -71,15 +70,11 @@ class MLPPass:
             HiddenLayer(y, b, net.activation, kernels) for y, b in zip(outputs, biases, strict=True)
         ]
         self._layers = [
-            (*self._product(x_in, w, y), layer)
+            (self._products(x_in, w, y), layer)
             for x_in, w, y, layer in zip(inputs, weights, outputs, self._between, strict=True)
         ]
         head, out = net.head[:k], torch.empty(k, rows, net.sizes[-1], device=x.device)
-        self._head = [
-            (last, w[0], y[:, 0]) if net.sizes[-1] == 1 else (last, w.t(), y)
-            for last, w, y in zip(outputs[-1], head, out, strict=True)
-        ]
-        self._head_product = torch.mv if net.sizes[-1] == 1 else torch.mm
+        self._head = self._each_product(outputs[-1], head.mT, out)
         self._head_bias, self._out = net.head_bias[:k], out
         self.output = out if net.ensemble else out[0]
         if self._rows:
@@ -102,42 +97,46 @@ class MLPPass:
         self._head_weights, self._grad_last = head, grads[-1]
         self._gradient, self._last_seen = gradient, outputs[-1][:, :g]
         self._bound_to: Tensor | None = None
+        self._head_gradients: list[Product] = []
+        self._into_last: list[Product] = []
         self._back = []
         for i in reversed(range(len(grads))):
-            products = []
+            own: list[Product] = []
             if gradient is not None:
                 triples = zip(inputs[i], grads[i], gradient.weights[i], strict=True)
-                products = [self._of(torch.mm, x_in[:g].t(), grad[:g], out) for x_in, grad, out in triples]
+                own = [p for x_in, grad, out in triples for p in self._products(x_in[:g].t(), grad[:g], out)]
             inward = grads[i], weights[i].transpose(1, 2), grads[i - 1]
-            self._back.append((products, (*self._product(*inward), self._between[i - 1]) if i else None))
-        inner = weights[0][:, weights[0].shape[1] - columns :].transpose(1, 2)
-        self._into_input = [*zip(grads[0][:, g:], inner, strict=True)] if columns else []
+            self._back.append((own, (self._products(*inward), self._between[i - 1]) if i else None))
         self._grad_input = torch.empty(rows - g, columns, device=head.device)
+        inner = weights[0][:, weights[0].shape[1] - columns :].transpose(1, 2)
+        self._into_input = self._input_products(grads[0][:, g:], inner) if columns else []
 
-    def _product(self, x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
-        """Return the product and its arguments, `[K, ...]` each: `mm` for K = 1, which is faster than `bmm`."""
-        return self._of(torch.mm, x[0], w[0], y[0]) if w.shape[0] == 1 else self._of(torch.bmm, x, w, y)
+    def _products(self, x: Tensor, w: Tensor, out: Tensor) -> list[Product]:
+        """Products into `out`, under the reduced precision if they are wide enough."""
+        return products(x, w, out, self._precision, self._numpy)
 
-    def _of(self, product, x: Tensor, w: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
-        """Return the product, under the reduced precision if it is wide enough, and its arguments."""
-        wide = min(*x.shape[-2:], w.shape[-1]) >= NARROW
-        if self._precision is None or not wide:
-            return product, x, w, y
-        precision = self._precision
+    def _each_product(self, x: Tensor, w: Tensor, out: Tensor) -> list[Product]:
+        """One product in float32 for each copy, on the leading axis."""
+        return [p for three in zip(x, w, out, strict=True) for p in products(*three, numpy=self._numpy)]
 
-        def reduced(x: Tensor, w: Tensor, out: Tensor) -> None:
-            with precision:
-                product(x, w, out=out)
-
-        return reduced, x, w, y
+    def _input_products(self, above: Tensor, inner: Tensor) -> list[Product]:
+        """Products of each copy `[K, I, W]` and `[K, W, A]`, summed into the gradient at the input."""
+        out = self._grad_input
+        if self._numpy:
+            copies = out.new_empty(len(above), *out.shape)
+            return [*self._each_product(above, inner, copies), partial(torch.sum, copies, dim=0, out=out)]
+        pairs = enumerate(zip(above, inner, strict=True))
+        return [partial(torch.addmm, out, a, w, beta=float(i > 0), out=out) for i, (a, w) in pairs]
 
     def forward(self) -> Tensor:
         """Return the network's outputs: the same buffer at every call."""
-        for product, x, w, y, layer in self._layers:
-            product(x, w, out=y)
-            layer.activate()
-        for last, w, y in self._head:
-            self._head_product(last, w, out=y)
+        with silent(self._numpy):
+            for calls, layer in self._layers:
+                for product in calls:
+                    product()
+                layer.activate()
+            for product in self._head:
+                product()
         self._out.add_(self._head_bias)
         return self.output
 
@@ -152,25 +151,30 @@ class MLPPass:
         """
         if grad_output is not self._bound_to:
             self._bind(grad_output)
+        with silent(self._numpy):
+            self._backward()
+        return self._grad_input
+
+    def _backward(self) -> None:
         for product in self._head_gradients:
-            torch.mm(*product[:2], out=product[2])
+            product()
         self._between[-1].sum_rows()
         if self._into_last:
             for product in self._into_last:
-                torch.mm(*product[:2], out=product[2])
+                product()
             self._between[-1].backward()
         else:
             self._between[-1].backward_from_head()
-        for products, below in self._back:
-            for product, x_t, seen, grad_w in products:
-                product(x_t, seen, out=grad_w)
+        for own, below in self._back:
+            for product in own:
+                product()
             if below is not None:
-                product, above, w_t, into, layer = below
-                product(above, w_t, out=into)
+                calls, layer = below
+                for product in calls:
+                    product()
                 layer.backward()
-        for i, (above, w_t) in enumerate(self._into_input):
-            torch.addmm(self._grad_input, above, w_t, beta=float(i > 0), out=self._grad_input)
-        return self._grad_input
+        for product in self._into_input:
+            product()
 
     def _bind(self, grad_output: Tensor) -> None:
         """Make the views of `grad_output` for `backward`: once, if the caller passes the same tensor every time.
@@ -179,15 +183,12 @@ class MLPPass:
         """
         grad = grad_output if grad_output.dim() == 3 else grad_output.unsqueeze(0)
         seen, gradient = grad[:, : self._weight_rows], self._gradient
-        self._head_gradients = [] if gradient is None else _each(seen.mT, self._last_seen, gradient.head)
-        one_output = grad.shape[2] == 1
-        self._into_last = [] if one_output else _each(grad, self._head_weights, self._grad_last)
+        self._head_gradients, self._into_last = [], []
+        if gradient is not None:
+            self._head_gradients = self._each_product(seen.mT, self._last_seen, gradient.head)
+        if grad.shape[2] > 1:
+            self._into_last = self._each_product(grad, self._head_weights, self._grad_last)
         self._between[-1].bind(
             grad, self._head_weights, seen, None if gradient is None else gradient.head_bias
         )
         self._bound_to = grad_output
-
-
-def _each(*stacked: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return one tuple of tensors for each copy of the stacked tensors."""
-    return [*zip(*(tensor.unbind() for tensor in stacked), strict=True)]

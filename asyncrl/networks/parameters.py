@@ -36,6 +36,8 @@ class PassOptions(TypedDict, total=False):
     """Context for large products: those of a perceptron with no side below 128, all of a module."""
     kernels: bool | None
     """Whether compiled kernels, on host memory, compute a perceptron's biases and activations; default on the CPU."""
+    numpy: bool | None
+    """Whether NumPy computes a perceptron's products in float32; default by `products.product_library`."""
 
 
 class NamedTensors:
@@ -44,6 +46,10 @@ class NamedTensors:
     def _views(self) -> dict[str, Tensor]:
         """Parameters by name, not copies."""
         raise NotImplementedError
+
+    def buffers(self) -> list[Tensor]:
+        """Running statistics, which no gradient changes: views of the flat vector; none in a perceptron."""
+        return []
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters on the host, by name."""

@@ -55,6 +55,10 @@ class Alone:
         steps, updates = self._before
         return {"env_steps": [steps], "updates": [updates]} if steps else {}
 
+    def scheduled_elsewhere(self) -> int:
+        """See `Group`."""
+        return 0
+
     def other_steps(self, env_steps: int) -> int:
         """See `Group`."""
         return self._before[0]

@@ -176,7 +176,12 @@ def _learner(
     config = setup.config
     snapshots = WeightSnapshots(config.eval_interval_steps if config.eval_interval_seconds is None else None)
     channels = Channels(
-        pool.rings, connections.mailbox, pool.wake, snapshots, lambda: setup.directory.current
+        pool.rings,
+        connections.mailbox,
+        pool.wake,
+        snapshots,
+        lambda: setup.directory.current,
+        setup.group.scheduled_elsewhere,
     )
     built = loop.build(core, channels)
     return Learner(built, connections.doorbell, thread, config.burst_seconds, snapshots)

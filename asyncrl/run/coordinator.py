@@ -177,6 +177,8 @@ class Coordinator:
         self._reporting.publish(None)
         with single_error():
             spec = await probe_and_prepare(self.config, self.algorithm, self.source, self._server)
+        if (resumed := self._group.resumed) is not None:  # its weights belong to its scaling of bytes
+            spec = dataclasses.replace(spec, observation_kind=resumed.meta.spec.observation_kind)
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
         self._open_files()

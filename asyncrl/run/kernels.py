@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 
 from asyncrl.acting.network_policy import is_served
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.probe import probe
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.observations import unread_text
 from asyncrl.envs.source import EnvSource
+from asyncrl.errors import TextLeftOut
 from asyncrl.interfaces import EnvSpec
 from asyncrl.protocols import Algorithm
 from asyncrl.shm.prepare import prepare_run
@@ -43,6 +46,8 @@ async def _probe(
     spec = await probe(server, source, config.ready_timeout_seconds)
     algorithm.check(spec)
     probed.set()
+    if spec.unread:
+        warnings.warn(TextLeftOut(f"[ASYNC047] {spec.name}: {unread_text(spec)}"), stacklevel=2)
     return spec
 
 

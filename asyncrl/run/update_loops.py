@@ -31,6 +31,7 @@ from asyncrl.learning.segment_balance import SegmentBalance, SegmentShape
 from asyncrl.learning.segment_intake import SegmentOptions
 from asyncrl.learning.segment_loop import SegmentLoop, SegmentParts
 from asyncrl.learning.staleness import StalenessMeter
+from asyncrl.learning.update_loop import no_steps
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.protocols import Algorithm
 from asyncrl.replay.past_segments import PastSegments
@@ -55,6 +56,7 @@ class Channels:
         wake: wakes the actor with the given index if it waits for a grant.
         snapshots: queue of weights to evaluate.
         dump_dir: returns the directory for the batch of a diverged update, or None.
+        other_steps: returns the steps of other groups that count towards schedules; learner's thread.
     """
 
     rings: tuple[RingReader, ...]
@@ -62,6 +64,7 @@ class Channels:
     wake: Callable[[int], None]
     snapshots: WeightSnapshots
     dump_dir: Callable[[], Path | None] = lambda: None
+    other_steps: Callable[[], int] = no_steps
 
 
 class ReplayBuilder:
@@ -108,6 +111,7 @@ class ReplayBuilder:
             max_staleness=algorithm.max_staleness,
             publish_interval=None if lockstep else algorithm.publish_interval,
             dump_dir=channels.dump_dir,
+            other_steps=channels.other_steps,
         )
         replay = self._replay(channels.rings)
         return ReplayParts(
@@ -224,6 +228,7 @@ class SegmentBuilder:
             total_steps=self._config.total_steps,
             max_staleness=algorithm.max_staleness,
             dump_dir=channels.dump_dir,
+            other_steps=channels.other_steps,
         )
         parts = SegmentParts(
             core=core,

@@ -247,6 +247,8 @@ def _finite(value: Any) -> Any:
 
 def describe_run(seed: int) -> dict[str, Any]:
     """Content of `meta.json`: versions, command, seed, machine and git commit."""
+    from asyncrl.networks.products import product_library  # not at the top: it loads torch
+
     return {
         "asyncrl": _version("asyncrl"),
         "python": platform.python_version(),
@@ -258,7 +260,8 @@ def describe_run(seed: int) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": {
             "system": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
+            "processor": _processor(),
+            "matrix_products": product_library(),
             "cores": os.cpu_count(),
             "memory_bytes": psutil.virtual_memory().total,
         },
@@ -271,6 +274,15 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _processor() -> str:
+    """Name of the processor, as the system knows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _git_commit() -> str | None:

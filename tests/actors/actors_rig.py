@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from fakes import RandomPolicy
 from numpy.typing import NDArray
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.actors.connections import Connections
 from asyncrl.actors.episodes import MAX_ENVS, EpisodePlayer
@@ -25,8 +26,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.interfaces import FieldSpec
 from asyncrl.shm import Doorbell, RingLayout, WeightMailbox
 from asyncrl.shm.segment import POISON
-
-PATIENCE_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import fakes
 import psutil
 import pytest
-from actors_rig import PATIENCE_SECONDS, Rig, until
-from waiting import is_running
+from actors_rig import Rig, until
+from waiting import PATIENCE_SECONDS, is_running
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.frames import FrameWriter, receive_frame
@@ -251,7 +251,7 @@ def test_what_actors_import_is_there_before_the_fork() -> None:
         "missing = [n for n in names if 'asyncrl.' + n not in sys.modules]; assert not missing, missing;"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_server_has_no_torch_and_one_thread(server: ForkServer) -> None:

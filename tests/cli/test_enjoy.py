@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors, load
 from asyncrl.cli import enjoy
@@ -67,7 +68,7 @@ def save(path: Path, env: Any) -> str:
 def frames(path: Path, shape: tuple[int, ...] = (32, 48, 3)) -> tuple[str, Any]:
     """ffmpeg's description of a video, and its frames `[frames, *shape]`."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_SECONDS)
     return done.stderr.decode(), np.frombuffer(done.stdout, np.uint8).reshape(-1, *shape)
 
 

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.algorithms import ALGORITHMS
 from asyncrl.algorithms.preset_files import Preset, load_presets
@@ -130,5 +131,5 @@ def test_completion_knows_commands_and_options(
         file.write_text(script)
         typed = "COMP_WORDS=(asyncrl train --algo d); COMP_CWORD=3"
         asked = f"source {file}; {typed}; _shtab_asyncrl; echo ${{COMPREPLY[*]}}"
-        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         assert done.stdout.split() == ["ddpg", "dqn"], done.stderr

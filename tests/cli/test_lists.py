@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kept_runs import write_run
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.cli.main import main
 from asyncrl.cli.text_table import age, number, text_table
@@ -141,7 +142,7 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(folder: Path) -> None:
         [sys.executable, "-m", "asyncrl", "ls", str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"l\\xe4uft" in done.stdout

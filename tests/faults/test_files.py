@@ -30,6 +30,7 @@ from fakes import CountingEnv, RandomPolicy, SimpleEnv
 from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import DQN, errors
 from asyncrl.actors.episodes import EpisodePlayer
@@ -408,7 +409,7 @@ def test_of_runs_that_start_together_one_holds_the_directory(tmp_path: Path) -> 
         run.stdin.flush()
     said = [run.stdout.readline() for run in runs]
     for run in runs:
-        run.communicate(timeout=60)
+        run.communicate(timeout=PATIENCE_SECONDS)
     (holder,) = [run for run, line in zip(runs, said, strict=True) if line == "holds\n"]
     refusals = [line for line in said if line != "holds\n"]
     assert all(f"in use by a run that goes on: pid {holder.pid} on" in line for line in refusals), said
@@ -663,7 +664,7 @@ def test_a_save_that_is_cancelled_ends_before_the_next_begins(
     def slow(self: CheckpointFolder, state: Any, meta: CheckpointMeta, **options: Any) -> Path:
         log.append(f"begin {meta.env_steps}")
         entered.set()
-        assert released.wait(60)
+        assert released.wait(PATIENCE_SECONDS)
         path = write(self, state, meta, **options)
         log.append(f"end {meta.env_steps}")
         return path

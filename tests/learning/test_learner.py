@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting import PATIENCE_SECONDS as SECONDS
 
 from asyncrl.algorithms import DDPG, SAC
 from asyncrl.algorithms.value_bounds import FIRST_VERDICT
@@ -24,8 +25,6 @@ from asyncrl.learning.staleness import StalenessMeter
 from asyncrl.learning.update_loop import LoopStatistics
 from asyncrl.learning.weight_snapshots import WeightSnapshots
 from asyncrl.shm.doorbell import Doorbell
-
-SECONDS = 60.0
 
 
 class Countdown:

@@ -89,7 +89,8 @@ def test_places_interpreted() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
+@pytest.mark.parametrize("spec", [IMAGES, replace(IMAGES, observation_kind="grid")], ids=["image", "grid"])
+def test_updates_equal_those_on_batches_of_the_cpu(device: str, spec: EnvSpec) -> None:
     with rig(3, rings=2, envs=4, slots=64, n_step=3, frame_stack=2, spec=IMAGES) as r:
         for _ in range(12):
             for ring, actor in enumerate(r.actors):
@@ -105,8 +106,8 @@ def test_updates_equal_those_on_batches_of_the_cpu(device: str) -> None:
             for ring, actor in enumerate(r.actors):
                 replay.retire(ring, actor.writer.granted)
             replay.ingest()
-            batch, core = Batch.allocate(8, IMAGES.stacked(2)), algorithm.make_updater(IMAGES, device, 0)
-            mirror = ObservationMirror(replay, device, 8) if mirrored else None
+            batch, core = Batch.allocate(8, spec.stacked(2)), algorithm.make_updater(spec, device, 0)
+            mirror = ObservationMirror(replay, device, 8, spec.byte_factor) if mirrored else None
             batch.source = mirror
             for _ in range(5):
                 batch.obs[:], batch.next_obs[:] = 7, 7

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from snapshots import make_snapshot
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import SamplesTooStale
@@ -84,10 +85,10 @@ def test_an_evaluation_ends_the_wait_and_one_during_a_report_asks_for_the_next()
         await asyncio.sleep(0)
         assert not waiting.done()
         times.ask()
-        await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         times.reported(0)
         times.ask()  # while the report is being made
-        await asyncio.wait_for(times.wait(lambda: 0), 60)
+        await asyncio.wait_for(times.wait(lambda: 0), PATIENCE_SECONDS)
 
     asyncio.run(scenario())
 
@@ -99,7 +100,7 @@ def test_the_wait_looks_at_the_steps() -> None:
         times.reported(0)
         clock.now += 1
         seen = iter((0, 50, 99, 100))
-        await asyncio.wait_for(times.wait(lambda: next(seen)), 60)
+        await asyncio.wait_for(times.wait(lambda: next(seen)), PATIENCE_SECONDS)
         assert next(seen, None) is None
 
     asyncio.run(scenario())
@@ -121,7 +122,7 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
         times.ask()
         await asyncio.sleep(0)  # the event is on its way to the task
         reporting.cancel()
-        done, _ = await asyncio.wait([reporting], timeout=60)
+        done, _ = await asyncio.wait([reporting], timeout=PATIENCE_SECONDS)
         reporting.cancel()
         assert done and reporting.cancelled()
 

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import errors
 from asyncrl.run import slow_stop
@@ -29,7 +30,7 @@ def test_a_slow_stop_names_what_is_waited_for(tmp_path: Path, monkeypatch: pytes
         stuck = asyncio.create_task(outer(never), name="close-disk")
         with slow_stop_told(requested, lambda: tmp_path):
             requested.set()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while not (tmp_path / "waiting.txt").exists():
                     await asyncio.sleep(0.001)
         stuck.cancel()

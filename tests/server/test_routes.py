@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from serving import TOKEN, EventStream, ServerThread
 from snapshots import make_actor, make_snapshot
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl.errors import CheckpointError
 from asyncrl.server import pages
@@ -200,7 +200,7 @@ def test_no_series_of_prometheus_ends_while_the_run_goes_on(server: ServerThread
 )
 def test_a_library_is_loaded_when_it_is_needed_only(module: str, library: str) -> None:
     script = f"import sys, {module}; sys.exit({library!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_SECONDS).returncode == 0
 
 
 def test_the_staleness_histogram_is_cumulative(server: ServerThread) -> None:

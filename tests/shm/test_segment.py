@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from asyncrl import errors
 from asyncrl.errors import SharedMemoryTooSmall
@@ -272,6 +273,8 @@ def test_memory_attached_read_only_is_seen_by_kernels_and_ends_a_process_that_wr
             f"s = Segment.attach(int(sys.argv[1]), {ARRAYS!r}, writable=False);"
             f"assert (s[{name!r}] == 3).all(); s[{name!r}][:] = 4"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(one.fd)], pass_fds=(one.fd,), timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(one.fd)], pass_fds=(one.fd,), timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == -signal.SIGSEGV
         assert (one[name] == 3).all()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from snapshots import make_actor, make_snapshot
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 import asyncrl
 import asyncrl.show.readout as readout_module
@@ -31,7 +31,6 @@ from asyncrl.show.progress import progress, progress_text
 from asyncrl.show.readout import LINE_LENGTH, readout
 from asyncrl.show.screen import screen
 
-PATIENCE_SECONDS = 60.0
 LINE = (
     "12s training 1,000/4,000 steps, 30s left | return 123.5, evaluation 200 | "
     "3,400 steps/s, 810 updates/s | loss 0.0123"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from waiting import PATIENCE_SECONDS
 
 from asyncrl.errors import CheckpointError
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
@@ -280,7 +281,7 @@ def kill_during_saves(tmp_path: Path, rounds: int, how: str) -> tuple[int, int]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     unreadable, moved = map(int, done.stdout.split())

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch.distributed as dist
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 from asyncrl import DQN, Snapshot, Trainer, TrainerConfig
 from asyncrl.errors import EnvironmentRaised, GroupLost, StoppedWhileStarting
@@ -163,7 +163,7 @@ def rank_process(rank: int) -> psutil.Process:
 
 
 def wait_until_both_learn(trainer: Trainer) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not trainer.done:
         snapshot = trainer.snapshot()
         if snapshot is not None and len([g for g in snapshot.groups if g.updates > 0 and g.fusions > 0]) == 2:
@@ -180,7 +180,7 @@ def test_a_killed_rank_ends_average_at_once_and_is_named(tmp_path: Path) -> None
         wait_until_both_learn(trainer)
         rank_process(1).send_signal(signal.SIGKILL)
         with pytest.raises(GroupLost, match=r"Rank 1 on .* is lost") as caught:
-            trainer._run.done.result(60)
+            trainer._run.done.result(PATIENCE_SECONDS)
     finally:
         trainer.close()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

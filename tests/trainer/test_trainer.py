@@ -38,7 +38,7 @@ def small(**changes):
 
 
 def stats_of(trainer):
-    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=60) as answer:
+    with urllib.request.urlopen(f"{trainer.url}/stats", timeout=PATIENCE_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -192,7 +192,7 @@ def test_max_seconds_stops():
 
 def test_target_return_stops_with_the_weights_that_reached_it():
     trainer = Trainer("CartPole-v1", small(), eval_interval_seconds=0.0, eval_episodes=3, **SMALL)
-    result = trainer.learn(target_return=9.0, max_seconds=60)  # any policy reaches it
+    result = trainer.learn(target_return=9.0, max_seconds=PATIENCE_SECONDS)  # any policy reaches it
     assert result.stop_reason == "target_return"
     assert result.evaluation.return_mean >= 9.0
     assert result.evaluation.episodes == 5
@@ -240,7 +240,7 @@ def test_live_endpoints_of_a_run(tmp_path):
     request = urllib.request.Request(
         f"{trainer.url}/stop", method="POST", headers={"Authorization": f"Bearer {http['token']}"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         assert answer.status == 202
     assert asyncio.run(trainer.wait()).stop_reason == "stopped"
     assert not (run / "http.json").exists()
