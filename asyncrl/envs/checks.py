@@ -115,6 +115,12 @@ def _observation_storage(name: str, space: Any, in_vector: bool) -> tuple[tuple[
     if kind not in ("Box", "MultiBinary"):
         raise _no_array(name, space, in_vector)
     dtype = np.dtype(space.dtype)
+    if 0 in space.shape:
+        raise SpacesDoNotFit(
+            f"Every axis of an observation must be at least 1, but that of {name} has shape {tuple(space.shape)}.",
+            facts={"observation space": space},
+            fix="give the policy something to see, such as a constant: a Box of shape (1,)",
+        )
     return tuple(int(n) for n in space.shape), "float32" if dtype == np.float64 else dtype.name
 
 
@@ -271,20 +277,21 @@ def check_step(name: str, returned: Any, batch: tuple[int, ...] = ()) -> tuple[A
             objectives = what == "reward" and len(shape) == len(batch) + 1 and shape[-1] > 1
             fix = _WEIGH if objectives and not batch else ""
             raise _old(name, "step", did, f"return a {wanted} there", fix)
-        if not is_real(value):
+        if not is_real(value) or (kind == "bool" and np.not_equal(value, value).any()):  # NaN is no end
             kind = kind if not batch else f"array of {kind}s"
             raise _old(name, "step", f"returned {value!r} as {what}", f"return a {kind} there")
     return returned
 
 
 def is_real(values: object) -> bool:
-    """Whether values are real numbers, bools or objects such as None (False), not text, complex numbers or times.
+    """Whether values are real numbers, bools or objects of such, not None, text, complex numbers or times.
 
-    NumPy would convert the latter: "1.5" to a number, 1j to its real part, five seconds to 5; Python "False" to True.
+    NumPy would convert the latter: None to NaN, "1.5" to a number, 1j to its real part, five seconds to 5; Python
+    "False" to True.
     """
     array = np.asarray(values)
     if array.dtype.kind == "O":
-        return not any(isinstance(value, str | bytes | complex) for value in array.flat)
+        return not any(value is None or isinstance(value, str | bytes | complex) for value in array.flat)
     return array.dtype.kind in "fiub"
 
 

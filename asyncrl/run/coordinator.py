@@ -31,6 +31,7 @@ from asyncrl.run.callbacks import Callbacks
 from asyncrl.run.ending import Ending, Outcome, evaluation_seconds, save_before_evaluating
 from asyncrl.run.grouped import Group
 from asyncrl.run.kernels import probe_and_prepare
+from asyncrl.run.machine import require_float32
 from asyncrl.run.parts import RunParts, Setup
 from asyncrl.run.reporting import Reporting
 from asyncrl.run.slow_stop import slow_stop_told
@@ -169,6 +170,7 @@ class Coordinator:
     async def _build(self, stack: contextlib.AsyncExitStack) -> RunParts:
         """Serve the page, probe the environment, then build the run; `stack` closes everything in reverse."""
         stack.callback(self._server.close)
+        require_float32()
         require_descriptors(self.config.actors)
         require_processes(self.config.actors)
         await self._serve(stack)

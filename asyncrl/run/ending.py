@@ -125,7 +125,7 @@ class Ending:
                 # Weights that are found to be NaN only now fail the run; it still writes its summary.
                 weights, error, reason = None, error or diverged, "failed"
         evaluation, failure = (parts.schedule.last if reached and parts is not None else None), None
-        evaluates = reason in COMPLETE and learned and not reached and self.evaluates
+        evaluates = reason in COMPLETE and weights is not None and not reached and self.evaluates
         if parts is not None and error is None and evaluates:
             evaluation, failure = await self._evaluate(parts)
             if evaluation is not None and weights is not None:

@@ -84,6 +84,8 @@ def opened(path: Path, what: str) -> Iterator[tuple[IO[bytes], int]]:
     Raises:
         CheckpointError: it is no regular file, or cannot be opened or read (ASYNC019); `what` is named in the text.
     """
+    if "\0" in str(path):
+        raise refused(path, f"{what} cannot be read: the path has a NUL character", "open", "check the path")
     try:
         # O_NONBLOCK: opening a pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:

@@ -63,6 +63,12 @@ class RunDirectory:
         if not path:
             return
         path = Path(path)
+        if "\0" in str(path):
+            raise ConfigurationError(
+                "run_dir must be a path without a NUL character",
+                facts={"run_dir": path},
+                fix="give another path",
+            )
         with refuse_unwritable(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "actors").mkdir(exist_ok=True)

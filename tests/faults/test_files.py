@@ -729,9 +729,9 @@ def test_texts_of_errors_are_short_and_drive_no_terminal() -> None:
 @pytest.mark.parametrize(
     ("which", "value"),
     [
-        *((1, value) for value in ("1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5, "s"))),
-        *((2, value) for value in ("False", np.str_("False"), 1j)),
-        (3, b"no"),
+        *((1, value) for value in (None, "1.5", np.str_("1.5"), b"1.5", 1j, np.timedelta64(5, "s"))),
+        *((2, value) for value in (None, float("nan"), "False", np.str_("False"), 1j)),
+        *((3, value) for value in (None, np.float32("nan"), b"no")),
     ],
 )
 def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) -> None:
@@ -751,6 +751,17 @@ def test_what_is_no_real_number_is_no_reward_and_no_end(which: int, value: Any) 
         streams.step(np.zeros(1, np.int64), obs, np.zeros(1))
     with pytest.raises(errors.OldGymAPI, match=says):
         EpisodePlayer(EnvSource.from_user(Wrong), RandomPolicy()).play(1, 0)
+
+
+@pytest.mark.parametrize("read", [load, read_policy, load_policy])
+def test_a_path_with_a_nul_is_refused_as_every_other_that_cannot_be_read(read: Any) -> None:
+    with pytest.raises(errors.CheckpointError, match=r"(?s)ASYNC019.*the path has a NUL.*file: a\\x00b"):
+        read(Path("a\0b"))
+
+
+def test_a_run_directory_with_a_nul_is_refused() -> None:
+    with pytest.raises(errors.ConfigurationError, match="run_dir must be a path without a NUL"):
+        RunDirectory("a\0b")
 
 
 def test_a_batch_that_cannot_be_saved_does_not_hide_the_divergence(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 import asyncrl
 import asyncrl.show.readout as readout_module
 from asyncrl.actors.statistics import ActorStatistics
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole
 from asyncrl.show.group_statistics import GroupStatistics
 from asyncrl.show.metrics import Snapshot
 from asyncrl.show.numbers import duration, number, plain
@@ -165,6 +165,20 @@ def test_the_end_says_why(reason: str, text: str) -> None:
 def test_exploration_is_that_of_algorithms_with_epsilon() -> None:
     assert any("exploration" in line for line in drawn(make_snapshot(exploration_rate=0.0)))
     assert not any("exploration" in line for line in drawn(make_snapshot(exploration_rate=None)))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604])
+def test_a_token_in_a_file_that_others_can_read_is_said(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "log.txt"
+    with file.open("w") as stream:
+        file.chmod(mode)
+        console = RunConsole(stream=stream)
+        console.url = "http://127.0.0.1:1/#token=secret"
+        console.show(make_snapshot())
+        console.close(60)
+    lines = file.read_text().splitlines()
+    assert "page http://127.0.0.1:1/#token=secret" in lines
+    assert (TOKEN_IS_READABLE in lines) is (mode != 0o600)
 
 
 def test_no_text_of_a_run_can_steer_a_terminal() -> None:
@@ -515,7 +529,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from snapshots import make_snapshot
-from asyncrl.show.console import RunConsole
+from asyncrl.show.console import TOKEN_IS_READABLE, RunConsole
 console = RunConsole()
 console.show(make_snapshot())
 sys.stdin.readline()
