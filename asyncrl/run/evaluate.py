@@ -43,6 +43,8 @@ from asyncrl.show.metrics import EvaluationResult
 
 REGULAR, CONFIRMATION, FINAL = range(3)
 """Kinds of evaluation; each draws its own episodes."""
+MOST_EVALUATIONS = 10_000
+"""Most results that a run holds in memory (0.4 kB each); beyond it every second one is dropped, the files keep all."""
 FAILURES_IN_A_ROW = 5
 """Consecutive failed evaluations that end a run that only an evaluation can end."""
 
@@ -60,7 +62,7 @@ class EvaluationSchedule:
         on_evaluation: called with every recorded result, in order; of a hint and its confirmation only the latter.
 
     Attributes:
-        evaluations: results of all evaluations so far, in order.
+        evaluations: results so far, in order; beyond `MOST_EVALUATIONS` thinned, the last one is always among them.
         best: the best of them (the first of several), or None.
         best_weights: the weights of `best`, or None.
         holds_training: whether training is held for an evaluation, or has ended before the evaluations have.
@@ -237,6 +239,8 @@ class EvaluationSchedule:
 
     async def _record(self, result: EvaluationResult, weights: NDArray[np.float32]) -> None:
         self.evaluations += (result,)
+        if len(self.evaluations) > MOST_EVALUATIONS:
+            self.evaluations = self.evaluations[::-2][::-1]  # the last one stays
         if self.best is None or result.return_mean > self.best.return_mean:
             self.best, self.best_weights = result, weights
             await self._on_best(result, weights)

@@ -235,9 +235,12 @@ class Ranks:
             with contextlib.suppress(Exception):  # kept in `Callbacks.error` and raised at the end
                 self._callbacks.start()
         self._on_snapshot(snapshot)
-        for evaluation in snapshot.evaluations[self._evaluations :]:
+        known, evaluations = self._evaluations, snapshot.evaluations
+        for evaluation in (
+            evaluations[known:] if known <= len(evaluations) else evaluations[-1:]
+        ):  # else thinned
             self._callbacks.evaluation(evaluation)
-        self._evaluations = max(self._evaluations, len(snapshot.evaluations))
+        self._evaluations = len(evaluations) or known
         self._callbacks.report(snapshot)
 
 

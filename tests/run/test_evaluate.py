@@ -11,6 +11,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import EnvironmentRaised, EvaluationIncomplete
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.weight_snapshots import WeightSnapshot, WeightSnapshots
+from asyncrl.run import evaluate
 from asyncrl.run.evaluate import (
     CONFIRMATION,
     FAILURES_IN_A_ROW,
@@ -479,6 +480,22 @@ def test_by_seconds_an_interval_of_training_time_passes_between_two():
         rig.learner.clock_now[0] = 6.0
         await until(lambda: len(rig.seen) == 2)
         assert [r.env_steps for r in rig.schedule.evaluations] == [11 * rig.learner.inserted_steps + 5] * 2
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_evaluations_of_a_long_run_are_thinned_and_all_are_told(monkeypatch):
+    monkeypatch.setattr(evaluate, "MOST_EVALUATIONS", 4)
+
+    async def scenario():
+        rig = Rig(range(9), target=None)
+        task = rig.run()
+        rig.put(*range(INTERVAL, 10 * INTERVAL, INTERVAL))
+        await until(lambda: len(rig.seen) == 9)
+        assert [mean for *_, mean in rig.seen] == [*range(9)]
+        assert [result.return_mean for result in rig.schedule.evaluations] == [0, 6, 8]
+        assert rig.schedule.best is rig.schedule.last
         await cancelled(task)
 
     asyncio.run(scenario())

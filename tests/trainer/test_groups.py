@@ -260,18 +260,18 @@ def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
     callbacks: Any = SimpleNamespace(
         attach=lambda *_: None, started=True, evaluation=called.append, report=lambda _: None
     )
-    old, new = ("a", "b"), ("a", "b", "c")
+    old, new, thinned = ("a", "b"), ("a", "b", "c"), ("b", "d")
 
     async def show() -> None:
         group: Any = SimpleNamespace(resumed=resumed)
         server: Any = SimpleNamespace(close=lambda: None)
         nothing: Any = None
         ranks = Ranks(*(nothing,) * 3, server, lambda _: None, None, callbacks, group)
-        for evaluations in ((), old, old, new, new):
+        for evaluations in ((), old, old, new, new, thinned, thinned):
             ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
 
     asyncio.run(show())
-    assert called == ["c"]
+    assert called == ["c", "d"]
 
 
 class SlowToRead:
