@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def crafter() -> Any:
 
 def main() -> None:
     """Install, try, and write the result and the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--venv", type=Path, required=True, help="environment to install into; made if it is missing"
     )
@@ -246,41 +246,27 @@ def install(library: Library, python: str) -> str:
     return "" if done.returncode == 0 else (errors or ["pip failed"])[0].removeprefix("ERROR: ")
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one case showed; `state` is trains, refused, fails or absent."""
-
-    library: str
-    packages: Sequence[str]
-    command: str
-    state: str
-    reason: str
-    observation: str = ""
-    steps_per_second: float | None = None
-
-
 def case(library: Library, python: str, arguments: str, steps: str, fix: str = "") -> dict[str, Any]:
-    """Check an environment and train in it; `fix` is a part of the advice, if it must be refused."""
-    command = f"asyncrl train {arguments}"
+    """Check an environment and train in it; `fix` is a part of the advice, if it must be refused.
+
+    The `state` of the row is trains, refused, fails or absent.
+    """
+    row: dict[str, Any] = {"library": library.name, "packages": library.packages}
+    row |= {"command": f"asyncrl train {arguments}", "observation": "", "steps_per_second": None}
     env, _, rest = arguments.partition(" --algo ")
     changes = rest.split()[1:] if "--wrapper" in rest or "--env-kwargs" in rest else []
-    checked = asyncrl(python, ["check", env, *changes, "--seconds", "1", "--json"], CHECK_SECONDS)
-    row = {"library": library.name, "packages": library.packages, "command": command}
-    if checked.returncode:
-        state, reason = judged(checked, fix)
-        return asdict(Row(**row, state=state, reason=reason))
-    found = json.loads(checked.stdout.splitlines()[-1])
-    shape = "x".join(map(str, found["observation"]["shape"]))
-    seen = {
-        "observation": f"{found['observation']['dtype']} {shape}",
-        "steps_per_second": found["steps_per_second"],
-    }
-    flags = ["--steps", steps, "--actors", "1", "--run-dir", "none", "--http", "off"]
-    trained = asyncrl(python, ["train", *arguments.split(), *flags], TRAIN_SECONDS)
-    if trained.returncode or fix:
-        state, reason = judged(trained, fix)
-        return asdict(Row(**row, **seen, state=state, reason=reason))
-    return asdict(Row(**row, **seen, state="trains", reason=""))
+    done = asyncrl(python, ["check", env, *changes, "--seconds", "1", "--json"], CHECK_SECONDS)
+    if done.returncode == 0:
+        found = json.loads(done.stdout.splitlines()[-1])
+        shape = "x".join(map(str, found["observation"]["shape"]))
+        row |= {
+            "observation": f"{found['observation']['dtype']} {shape}",
+            "steps_per_second": found["steps_per_second"],
+        }
+        flags = ["--steps", steps, "--actors", "1", "--run-dir", "none", "--http", "off"]
+        done = asyncrl(python, ["train", *arguments.split(), *flags], TRAIN_SECONDS)
+    state, reason = ("trains", "") if done.returncode == 0 and not fix else judged(done, fix)
+    return {**row, "state": state, "reason": reason}
 
 
 def asyncrl(python: str, arguments: Sequence[str], seconds: int) -> subprocess.CompletedProcess[str]:
