@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +26,7 @@ from asyncrl.actors.streams import PlainStreams, VectorStreams, make_streams
 from asyncrl.envs import checks
 from asyncrl.envs.observations import mask_reader
 from asyncrl.envs.packing import MaskFromMethod, pack
-from asyncrl.envs.registered import newer_mujoco
+from asyncrl.envs.registered import MUJOCO_BELOW, newer_mujoco
 from asyncrl.envs.source import EnvSource, describe
 from asyncrl.envs.trial import try_out
 from asyncrl.envs.vectors import Disabled, NextStep, SameStep
@@ -459,6 +460,11 @@ def test_a_mujoco_that_is_too_new_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
     assert (f'MuJoCo {version} yet: pip install "mujoco<3.12"' in newer_mujoco(trace)) == told
+
+
+def test_the_extra_has_the_bound_that_the_error_names() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"mujoco<{MUJOCO_BELOW}" in project["project"]["optional-dependencies"]["mujoco"]
 
 
 # --- masks in sb3-contrib's form --------------------------------------------------------------------------------------
