@@ -17,7 +17,7 @@ from asyncrl.config import TrainerConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.options import near_miss, option_help
 from asyncrl.other_names import answer as other_answer
-from asyncrl.other_names import other_names
+from asyncrl.other_names import closest_algorithm, other_names
 
 NOT_A_FIELD = ("config",)
 """Flags of the command that are no options of a run."""
@@ -100,6 +100,8 @@ def answer(flag: str, algorithm: str | None) -> str | None:
         algorithm: the chosen algorithm, None if there is none.
     """
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    if name == "env":
+        return "the environment is the first argument: asyncrl train CartPole-v1 --algo dqn"
     prefix, _, option = name.rpartition(".")
     owner = algorithm_name(prefix) if prefix else algorithm
     if owner is not None and owner in ALGORITHMS and owner != algorithm:
@@ -149,6 +151,8 @@ def check_algorithm(parser: Parser, name: str) -> None:
     """Exit with code 2 unless `name` is an algorithm; "" means that none was given."""
     if not name:
         parser.error(f"--algo is missing; one of {', '.join(ALGORITHMS)}")
+    if (closest := closest_algorithm(name)[1]) and name not in ALGORITHMS:
+        parser.error(closest)
     if name not in ALGORITHMS:
         parser.unknown("algorithm", name, near_miss(name, ALGORITHMS) or ", ".join(ALGORITHMS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import sys
@@ -129,7 +130,13 @@ def _files(run_dir: Path | None, saved: bool) -> list[str]:
         return [f"files         {run_dir}"]
     path = shlex.quote(str(run_dir))
     commands = [f"asyncrl {name} {path}{rest}" for name, rest in NEXT.items() if name in COMMANDS]
-    return [f"files         {run_dir}", *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands))]
+    extra = 'tb/ is not written: TensorBoard is not installed (pip install "asyncrl[tensorboard]")'
+    missing = [] if importlib.util.find_spec("tensorboard") else [f"{'':<13} {extra}"]
+    return [
+        f"files         {run_dir}",
+        *missing,
+        *(f"{'next' * (not i):<13} {c}" for i, c in enumerate(commands)),
+    ]
 
 
 def _target_line(summary: dict[str, Any]) -> list[str]:

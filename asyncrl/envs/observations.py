@@ -65,14 +65,14 @@ def _all_bytes(space: Any) -> bool:
     return bool((space.low == 0).all() and (space.high == 255).all())
 
 
-def grid_sides(shape: tuple[int, ...]) -> tuple[int, int] | tuple[()]:
+def grid_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Height and width of `[H, W, C]` or `[C, H, W]`; empty for another number of axes.
 
     The two axes of equal length are the sides; without such a pair C is the shorter of the first and the last axis.
     """
     if len(shape) != 3:
         return ()
-    return shape[1:] if channels_come_first(shape) else shape[:2]  # type: ignore[return-value]
+    return shape[1:] if channels_come_first(shape) else shape[:2]
 
 
 def channels_come_first(shape: tuple[int, ...]) -> bool:

@@ -22,6 +22,8 @@ from asyncrl.printable import describe_error
 from asyncrl.show.metrics import EvaluationResult, Snapshot
 
 HOOKS = ("on_start", "on_report", "on_evaluation", "on_checkpoint", "on_end")
+OTHER_HOOKS = ("_on_step", "_on_training_start", "_on_training_end", "_on_rollout_start", "_on_rollout_end")
+"""Methods that callbacks of Stable-Baselines3 override."""
 
 
 class Callback:
@@ -57,7 +59,8 @@ class Callbacks:
         error: the first exception that a callback has raised, or None.
 
     Raises:
-        TypeError: an object has none of the methods, is a class, or has a method that is a coroutine function.
+        TypeError: an object has none of the methods, is a class, has a method that is a coroutine function, or one for
+            an event that does not exist.
     """
 
     def __init__(self, trainer: Any, callbacks: Sequence[Any] = ()) -> None:
@@ -140,6 +143,13 @@ def _that_travels(error: BaseException, callback: str) -> BaseException:
 def _check(index: int, callback: Any) -> None:
     if isinstance(callback, type):
         raise TypeError(f"callbacks[{index}] must be an object, got the class; write {callback.__name__}()")
+    for name in dir(type(callback)):
+        is_hook = (name.startswith("on_") and name not in HOOKS) or name in OTHER_HOOKS
+        if is_hook and callable(getattr(callback, name, None)):
+            raise TypeError(
+                f"callbacks[{index}].{name} is called by no event; the methods are {', '.join(HOOKS)}, "
+                "and on_report comes with every report; rename it"
+            )
     if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         raise TypeError(
             f"callbacks[{index}] must have one of the methods {', '.join(HOOKS)}, "

@@ -128,6 +128,7 @@ class Reporting:
         self._times = ReportTimes(config.report_interval_seconds, config.report_interval_steps)
         self._writers: RunWriters | None = None
         self._last: Snapshot | None = None
+        self._told: tuple[int, int, int] | None = None
         self._warned_of_staleness = self._warned_of_listener = False
 
     @property
@@ -188,7 +189,7 @@ class Reporting:
                 self._writers.write(snapshot)
         finally:
             self._call_listener(snapshot)
-        self.callbacks.report(snapshot)
+        self._call_callbacks(snapshot)
         self._warned_of_staleness = self._warned_of_staleness or _warn_of_staleness(snapshot)
 
     def tell(self, state: str, **fields: Any) -> None:
@@ -230,6 +231,16 @@ class Reporting:
             stop_reason=stop_reason,
             error=error,
         )
+
+    def _call_callbacks(self, snapshot: Snapshot) -> None:
+        """Call `on_report`, unless nothing that is learned has changed since the last call and the run goes on.
+
+        Actors and learner may rest for a long time: training waits for an evaluation, or has ended before the last one.
+        """
+        told = snapshot.env_steps, snapshot.updates, len(snapshot.evaluations)
+        if told != self._told or snapshot.stop_reason is not None:
+            self._told = told if self.callbacks.started else None
+            self.callbacks.report(snapshot)
 
     def _call_listener(self, snapshot: Snapshot) -> None:
         """Pass `snapshot` to the listener; an exception gives one warning (ASYNC042) and does not end the run."""

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
@@ -20,7 +20,7 @@ from asyncrl.show.metrics import Snapshot
 from asyncrl.show.notebook import LiveCard, ShownByCard, live_card, running_cell
 from asyncrl.storage.config_file import options_by_table
 from asyncrl.trainer import running
-from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, require_steps
+from asyncrl.trainer.arguments import RunOptions, algorithm_and_options, check_learn_arguments, require_steps
 from asyncrl.trainer.kernel_interrupt import interrupt_stops
 from asyncrl.trainer.resumable import Resumable
 from asyncrl.trainer.run_thread import RunThread, TrainResult
@@ -108,6 +108,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         target_return: float | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> TrainResult:
         """Train until a stopping rule holds; blocks. The first Ctrl-C stops the run and is raised, the second kills it.
 
@@ -119,11 +120,14 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             target_return: mean return of a confirmed greedy evaluation.
             on_snapshot: called with every snapshot, on the run's thread; an exception in it does not end the run.
             callbacks: objects with methods of `Callback`, called on the run's thread; one that raises ends the run.
+            unknown: refused.
 
         Raises:
             BlockingCallInLoop: this thread runs an event loop (ASYNC014).
+            TypeError: an argument does not exist; the text names that of another library here.
             AsyncRLError: the error that ended the run.
         """
+        check_learn_arguments("learn", unknown)
         if _loop_is_running():
             raise BlockingCallInLoop(
                 "trainer.learn() blocks, and this thread runs an event loop",
@@ -144,11 +148,13 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> TrainResult:
         """Train like `learn`, without blocking the caller's event loop; a notebook cell shows a live card.
 
         A notebook's Interrupt ends the run and returns its result. Cancellation stops the run first.
         """
+        check_learn_arguments("run", unknown)
         await asyncio.to_thread(running.close_earlier_runs_of, running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
         card = live_card()
@@ -170,6 +176,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
         max_seconds: float | None = None,
         target_return: float | None = None,
         callbacks: Sequence[Any] = (),
+        **unknown: Never,
     ) -> None:
         """Start the run in the background; returns when `url` is set.
 
@@ -180,6 +187,7 @@ class Trainer(ClosedByWith, ShownByCard, Resumable):
             RuntimeError: the run was started before.
             AsyncRLError: the error that ended the run before `url` was set.
         """
+        check_learn_arguments("start", unknown)
         running.close_earlier_runs_of(running_cell())
         self._start(total_steps, max_seconds, target_return, callbacks)
         self._run.wait_until_served()

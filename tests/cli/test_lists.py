@@ -89,7 +89,9 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].split() == [
         *("good", "CartPole-v1", "dqn", "0", "finished", "12,345", "490.5", "480.2", "2", "h")
     ]
-    assert lines[2].split()[:8] == ["bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "-"]
+    assert lines[2].split()[:9] == [
+        *("bad", "CartPole-v1", "dqn", "0", "failed", "5", "-", "not", "evaluated")
+    ]
     assert lines[3].split()[:6] == ["deep/er/killed", "CartPole-v1", "ppo", "3", "killed", "777"]
 
 

@@ -239,6 +239,13 @@ def test_a_callback_must_be_one() -> None:
         Callbacks(None, [Async()])
 
 
+@pytest.mark.parametrize("name", ["on_step", "on_rollout_end", "_on_step"])
+def test_a_method_that_no_event_calls_is_refused_by_its_name(name: str) -> None:
+    kind = type("Mine", (Callback,), {name: lambda self: True})
+    with pytest.raises(TypeError, match=rf"callbacks\[0\].{name} is called by no event; .* on_report"):
+        Callbacks(None, [kind()])
+
+
 def test_any_object_with_a_method_will_do() -> None:
     class Plain:
         seen: Any = None

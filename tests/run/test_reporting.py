@@ -13,6 +13,7 @@ from waiting import PATIENCE_SECONDS
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import SamplesTooStale
 from asyncrl.learning.clock import TrainClock
+from asyncrl.run.callbacks import Callback, Callbacks
 from asyncrl.run.reporting import LEAST_SECONDS, Reporting, ReportTimes
 
 
@@ -173,3 +174,29 @@ def test_asyncrl_020_is_given_once_and_only_when_half_is_lost() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told.show(make_snapshot(discarded_fraction=0.9))
+
+
+def test_callbacks_hear_of_a_change_once_and_of_the_end() -> None:
+    class Counts(Callback):
+        def __init__(self) -> None:
+            self.steps: list[tuple[int, str | None]] = []
+
+        def on_report(self, trainer: Any, snapshot: Any) -> None:
+            self.steps.append((snapshot.env_steps, snapshot.stop_reason))
+
+    shown: list[Any] = []
+    counts = Counts()
+    callbacks = Callbacks(None, [counts])
+    config = TrainerConfig(env="CartPole-v1", algo="dqn")
+    told = Reporting(config, TrainClock(), shown.append, callbacks)
+    for state in ("starting", "starting"):
+        told.show(make_snapshot(state=state, env_steps=0, updates=0))
+    callbacks.start()
+    for steps in (0, 0, 10, 10, 10, 20, 20):
+        told.show(make_snapshot(env_steps=steps, updates=0))
+    told.show(make_snapshot(env_steps=20, updates=1))
+    for _ in range(10):  # training has ended, and the last evaluations go on
+        told.show(make_snapshot(env_steps=20, updates=1, state="evaluating"))
+    told.show(make_snapshot(env_steps=20, updates=1, stop_reason="total_steps"))
+    assert counts.steps == [(0, None), (10, None), (20, None), (20, None), (20, "total_steps")]
+    assert len(shown) == 21, "the page is told each time"
