@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -88,6 +89,11 @@ class FlatVector:
         """Call `on_update`; to be called before the forward pass of an update."""
         if self.on_update is not None:
             self.on_update()
+
+    def wait(self) -> None:
+        """Wait until the device has made the updates that were launched on it; on the CPU they are made."""
+        if self.parameters.is_cuda:
+            torch.cuda.current_stream(self.parameters.device).synchronize()
 
     def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
         """Call `on_step` between backward pass and optimiser step; return whether the pass ends.
