@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -137,6 +138,14 @@ def libuv_has_started() -> None:
     from asyncrl.trainer.run_thread import new_event_loop
 
     new_event_loop().close()
+
+
+@pytest.fixture
+def labelled_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """GPUs without a GPU; see `labelled_device.py`."""
+    from labelled_device import make_labelled_device
+
+    yield from make_labelled_device(monkeypatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:

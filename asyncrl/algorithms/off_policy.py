@@ -80,7 +80,7 @@ class OffPolicy(Observing):
     """Tolerance of `samples_per_insert` in relaxed runs, in samples; none chooses it automatically."""
 
     discipline: Literal["relaxed", "lockstep"] = "relaxed"
-    """relaxed: actors and learner run freely within the balance; lockstep: reproducible to the bit."""
+    """relaxed: actors and learner run freely within the balance; lockstep: reproducible, on the CPU to the bit."""
 
     lockstep_lag: int = 4
     """Policy lag of lockstep, in updates, at least 1."""

@@ -81,7 +81,8 @@ class StagedBatch:
         self._inputs, self._mask = NetworkInputs(spec), mask_reader(spec)
         self.next_mask: Tensor | None = None
         if self._mask is not None and isinstance(spec.action, DiscreteAction):
-            self.next_mask = torch.ones(size, spec.action.n, dtype=torch.bool, device=device)
+            self._mask_host = torch.ones(size, spec.action.n, dtype=torch.bool, pin_memory=pinned)
+            self.next_mask = self._mask_host if device.type == "cpu" else self._mask_host.to(device)
         self._scaling = None if scaling is None else _shift_and_factor(*scaling)
         self._returned = torch.zeros(size, 1, pin_memory=pinned)
         self._returned_host = self._returned.view(size).numpy()
@@ -116,7 +117,9 @@ class StagedBatch:
 
     def _stage_observations(self, obs: NDArray[Any], next_obs: NDArray[Any]) -> None:
         if self._mask is not None and self.next_mask is not None:
-            self.next_mask.copy_(torch.from_numpy(self._mask(next_obs)))
+            np.copyto(self._mask_host.numpy(), self._mask(next_obs))
+            if self.next_mask is not self._mask_host:
+                self.next_mask.copy_(self._mask_host, non_blocking=True)
         rows, next_rows = self._inputs.rows(obs, self._obs), self._inputs.rows(next_obs, self._next_obs)
         normalisation = None
         if self._statistics is not None:

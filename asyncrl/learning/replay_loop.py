@@ -89,6 +89,11 @@ class ReplayLoop(UpdateLoop):
             assert isinstance(parts.batch, Batch)
             parts.batch.source = parts.mirror
 
+    def close(self) -> None:
+        """See `UpdateLoop`."""
+        if self._mirror is not None:
+            self._mirror.close()
+
     def _stored_and_discarded(self) -> tuple[int, int]:
         replay = self._replay.statistics()
         return replay.sampleable, replay.discarded_stale

@@ -132,6 +132,9 @@ class UpdateLoop(ABC):
         if self.publisher.version == 0:
             self.publisher.publish()
 
+    def close(self) -> None:  # noqa: B027
+        """Give back what the loop holds outside of its own memory; called once, after the last tick."""
+
     @abstractmethod
     def tick(self) -> bool:
         """Receive new rows, grant rows, train for `TICK_SECONDS`; return False if there was nothing to do."""

@@ -118,6 +118,11 @@ class FlatVector:
         if self.on_update is not None:
             self.on_update()
 
+    def wait(self) -> None:
+        """Wait until the device has made the updates that were launched on it; on the CPU they are made."""
+        if self.parameters.is_cuda:
+            torch.cuda.current_stream(self.parameters.device).synchronize()
+
     def begin_step(self, samples: float = 1.0, ends: bool = False) -> bool:
         """Call `on_step` between backward pass and optimiser step; return whether the pass ends.
 

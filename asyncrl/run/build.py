@@ -97,6 +97,7 @@ async def build(
     core = await _start(pool, thread, partial(_make_updater, algorithm, setup.spec, device, core_seed, first))
     await _look_at_disk(setup, plan, thread, core, policy.weight_count)
     learner = _learner(setup, loop, core, pool, connections, thread)
+    stack.push_async_callback(learner.close)
     looks.append(learner.data_arrived)
     saver, schedule = _records(setup, pool, learner, evaluator, reporting)
     if resumed is not None:

@@ -132,7 +132,7 @@ class ReplayBuilder:
         algorithm = self._algorithm
         if algorithm.replay_device == "cpu":
             return None
-        device = core.vector.parameters.device.type
+        device = core.vector.parameters.device
         rule = algorithm.seen(self._spec), algorithm.normalize_observations
         return make_mirror(algorithm.replay_device, replay, device, algorithm.batch_size, *rule)
 
