@@ -2,9 +2,9 @@
 
 A job is one run of one side: an algorithm by its default record (or by its peer's defaults) on one environment of
 `unseen.py`, with one seed and a number of steps. Greedy episodes evaluate it at one, two, three and four fifths of its
-steps (10 episodes) and at its end (30 episodes or more, by the same seeds and code for both sides). Results are appended
-to `results/first_contact.jsonl`, a line per job; a job that is there is not run again. The key of a job of ours has its
-options, so that a changed default is a new job; peers' results are kept.
+steps (10 episodes) and at its end (30 episodes or more, by the same seeds and code for both sides). Results are
+appended to `results/first_contact.jsonl`, a line per job; a job that is there is not run again. The key of a job of
+ours has its options, so that a changed default is a new job; peers' results are kept.
 
     python benchmarks/first_contact.py run --side sb3 --algo ppo --seeds 0-4           # fills in what is missing
     python benchmarks/first_contact.py run --side asyncrl --algo ppo --half choose
@@ -13,8 +13,8 @@ options, so that a changed default is a new job; peers' results are kept.
 
 Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. The report normalises the return
 of every run of ours, (ours - random) / (theirs - random), with the means of the random policy and of the peer's seeds
-on that environment. It gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al. 2021,
-Deep reinforcement learning at the edge of the statistical precipice), the worst environment, and CPU seconds.
+on that environment. It gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al.
+2021, Deep reinforcement learning at the edge of the statistical precipice), the worst environment, and CPU seconds.
 Environments whose peer does not differ from the random policy by more than two standard errors are shown and not in the
 mean, because the ratio has no meaning there.
 

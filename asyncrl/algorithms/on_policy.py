@@ -16,6 +16,7 @@ from asyncrl.acting.schedules import linear, require_rate, value_at
 from asyncrl.algorithms.action_spaces import check_action_space
 from asyncrl.algorithms.observing import Recurrent
 from asyncrl.config import TrainerConfig
+from asyncrl.envs.observations import MASK_KEY
 from asyncrl.interfaces import BoxAction, DiscreteAction, EnvSpec, FieldSpec, MultiDiscreteAction
 from asyncrl.options import (
     FunctionOfProgress,
@@ -119,8 +120,7 @@ class OnPolicy(Recurrent):
     """Epsilon of Adam, above 0."""
 
     segment_length: int | None = None
-    """Rows of a segment: steps of each environment that are learned from together, at least 1; none: see below."""
-    # None takes 2,048 steps per batch over all its environments, and at least 32 rows; see `for_run`.
+    """Steps of each environment that are learned from together, at least 1; none: 2,048 / environments, at least 32."""
 
     segments_per_batch: int | None = None
     """Segments of one batch, at least 1; none takes as many as there are actors."""
@@ -205,7 +205,9 @@ class OnPolicy(Recurrent):
             return self.normalize_observations
         if self.network_for(spec) is not None or spec.observation_dtype != "float32":
             return False
-        return not spec.leaves or any(leaf.kind == "values" for leaf in spec.leaves)
+        return not spec.leaves or any(
+            leaf.kind == "values" and leaf.path != (MASK_KEY,) for leaf in spec.leaves
+        )
 
     def for_run(self, spec: EnvSpec, config: TrainerConfig) -> Self:
         """This record with a value for every option that is left to the run, so that its files show what was chosen.

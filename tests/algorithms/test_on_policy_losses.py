@@ -88,7 +88,9 @@ def test_ppo_loss_is_that_of_stable_baselines() -> None:
     """The same coefficients mean the same loss, and the same gradient, as in Stable-Baselines3."""
     rng = np.random.default_rng(1)
     size, options = 64, {"clip_range": 0.2, "vf_coef": 0.5, "ent_coef": 0.01}
-    drawn = {name: torch.from_numpy(rng.normal(0, 0.5, size)) for name in ("old_log_prob", "advantage", "target")}
+    drawn = {
+        name: torch.from_numpy(rng.normal(0, 0.5, size)) for name in ("old_log_prob", "advantage", "target")
+    }
     own = [torch.from_numpy(rng.normal(0, 0.5, size)).requires_grad_() for _ in range(3)]
     log_prob, entropy, value = own
     table = columns(**{name: t.numpy() for name, t in drawn.items()}, weight=np.full(size, 1 / size))
