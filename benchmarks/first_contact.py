@@ -1,25 +1,25 @@
 """Default options on environments that nobody tuned them for: asyncrl against Stable-Baselines3 and sb3-contrib.
 
 A job is one run of one side: an algorithm by its default record (or by its peer's defaults) on one environment of
-`unseen.py`, with one seed and a number of steps. It is evaluated by greedy episodes at a fifth, two, three and four fifths
-of its steps (10 episodes) and at its end (30 episodes or more, the same seeds and code for both sides). Results are
-appended to `results/first_contact.jsonl`, a line per job; a job that is there is not run again. The key of a job of ours
-has its options, so that a changed default is a new job; peers' results are kept.
+`unseen.py`, with one seed and a number of steps. Greedy episodes evaluate it at one, two, three and four fifths of its
+steps (10 episodes) and at its end (30 episodes or more, by the same seeds and code for both sides). Results are
+appended to `results/first_contact.jsonl`, a line per job; a job that is there is not run again. The key of a job of
+ours has its options, so that a changed default is a new job; peers' results are kept.
 
     python benchmarks/first_contact.py run --side sb3 --algo ppo --seeds 0-4           # fills in what is missing
     python benchmarks/first_contact.py run --side asyncrl --algo ppo --half choose
     python benchmarks/first_contact.py run --side asyncrl --algo ppo --set epochs=10   # other options than the defaults
     python benchmarks/first_contact.py report --algo ppo --half judge
 
-Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. The report normalises the return of
-every run of ours, (ours - random) / (theirs - random), with the means of the random policy and of the peer's seeds on that
-environment, and gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al. 2021, Deep
-reinforcement learning at the edge of the statistical precipice), the worst environment, and the ratio of CPU seconds.
+Defaults are chosen by `--half choose` only; `--half judge` says what they are worth. The report normalises the return
+of every run of ours, (ours - random) / (theirs - random), with the means of the random policy and of the peer's seeds
+on that environment. It gives the interquartile mean over runs with a stratified bootstrap interval (Agarwal et al.
+2021, Deep reinforcement learning at the edge of the statistical precipice), the worst environment, and CPU seconds.
 Environments whose peer does not differ from the random policy by more than two standard errors are shown and not in the
 mean, because the ratio has no meaning there.
 
-Both sides run with one torch thread; no peer is a process of ours. `seconds` are those of training, evaluations left
-out; `cpu_seconds` those of the whole job with its children, evaluations included.
+Both sides run with one torch thread. `seconds` are those of training, evaluations left out; `cpu_seconds` those of the
+whole job with its children, evaluations included.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RESAMPLES = 2_000
 Job = dict[str, Any]
 
 
-# --- evaluation, the same for all sides --------------------------------------------------------------------------------
+# --- evaluation, the same for all sides ------------------------------------------------------------------------------
 
 
 def greedy_returns(
@@ -110,7 +110,7 @@ def random_returns(name: str, episodes: int) -> list[float]:
     return greedy_returns(act, name, episodes)
 
 
-# --- jobs --------------------------------------------------------------------------------------------------------------
+# --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def run_ours(job: Job) -> dict[str, Any]:
@@ -194,7 +194,10 @@ def run_peer(job: Job) -> dict[str, Any]:
         "seconds": seconds,
         "env_steps": model.num_timesteps,
         "updates": model._n_updates,
-        "versions": {"stable-baselines3": stable_baselines3.__version__, "sb3-contrib": sb3_contrib.__version__},
+        "versions": {
+            "stable-baselines3": stable_baselines3.__version__,
+            "sb3-contrib": sb3_contrib.__version__,
+        },
     }
 
 
@@ -285,9 +288,7 @@ def run(parsed: argparse.Namespace) -> None:
             continue
         command = [sys.executable, __file__, "job", json.dumps(job)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             print("failed:", job, done.stderr[-2_000:], flush=True)
             continue
@@ -298,7 +299,7 @@ def run(parsed: argparse.Namespace) -> None:
         print(*words, flush=True)
 
 
-# --- report ------------------------------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def interquartile_mean(values: np.ndarray[Any, Any]) -> float:
@@ -347,7 +348,10 @@ def report(parsed: argparse.Namespace) -> None:
         low, high = bootstrap(list(scores.values()))
         mean = interquartile_mean(np.concatenate(list(scores.values())))
         worst = min(scores, key=lambda name: float(scores[name].mean()))
-        print(f"\ninterquartile mean {mean:.3f} [{low:.3f}, {high:.3f}] over {len(scores)} environments;", end=" ")
+        print(
+            f"\ninterquartile mean {mean:.3f} [{low:.3f}, {high:.3f}] over {len(scores)} environments;",
+            end=" ",
+        )
         print(f"worst {worst} {scores[worst].mean():.2f}")
 
 

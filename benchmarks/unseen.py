@@ -21,10 +21,10 @@ BANDIT_STEPS = 50
 
 
 class DictBandit(gymnasium.Env[dict[str, Any], np.int64]):
-    """Contextual bandit of six cases: one of three kinds, and the sign of the first of two values; the second is noise.
+    """Contextual bandit of six cases: one of three kinds, and the sign of the first of two values; the rest is noise.
 
-    Two actions; the right one has reward 1. Neither part of the observation tells anything alone. Every step shows a new
-    case, an episode has 50. A policy that loses one of the cases has a return of 41.7.
+    Two actions; the right one has reward 1. Neither part of the observation tells anything alone. Every step shows a
+    new case, an episode has 50. A policy that loses one of the cases has a return of 41.7.
     """
 
     def __init__(self) -> None:
@@ -108,9 +108,7 @@ UNSEEN: Mapping[str, Unseen] = {
     "Blackjack-v1": Unseen("judge", "toy text", episodes=2_000, flatten=True),
     "MinAtar/SpaceInvaders-v1": Unseen("judge", "MinAtar", limit=5_000),
     "BabyAI-GoToRedBallGrey-v0": Unseen("judge", "BabyAI", flatten=True),
-    "PointMaze_UMazeDense-v3": Unseen(
-        "judge", "Gymnasium-Robotics", continuous=True, share=0.5, limit=150
-    ),
+    "PointMaze_UMazeDense-v3": Unseen("judge", "Gymnasium-Robotics", continuous=True, share=0.5, limit=150),
     "highway-fast-v0": Unseen("judge", "highway-env", share=0.1, episodes=20),
     "BitFlipping": Unseen(
         "judge", "bit flipping", make=f"{_SB3}:BitFlippingEnv", kwargs={"n_bits": 6, "max_steps": 12}

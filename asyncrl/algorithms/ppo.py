@@ -101,7 +101,7 @@ class PPO(OnPolicy):
     )
 
     learning_rate: float | FunctionOfProgress = 3e-4
-    epochs: int = 4
+    epochs: int = 10
     max_staleness: int | None = 4
 
     gae_lambda: float = 0.95
@@ -113,7 +113,7 @@ class PPO(OnPolicy):
     value_clip_range: float | FunctionOfProgress | None = None
     """Range around the old value to which a value is clipped in the loss, above 0; none disables clipping."""
 
-    minibatch_size: int = 256
+    minibatch_size: int = 64
     """Maximum steps of a minibatch, at least 1; an epoch is divided evenly. Recurrent: at least one whole segment."""
 
     target_kl: float | None = None

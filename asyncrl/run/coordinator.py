@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 from asyncrl.actors.descriptors import require_descriptors
 from asyncrl.actors.forkserver import ForkServer
 from asyncrl.actors.processes import require_processes
+from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
+from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.printable import describe_error
+from asyncrl.protocols import Algorithm
 from asyncrl.run.alone import Alone
 from asyncrl.run.build import build, single_error
 from asyncrl.run.callbacks import Callbacks
@@ -181,6 +184,7 @@ class Coordinator:
             spec = dataclasses.replace(spec, observation_kind=resumed.meta.spec.observation_kind)
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
+        self._choose_options(spec)
         self._open_files()
         where = (self._directory, self._server, self._clock)
         setup = Setup(self.config, self.algorithm, self.source, spec, *where, self._group)
@@ -219,6 +223,12 @@ class Coordinator:
                 file = self._directory.path / "http.json"
                 write_http_file(file, url=server.url, pid=os.getpid(), token=token)
         self.url, self.page_url = server.url, f"{server.url}/#token={token}"
+
+    def _choose_options(self, spec: EnvSpec) -> None:
+        """Give a value to every option of the algorithm that is left to the run, of this group and of the whole run."""
+        group = self._group
+        group.whole = group.whole[0], _for_run(group.whole[1], spec, group.whole[0])
+        self.algorithm = group.algorithm = _for_run(self.algorithm, spec, self.config)
 
     def _open_files(self) -> None:
         """Write the run's options and machine, and open its metric files, if it has a directory."""
@@ -292,3 +302,9 @@ class Coordinator:
             error = error or failed  # the error that ended the run must not be masked
             self._reporting.tell("failed", stop_reason="failed", error=describe_error(error))
             return None, error
+
+
+def _for_run(algorithm: Algorithm, spec: EnvSpec, config: TrainerConfig) -> Algorithm:
+    """The algorithm's record with a value for every option that is left to the run; a user's may leave none."""
+    chosen: Algorithm = algorithm.for_run(spec, config) if hasattr(algorithm, "for_run") else algorithm
+    return chosen

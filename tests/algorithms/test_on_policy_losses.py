@@ -73,6 +73,36 @@ def test_ppo_loss_is_the_papers_formula() -> None:
     torch.testing.assert_close(found.log_ratio, torch.from_numpy(log_prob - old))
 
 
+def stable_baselines_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: dict[str, Tensor], options: dict[str, float]
+) -> Tensor:
+    """Loss of a minibatch as Stable-Baselines3's `PPO.train` writes it, with standardised advantages."""
+    ratio = torch.exp(log_prob - batch["old_log_prob"])
+    clipped = torch.clamp(ratio, 1 - options["clip_range"], 1 + options["clip_range"])
+    policy_loss = -torch.min(batch["advantage"] * ratio, batch["advantage"] * clipped).mean()
+    value_loss = torch.nn.functional.mse_loss(batch["target"], value)
+    return policy_loss + options["ent_coef"] * -torch.mean(entropy) + options["vf_coef"] * value_loss
+
+
+def test_ppo_loss_is_that_of_stable_baselines() -> None:
+    """The same coefficients mean the same loss, and the same gradient, as in Stable-Baselines3."""
+    rng = np.random.default_rng(1)
+    size, options = 64, {"clip_range": 0.2, "vf_coef": 0.5, "ent_coef": 0.01}
+    drawn = {
+        name: torch.from_numpy(rng.normal(0, 0.5, size)) for name in ("old_log_prob", "advantage", "target")
+    }
+    own = [torch.from_numpy(rng.normal(0, 0.5, size)).requires_grad_() for _ in range(3)]
+    log_prob, entropy, value = own
+    table = columns(**{name: t.numpy() for name, t in drawn.items()}, weight=np.full(size, 1 / size))
+    found = ppo_loss((log_prob, entropy), value, table, **options)  # type: ignore[arg-type]
+    expected = stable_baselines_loss(log_prob, entropy, value, drawn, options)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(found.loss, own), torch.autograd.grad(expected, own), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_impala_loss_by_hand() -> None:
     # -(0.5 3 (-1) + 0.25 (-1) (-2)) = 1, 0.5 4 + 0.25 16 = 6, 0.5 2 + 0.25 4 = 2
     policy = torch.tensor([-1.0, -2.0]), torch.tensor([2.0, 4.0])
