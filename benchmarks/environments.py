@@ -70,7 +70,7 @@ LIBRARIES = (
     Library(
         "JAX of Gymnasium",
         ("jax==0.10.2", "flax==0.12.8"),
-        ("phys2d/CartPole-v1 --algo ppo", "tabular/Blackjack-v0 --algo dqn"),
+        ("phys2d/CartPole-v1 --algo ppo", "tabular/Blackjack-v0 --algo dqn --envs-per-actor 1"),
     ),
     Library(
         "PettingZoo",
