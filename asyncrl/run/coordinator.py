@@ -24,7 +24,6 @@ from asyncrl.actors.processes import require_processes
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import StoppedWhileStarting
-from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
@@ -184,7 +183,7 @@ class Coordinator:
             spec = dataclasses.replace(spec, observation_kind=resumed.meta.spec.observation_kind)
         if spec.vector_envs is not None:
             self.config = dataclasses.replace(self.config, envs_per_actor=spec.vector_envs)
-        self._choose_options(spec)
+        self._choose_options()
         self._open_files()
         where = (self._directory, self._server, self._clock)
         setup = Setup(self.config, self.algorithm, self.source, spec, *where, self._group)
@@ -224,11 +223,11 @@ class Coordinator:
                 write_http_file(file, url=server.url, pid=os.getpid(), token=token)
         self.url, self.page_url = server.url, f"{server.url}/#token={token}"
 
-    def _choose_options(self, spec: EnvSpec) -> None:
+    def _choose_options(self) -> None:
         """Give a value to every option of the algorithm that is left to the run, of this group and of the whole run."""
         group = self._group
-        group.whole = group.whole[0], _for_run(group.whole[1], spec, group.whole[0])
-        self.algorithm = group.algorithm = _for_run(self.algorithm, spec, self.config)
+        group.whole = group.whole[0], _for_run(group.whole[1], group.whole[0])
+        self.algorithm = group.algorithm = _for_run(self.algorithm, self.config)
 
     def _open_files(self) -> None:
         """Write the run's options and machine, and open its metric files, if it has a directory."""
@@ -304,7 +303,7 @@ class Coordinator:
             return None, error
 
 
-def _for_run(algorithm: Algorithm, spec: EnvSpec, config: TrainerConfig) -> Algorithm:
+def _for_run(algorithm: Algorithm, config: TrainerConfig) -> Algorithm:
     """The algorithm's record with a value for every option that is left to the run; a user's may leave none."""
-    chosen: Algorithm = algorithm.for_run(spec, config) if hasattr(algorithm, "for_run") else algorithm
+    chosen: Algorithm = algorithm.for_run(config) if hasattr(algorithm, "for_run") else algorithm
     return chosen
