@@ -206,6 +206,12 @@ class OnPolicy(Recurrent):
         streams = (self.segments_per_batch or config.actors) * config.envs_per_actor
         return dataclasses.replace(self, segment_length=max(SHORTEST, BATCH_STEPS // streams))
 
+    @property
+    def segment_rows(self) -> int:
+        """`segment_length`, which `for_run` has chosen where it was left to the run."""
+        assert self.segment_length is not None, "for_run chooses it"
+        return self.segment_length
+
     def extra_fields(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """Log-probability of the action and, for squashed actions, the latent before tanh."""
         from asyncrl.acting.stochastic import extra_fields_of

@@ -90,7 +90,7 @@ async def build(
         stack.callback(server.close)
         reporting.builder.inference = server
     if resumed is not None:
-        restore_rings(pool, resumed, getattr(algorithm, "segment_length", 1))
+        restore_rings(pool, resumed, getattr(algorithm, "segment_rows", 1))
     reporting.describe(pool, policy, is_exact(algorithm))
     evaluator = _evaluator(setup, policy_bytes, evaluator_seed)
     stack.push_async_callback(evaluator.close)

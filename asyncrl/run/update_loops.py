@@ -233,7 +233,7 @@ class SegmentBuilder:
         parts = SegmentParts(
             core=core,
             queue=SegmentQueue(
-                channels.rings, length=algorithm.segment_length, frame_stack=algorithm.frame_stack
+                channels.rings, length=algorithm.segment_rows, frame_stack=algorithm.frame_stack
             ),
             balance=self._balance(channels.rings[0].layout.num_slots),
             mailbox=channels.mailbox,
@@ -255,7 +255,7 @@ class SegmentBuilder:
         past_per_batch = past_per_batch if kept else 0
         config = self._config
         return SegmentBalance(
-            SegmentShape(config.actors, config.envs_per_actor, algorithm.segment_length, num_slots),
+            SegmentShape(config.actors, config.envs_per_actor, algorithm.segment_rows, num_slots),
             discipline=algorithm.discipline,
             segments_per_batch=self._segments_per_batch,
             queue_batches=algorithm.queue_batches,
