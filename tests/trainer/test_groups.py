@@ -110,7 +110,7 @@ def test_the_command_line_starts_two_groups(tmp_path: Path) -> None:
         "off",
     ]
     line += ["--eval-interval-steps", "none", "--target-eval-episodes", "2", "--run-dir", str(run)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "stopped by    total_steps" in done.stdout
     summary = json.loads((run / "summary.json").read_text())
@@ -141,7 +141,7 @@ def test_torchrun_by_two_commands_on_two_addresses(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     machines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [machine.communicate(timeout=200)[0] for machine in machines]
+    outputs = [machine.communicate(timeout=3 * PATIENCE_SECONDS)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0]
     assert "stopped by    total_steps" in outputs[0] and outputs[1] == ""
     summary = json.loads((run / "summary.json").read_text())
@@ -321,7 +321,7 @@ def test_an_environment_in_a_module_beside_the_script_is_found_by_the_ranks(tmp_
         f"print(Trainer(make, 'dqn', total_steps=500, groups=2, **{SMALL!r}).learn().stop_reason)\n"
     )
     line = [sys.executable, str(tmp_path / "train.py")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=200, cwd="/")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS, cwd="/")
     assert done.returncode == 0 and done.stdout.endswith("total_steps\n"), done.stderr
 
 
