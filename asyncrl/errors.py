@@ -47,7 +47,8 @@ A wrong argument is a plain `ValueError` or `TypeError`: `num_slots must be a po
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -296,3 +297,15 @@ class StopTakesLong(AsyncRLWarning):
 
 class OptionNotKept(AsyncRLWarning):
     """ASYNC046: an option is a function that does not pickle; to resume the run the function must be given again."""
+
+
+@contextlib.contextmanager
+def single_error() -> Iterator[None]:
+    """Raise the first error of an exception group instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__

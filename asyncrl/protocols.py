@@ -166,6 +166,11 @@ class Algorithm(Protocol):
     update_loop: ClassVar[UpdateLoopName]
     """Name of the loop that trains the algorithm (`asyncrl.run.update_loops`)."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers of a run do not depend on timing: lockstep and synchronous."""
+        ...
+
     def check(self, spec: EnvSpec) -> None:
         """Check that the algorithm can learn the environment. Raises `SpacesDoNotFit` (ASYNC005)."""
         ...

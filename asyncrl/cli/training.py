@@ -19,7 +19,7 @@ from asyncrl.printable import error_text
 from asyncrl.protocols import Algorithm
 from asyncrl.show.console import RunConsole, discard
 from asyncrl.show.metrics import EvaluationResult, Snapshot
-from asyncrl.trainer.run_thread import TrainResult
+from asyncrl.trainer.result import TrainResult
 from asyncrl.trainer.trainer import Trainer
 
 LEADS = os.environ.get("RANK", "0") == "0"

@@ -49,7 +49,7 @@ def share_of(
     }
     if rank:
         rules = ("max_seconds", "target_return", "target_training_return", "eval_interval_steps")
-        changed |= dict.fromkeys((*rules, "eval_interval_seconds"))
+        changed |= dict.fromkeys(rules)
         changed |= {"http": "off", "seed": seed_of(config.seed, rank)}
         if config.run_dir is not None:
             changed["run_dir"] = str(_free(Path(config.run_dir) / "groups", str(rank)))
@@ -108,3 +108,19 @@ def made_before(resumed: Resumption, groups: int, fusion: str) -> tuple[int, int
     others, meta = groups - 1, resumed.meta  # the others have no rows
     again = others * meta.updates if fusion != "gradients" else 0
     return resumed.other_steps - others * meta.env_steps, resumed.other_updates - again
+
+
+def made_by_others(resumed: Resumption | None, groups: int) -> tuple[int, int]:
+    """Steps and updates that the other groups of the resumed run had made, for a run of one group."""
+    if resumed is None or groups > 1:
+        return 0, 0
+    steps = resumed.other_steps
+    return (steps, resumed.other_updates) if steps else (0, 0)
+
+
+def without_others(config: TrainerConfig, resumed: Resumption | None) -> TrainerConfig:
+    """Options of a run of one group, whose steps are those that the groups of the resumed run have left."""
+    steps, _ = made_by_others(resumed, config.groups)
+    if not steps or config.total_steps is None:
+        return config
+    return dataclasses.replace(config, total_steps=max(1, config.total_steps - steps))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import ConfigurationError
 from asyncrl.learning.learner import Learner
-from asyncrl.learning.segment_balance import is_exact
 from asyncrl.printable import describe_error
 from asyncrl.protocols import Algorithm
 from asyncrl.run.group_shares import (
+    actor_indices,
     last_checkpoint,
     made_before,
     share_of,
@@ -72,8 +72,9 @@ class Group:
         whole: options of the whole run and of its algorithm.
         config, algorithm: this group's shares.
         resumed: the checkpoint to resume this group from, or None.
-        share: limit of this group's environment steps, its rank, and the number of groups. With `async` fusion the
-            limit is that of the whole run, so that a fast group takes over the steps of a slow one.
+        max_env_steps: limit of this group's environment steps. With `async` fusion it is that of the whole run, so that
+            a fast group takes over the steps of a slow one.
+        among: index of this group's first actor among those of all groups, and their number.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class Group:
         shares = {"on_machine": machine, "done": done, "counted": counted}
         self.config = share_of(config, place.rank, place.size, **shares)
         self.algorithm = share_of_algorithm(algorithm, place.size)
-        limit = self.config.total_steps
+        self.max_env_steps = self.config.total_steps
         if config.fusion == "async" and config.total_steps is not None:
-            limit = counted + max(1, config.total_steps - done)
-        self.share = limit, place.rank, place.size
+            self.max_env_steps = counted + max(1, config.total_steps - done)
+        self.among = actor_indices(place.rank, place.size, self.config.actors)
         self._learner: Learner | None = None
         self._stop: Callable[[str], None] = lambda _: None
         self._latest: Snapshot | None = None
@@ -124,7 +125,7 @@ class Group:
             learning_rate=config.fusion_learning_rate,
             momentum=config.fusion_momentum,
             moments=config.fusion_moments,
-            exact=is_exact(algorithm),
+            exact=algorithm.exact,
         )
         shared = shared_options(config, algorithm)
         if place.life and resumed is None and (config.fusion != "async" or place.agents == 1):
@@ -275,7 +276,7 @@ class Group:
 
         Groups that wait for each other at fixed updates take the same numbers of steps.
         """
-        fusion, together = self.whole[0].fusion, is_exact(self.algorithm)
+        fusion, together = self.whole[0].fusion, self.algorithm.exact
         if fusion == "gradients" or (fusion == "average" and together):
             return self._before[0] + env_steps * (self.session.place.size - 1)
         return sum(self.others()["env_steps"])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from asyncrl.acting.modules import ModuleActingNetwork
-from asyncrl.acting.network_policy import is_served, own_weights, require_served
+from asyncrl.acting.network_policy import own_weights, require_served
 from asyncrl.actors.connections import RequestBlocks
 from asyncrl.actors.pool import ActorPool
 from asyncrl.learning.inference_server import MOST_ROWS, InferenceServer
-from asyncrl.learning.segment_balance import is_exact
 from asyncrl.protocols import Policy
 from asyncrl.run.machine import take_own_gpu
-from asyncrl.run.parts import Setup
 from asyncrl.shm.requests import RequestLayout, ServerRequests
 from asyncrl.shm.ring import RingLayout
 from asyncrl.shm.weights import WeightMailbox
@@ -37,40 +34,34 @@ def request_layout(policy: Policy, ring: RingLayout) -> RequestLayout:
     )
 
 
-def make_requests(
-    setup: Setup, policy: Policy, ring: RingLayout, stack: contextlib.AsyncExitStack
-) -> RequestBlocks | None:
-    """Create the actors' request blocks, closed by `stack`; None where actors run the network themselves.
-
-    Raises:
-        ConfigurationError: see `request_layout`.
-        SharedMemoryTooSmall: the blocks do not fit (ASYNC008).
-    """
-    if not is_served(setup.algorithm):
-        return None
-    requests = RequestBlocks(request_layout(policy, ring), setup.config.actors)
-    stack.callback(requests.close)
-    return requests
-
-
 def start_server(
-    setup: Setup,
+    policy: Policy,
+    exact: bool,
+    device: str,
     requests: RequestBlocks,
     pool: ActorPool,
     mailbox: WeightMailbox,
-    device: str,
     on_failure: Callable[[BaseException], None],
 ) -> InferenceServer:
-    """Start the server over all request blocks; a module runs on the learner's device, the kernels on the CPU."""
-    algorithm = setup.algorithm
-    policy = require_served(algorithm.make_policy(setup.spec))
-    if isinstance(policy.network, ModuleActingNetwork):
-        policy.network.device = take_own_gpu(device)
+    """Start the server over all request blocks; a module runs on the learner's device, the kernels on the CPU.
+
+    Args:
+        policy: policy of the server alone.
+        exact: whether the discipline is exact, so that every request is a pass of its own.
+        device: device of the learner.
+        requests: the actors' request blocks.
+        pool: the actors.
+        mailbox: mailbox of published weights.
+        on_failure: called with the error of a pass.
+    """
+    served = require_served(policy)
+    if isinstance(served.network, ModuleActingNetwork):
+        served.network.device = take_own_gpu(device)
     blocks = [
         ServerRequests(segment, requests.layout, ring)
         for segment, ring in zip(requests.segments, pool.rings, strict=True)
     ]
-    most_rows = 1 if is_exact(algorithm) else MOST_ROWS[device]
-    server = InferenceServer(policy, blocks, requests.doorbell, mailbox, pool.wake, most_rows)
+    most_rows = 1 if exact else MOST_ROWS[device]
+    server = InferenceServer(served, blocks, requests.doorbell, mailbox, pool.wake, most_rows)
     server.start(on_failure)
     return server

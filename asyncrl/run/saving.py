@@ -18,18 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config import TrainerConfig
-from asyncrl.envs.source import EnvSource
 from asyncrl.errors import FilesNotWritten, ResourceError, TrainingDiverged
-from asyncrl.interfaces import EnvSpec
 from asyncrl.learning.clock import TrainClock
 from asyncrl.learning.learner import Learner
-from asyncrl.options import option_values
 from asyncrl.policies.portable_policy import PolicyOrigin
 from asyncrl.printable import error_text
-from asyncrl.protocols import Algorithm
-from asyncrl.run.run_state import RunCapture
+from asyncrl.run.run_state import RunState
+from asyncrl.run.slow_stop import within_limit
 from asyncrl.show.metrics import EvaluationResult
 from asyncrl.storage.checkpoint import CheckpointMeta
+from asyncrl.storage.disk_space import warn_of_little_space
 from asyncrl.storage.run_directory import RunDirectory
 
 BEST_SECONDS = 60.0
@@ -40,51 +38,55 @@ class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time, in a worker thread; event-loop thread only.
 
     Args:
-        config, algorithm, spec, source: the run's options, algorithm and environment.
+        config: the run's options.
         directory: the run directory; without a path nothing is saved.
+        origin: algorithm, environment and metadata of the run.
         learner: the learner to save.
         clock: the training clock.
-        episodes: returns the number of finished training episodes.
+        state: takes the state of the run.
+        on_saved: called with the path of every checkpoint that was written.
 
     Attributes:
-        origin: makes the policies of the run.
         failure: why the last save failed, "" if it succeeded.
-        on_saved: called with the path of every checkpoint that was written.
-        capture: captures the state; set before the first save.
-        hangs: set by the end of the run when a save failed or did not answer in time; no further save is tried then.
+        hangs: whether a save at the end failed or did not answer in time; no further save is tried then.
     """
 
     def __init__(
         self,
         config: TrainerConfig,
-        algorithm: Algorithm,
-        spec: EnvSpec,
-        source: EnvSource,
         directory: RunDirectory,
+        origin: PolicyOrigin,
         learner: Learner,
         clock: TrainClock,
-        episodes: Callable[[], int],
+        state: RunState,
+        on_saved: Callable[[str], None],
     ) -> None:
-        meta = CheckpointMeta(
-            env=config.env,
-            algo=config.algo,
-            spec=spec,
-            options=option_values(algorithm),
-            seed=config.seed,
-        )
-        self.origin = PolicyOrigin(algorithm, source, meta)
         self._config = config
         self._directory = directory
+        self._meta_at_start = origin.meta
         self._learner = learner
         self._clock = clock
-        self._episodes = episodes
-        self.on_saved: Callable[[str], None] = lambda _: None
-        self.capture: RunCapture | None = None
+        self._state = state
+        self._on_saved = on_saved
         self._turn = asyncio.Lock()
         self._unsaved_best: tuple[dict[str, Any], CheckpointMeta] | None = None
         self._written: tuple[str, tuple[object, ...]] = ("", ())
         self.failure = ""
         self.hangs = False
+
+    async def look_at_disk(self, rows_bytes: int) -> None:
+        """Warn if there is little space for the checkpoints; `rows_bytes` are those of the rows of all rings."""
+        if self._directory.path is None:
+            return
+        core = (await self._learner.state_dict())["core"]
+        rows_bytes *= self._state.rows
+        warn_of_little_space(
+            self._directory.path,
+            self._config.checkpoints_kept,
+            core,
+            self._learner.core.weight_count,
+            rows_bytes,
+        )
 
     async def save_latest(self, weights: NDArray[np.float32] | None = None) -> str:
         """Save the learner with these acting weights, or its current ones; returns the path, "" if none was written.
@@ -128,6 +130,23 @@ class CheckpointSaver:
             await asyncio.sleep(self._config.checkpoint_interval_seconds)
             await self.save_latest()
 
+    async def save_before_evaluating(self, weights: NDArray[np.float32] | None = None) -> None:
+        """Save like `save_latest` after training, before anything that may fail or take long.
+
+        Raises `TrainingDiverged` if they are NaN or infinite. Any other error, or no answer within the limit of a
+        step, gives a warning and sets `hangs`; later calls then return at once, so that a disk that hangs is waited
+        for once.
+        """
+        if self.hangs:
+            return
+        try:
+            await within_limit(self.save_latest(weights))
+        except TrainingDiverged:
+            raise
+        except Exception as error:
+            self.hangs = True
+            warn_of_file("the last checkpoint", error)
+
     async def _save(self, weights: NDArray[np.float32] | None, best: EvaluationResult | None) -> str:
         # If the caller is cancelled, the task keeps the lock until its file is written: no two threads write at a time.
         saving = asyncio.create_task(self._save_in_turn(weights, best), name="save-checkpoint")
@@ -144,7 +163,7 @@ class CheckpointSaver:
                 what = self._what(weights)
                 if best is None and self._stands(what):
                     return self._written[0]
-                state = {"weights": weights, **await self._state(rows=best is None)}
+                state = {"weights": weights, **await self._taken(rows=best is None)}
                 meta = self._meta(best)
                 if best is not None:
                     self._unsaved_best = (state, meta)
@@ -168,26 +187,24 @@ class CheckpointSaver:
 
     def _what(self, weights: NDArray[np.float32]) -> tuple[object, ...]:
         """Key that identifies a state of the run."""
-        assert self.capture is not None
         learner = self._learner
-        evaluations = len(self.capture.schedule.evaluations)
-        counters = (learner.updates, learner.inserted_steps, evaluations)
+        counters = (learner.updates, learner.inserted_steps, self._state.evaluations)
         return (*counters, self._unsaved_best is None, weights.tobytes())
 
-    async def _state(self, *, rows: bool) -> dict[str, Any]:
+    async def _taken(self, *, rows: bool) -> dict[str, Any]:
         """State to resume from; with rows if the run keeps them and `rows` is set (not for the best weights)."""
-        assert self.capture is not None and self._directory.checkpoints is not None
-        if not (rows and self.capture.rows):
-            return await self.capture.take()
-        return await self.capture.take_with_rows(self._directory.checkpoints.directory)
+        folder = self._directory.checkpoints
+        assert folder is not None
+        with_rows = rows and self._state.rows
+        return await (self._state.take_with_rows(folder.directory) if with_rows else self._state.take())
 
     async def _write(self, state: dict[str, Any], meta: CheckpointMeta, *, best: bool) -> str:
         folder = self._directory.checkpoints
-        assert folder is not None and self.capture is not None
+        assert folder is not None
         # The best weights are written without rows, so that file is not the one to resume from.
-        latest = not (best and self.capture.rows)
+        latest = not (best and self._state.rows)
         path = str(await asyncio.to_thread(folder.save, state, meta, best=best, latest=latest))
-        self.on_saved(path)
+        self._on_saved(path)
         return path
 
     def _warn(self, error: Exception) -> None:
@@ -202,12 +219,20 @@ class CheckpointSaver:
 
     def _meta(self, evaluation: EvaluationResult | None) -> CheckpointMeta:
         return replace(
-            self.origin.meta,
+            self._meta_at_start,
             env_steps=self._learner.inserted_steps,
             updates=self._learner.updates,
-            episodes=self._episodes(),
+            episodes=self._state.episodes,
             policy_version=evaluation.policy_version if evaluation else self._learner.policy_version,
             train_seconds=self._clock.train_seconds,
             weights_env_steps=evaluation.env_steps if evaluation else None,
             return_mean=evaluation.return_mean if evaluation else None,
         )
+
+
+def warn_of_file(what: str, error: Exception) -> None:
+    """Warn (ASYNC040) that this file of the end of a run cannot be written."""
+    text = (
+        f"[ASYNC040] {what} cannot be written: {error_text(error)}; the result holds what it would have held"
+    )
+    warnings.warn(FilesNotWritten(text), stacklevel=3)

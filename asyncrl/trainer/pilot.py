@@ -107,7 +107,6 @@ def run_pilot(
         target_return=None,
         target_training_return=None,
         eval_interval_steps=NEVER,
-        eval_interval_seconds=None,
         eval_episodes=1,
         eval_max_episode_steps=1,
         report_interval_seconds=min(0.1, seconds / 20),

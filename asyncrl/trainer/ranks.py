@@ -1,4 +1,4 @@
-"""Launcher of a run of several groups on this machine; it replaces `Coordinator` in the process that starts them.
+"""Launcher of a run of several groups on this machine; it replaces `Run` in the process that starts them.
 
 launcher (this process) ── torch's elastic agent ── rank 0, rank 1, ...   each a whole run (`rank.py`)
 snapshots, outcome  <── a socket ──  rank 0
@@ -17,25 +17,23 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.actors.forkserver import ForkServer
 from asyncrl.config import TrainerConfig
 from asyncrl.envs.factory_pickle import pack_policy
 from asyncrl.envs.source import EnvSource
 from asyncrl.errors import GroupLost, StoppedWhileStarting
 from asyncrl.protocols import Algorithm
-from asyncrl.run.alone import Alone
 from asyncrl.run.callbacks import Callbacks
-from asyncrl.run.grouped import Group
 from asyncrl.show.metrics import Snapshot
+from asyncrl.storage.resume import Resumption
 from asyncrl.trainer.rank_messages import JOB, SOCKET, Channel, Job, Message
 
 if TYPE_CHECKING:
     from asyncrl.groups.launch import Failure, Launch
-    from asyncrl.run.ending import Outcome
+    from asyncrl.run.summary import Outcome
 
 END_SECONDS = 15.0
 """Time limit for the other ranks to end after rank 0, before they are killed."""
@@ -49,18 +47,16 @@ MOST_PATH_BYTES = 64
 
 
 class Ranks:
-    """One run of several groups; made and used on the run's event-loop thread, like `Coordinator`.
+    """One run of several groups; made and used on the run's event-loop thread, like `Run`.
 
     Args:
         config, algorithm, source: options and environment of the whole run.
-        server: a fork server, which the ranks do not need; it is closed.
         on_snapshot: called on the loop thread with every snapshot of rank 0.
-        started: not used; every rank measures its own start-up time.
-        callbacks: the user's callbacks, called on the launcher's loop at the messages of rank 0.
-        group: the whole run, with the checkpoint to resume from.
+        resumed: the checkpoint to resume from, or None.
+        trainer, callbacks: see `Run`; the callbacks are called on the launcher's loop at the messages of rank 0.
 
     Attributes:
-        url, page_url, outcome: see `Coordinator`; those of rank 0.
+        url, page_url, outcome, callbacks: see `Run`; those of rank 0.
     """
 
     def __init__(
@@ -68,19 +64,17 @@ class Ranks:
         config: TrainerConfig,
         algorithm: Algorithm,
         source: EnvSource,
-        server: ForkServer,
         on_snapshot: Callable[[Snapshot], None],
-        started: float | None = None,
-        callbacks: Callbacks | None = None,
-        group: Group | Alone | None = None,
+        resumed: Resumption | None = None,
+        trainer: Any = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.url: str | None = None
         self.page_url: str | None = None
         self.outcome: Outcome | None = None
-        resumed = group.resumed if group is not None else None
+        self.callbacks = Callbacks(trainer, callbacks, self.stop, lambda error: self.stop("stopped"))
         self._config, self._job = config, Job(config, algorithm, source, resumed)
-        self._on_snapshot, self._callbacks = on_snapshot, callbacks or Callbacks(None)
-        self._callbacks.attach(self.stop, lambda error: self.stop("stopped"))
+        self._on_snapshot = on_snapshot
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[list[Failure]] = self._loop.create_future()
         self._channels: dict[int, Channel] = {}
@@ -90,7 +84,6 @@ class Ranks:
         self._evaluations = 0 if resumed is None else len(resumed.run["evaluations"]["return_mean"])
         self._hearing: list[threading.Thread] = []
         self._accepting = threading.Lock()
-        server.close()
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in the normal order; the first reason counts. Loop thread only."""
@@ -219,7 +212,7 @@ class Ranks:
         elif kind == "snapshot":
             self._show(values[0])
         elif kind == "checkpoint":
-            self._callbacks.checkpoint(values[0])
+            self.callbacks.checkpoint(values[0])
         elif kind == "outcome":
             rank, outcome, error = values
             if error is not None:
@@ -232,11 +225,11 @@ class Ranks:
                 self._loop.call_later(LOST_SECONDS, self.kill)
 
     def _show(self, snapshot: Snapshot) -> None:
-        if snapshot.state == "training" and not self._callbacks.started:
+        if snapshot.state == "training" and not self.callbacks.started:
             with contextlib.suppress(Exception):  # kept in `Callbacks.error` and raised at the end
-                self._callbacks.start()
+                self.callbacks.start()
         self._on_snapshot(snapshot)
         for evaluation in snapshot.evaluations[self._evaluations :]:
-            self._callbacks.evaluation(evaluation)
+            self.callbacks.evaluation(evaluation)
         self._evaluations = max(self._evaluations, len(snapshot.evaluations))
-        self._callbacks.report(snapshot)
+        self.callbacks.report(snapshot)

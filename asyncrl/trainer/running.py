@@ -1,13 +1,16 @@
 """Registry of this process's runs that have not ended, with the notebook cell that started each.
 
-A notebook cell that is executed again ends the runs of its earlier execution, because their variables were rebound.
+A notebook cell that is executed again ends the runs of its earlier execution, because their variables were rebound. The
+end of the process ends all runs, in the normal order.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl.show.notebook import Cell
 
@@ -46,7 +49,7 @@ def add(run: Run, cell: Cell | None) -> None:
 
 
 def remove(run: Run) -> None:
-    """Remove a run that has ended."""
+    """Remove a run that has ended; the list would keep its memory until the process ends."""
     with _lock:
         _started[:] = [started for started in _started if started.run is not run]
 
@@ -71,8 +74,20 @@ def close_earlier_runs_of(cell: Cell | None) -> None:
     _close(earlier)
 
 
-def _close(runs: tuple[Run, ...]) -> None:
+def _close(runs: tuple[Run, ...], reason: str = "stopped") -> None:
     for run in runs:  # all at once, then wait
-        run.stop()
+        run.stop(reason)
     for run in runs:
         run.close()
+
+
+def _close_at_exit() -> None:
+    _close(running(), "interrupted")
+
+
+# Functions of `atexit` are called after Python has ended all thread pools, without which no checkpoint is written. The
+# pools are ended by a function registered like this one when their module was imported; the last one is called first.
+_register: Any = getattr(threading, "_register_atexit", atexit.register)
+_register(_close_at_exit)
+if hasattr(os, "register_at_fork"):  # a child of `multiprocessing` has copies of its parent's runs
+    os.register_at_fork(after_in_child=_started.clear)

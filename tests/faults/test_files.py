@@ -41,6 +41,7 @@ from asyncrl.interfaces import DiscreteAction, EnvSpec
 from asyncrl.learning.divergence import Divergence
 from asyncrl.options import option_values
 from asyncrl.policies.load import load as load_policy
+from asyncrl.policies.portable_policy import PolicyOrigin
 from asyncrl.printable import printable
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.show.metrics import EvaluationResult, flat
@@ -460,11 +461,10 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
 # --- checkpoints that cannot be written ---------------------------------------------------------------------------
 
 
-class FakeCapture:
-    """Capture of an empty state without rows."""
+class EmptyState:
+    """State of a run without rows."""
 
-    rows = False
-    schedule = SimpleNamespace(evaluations=())
+    rows, episodes, evaluations = False, 0, 0
 
     async def take(self) -> dict[str, Any]:
         return {"core": {}, "run": {}}
@@ -477,14 +477,14 @@ class FakeLearner:
         return np.zeros(3, np.float32), 1
 
 
-def saver(run: RunDirectory, learner: FakeLearner) -> CheckpointSaver:
+def saver(
+    run: RunDirectory, learner: Any, state: Any = None, on_saved: Callable[[str], None] = lambda _: None
+) -> CheckpointSaver:
     from asyncrl.learning.clock import TrainClock
 
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    source = EnvSource.from_user("CartPole-v1")
-    made = CheckpointSaver(config, ALGORITHM, SPEC, source, run, learner, TrainClock(), lambda: 0)  # type: ignore[arg-type]
-    made.capture = FakeCapture()  # type: ignore[assignment]
-    return made
+    origin = PolicyOrigin(ALGORITHM, EnvSource.from_user("CartPole-v1"), meta())
+    return CheckpointSaver(config, run, origin, learner, TrainClock(), state or EmptyState(), on_saved)
 
 
 def test_a_checkpoint_that_fails_is_told_once_and_the_best_is_written_later(
@@ -526,8 +526,8 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
     saved: list[str] = []
 
     async def main() -> None:
-        saving = saver(directory, learner)
-        saving.on_saved = saved.append
+        state = EmptyState()
+        saving = saver(directory, learner, state, saved.append)
         path = await saving.save_latest()
         assert await saving.save_latest() == path == await saving.save_on_request()
         assert len(saved) == 1
@@ -537,8 +537,7 @@ def test_a_state_is_written_once_unless_its_file_is_gone(tmp_path: Path) -> None
         await saving.save_latest(np.ones(3, np.float32))
         assert len(saved) == 3
         assert Path(path).exists()
-        assert saving.capture is not None
-        saving.capture.schedule = SimpleNamespace(evaluations=(1,))  # type: ignore[assignment]
+        state.evaluations = 1
         await saving.save_latest(np.ones(3, np.float32))
         learner.updates += 1
         await saving.save_latest(np.ones(3, np.float32))

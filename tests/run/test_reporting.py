@@ -12,7 +12,8 @@ from snapshots import make_snapshot
 from asyncrl.config import TrainerConfig
 from asyncrl.errors import SamplesTooStale
 from asyncrl.learning.clock import TrainClock
-from asyncrl.run.reporting import LEAST_SECONDS, Reporting, ReportTimes
+from asyncrl.run.callbacks import Callbacks
+from asyncrl.run.reporting import LEAST_SECONDS, Reporter, ReportTimes
 
 
 class Clock:
@@ -133,9 +134,10 @@ def test_a_run_that_ends_with_its_last_evaluation_is_not_kept_waiting() -> None:
 STALE = {"discarded_fraction": 0.6, "env_steps_per_second": 4000.0, "received_steps_per_second": 3900.0}
 
 
-def reporting() -> Reporting:
+def reporter() -> Reporter:
     config = TrainerConfig(env="CartPole-v1", algo="dqn")
-    return Reporting(config, TrainClock(), lambda snapshot: None)
+    callbacks = Callbacks(None, (), lambda: None, lambda _: None)
+    return Reporter(config, TrainClock(), lambda snapshot: None, callbacks)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +161,11 @@ def reporting() -> Reporting:
 )
 def test_asyncrl_020_says_who_is_how_much_faster(fields: dict[str, Any], text: str) -> None:
     with pytest.warns(SamplesTooStale, match=rf"ASYNC020\] 60% of the steps .*: actors .*{text}; raise"):
-        reporting().show(make_snapshot(**{**STALE, **fields}))
+        reporter().show(make_snapshot(**{**STALE, **fields}))
 
 
 def test_asyncrl_020_is_given_once_and_only_when_half_is_lost() -> None:
-    told = reporting()
+    told = reporter()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told.show(make_snapshot(discarded_fraction=0.49))

@@ -180,7 +180,7 @@ def test_a_killed_rank_ends_average_at_once_and_is_named(tmp_path: Path) -> None
         wait_until_both_learn(trainer)
         rank_process(1).send_signal(signal.SIGKILL)
         with pytest.raises(GroupLost, match=r"Rank 1 on .* is lost") as caught:
-            trainer._run.done.result(60)
+            trainer._done.result(60)
     finally:
         trainer.close()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -257,16 +257,16 @@ def test_nothing_is_killed_after_the_ranks_have_ended(monkeypatch: pytest.Monkey
 def test_callbacks_of_a_run_that_goes_on_get_new_evaluations_only() -> None:
     called: list[Any] = []
     resumed = SimpleNamespace(run={"evaluations": {"return_mean": np.zeros(2)}})
-    callbacks: Any = SimpleNamespace(
-        attach=lambda *_: None, started=True, evaluation=called.append, report=lambda _: None
-    )
     old, new = ("a", "b"), ("a", "b", "c")
 
+    class Evaluated:
+        def on_evaluation(self, trainer: None, evaluation: str) -> None:
+            called.append(evaluation)
+
     async def show() -> None:
-        group: Any = SimpleNamespace(resumed=resumed)
-        server: Any = SimpleNamespace(close=lambda: None)
         nothing: Any = None
-        ranks = Ranks(*(nothing,) * 3, server, lambda _: None, None, callbacks, group)
+        going_on: Any = resumed
+        ranks = Ranks(nothing, nothing, nothing, lambda _: None, going_on, None, [Evaluated()])
         for evaluations in ((), old, old, new, new):
             ranks._show(SimpleNamespace(state="training", evaluations=evaluations))  # type: ignore[arg-type]
 
@@ -303,10 +303,9 @@ def test_an_outcome_that_is_still_read_when_the_ranks_have_ended_is_kept(
     monkeypatch.setattr("asyncrl.groups.launch.Launch", Ended)
 
     async def run() -> Any:
-        server: Any = SimpleNamespace(close=lambda: None)
         source: Any = None
         config = TrainerConfig(env="any", algo="dqn", groups=2)
-        return await Ranks(config, DQN(), source, server, lambda _: None).run()
+        return await Ranks(config, DQN(), source, lambda _: None).run()
 
     assert asyncio.run(run()) == ["policy", None]
 

@@ -1,4 +1,4 @@
-"""The run's thread: its ends by the script's end, a disk that hangs, interrupts and callbacks; the curve of returns."""
+"""The thread of a run: ends by the script's end, a disk that hangs, interrupts and callbacks; the curve of returns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import asyncrl
 from asyncrl import Snapshot, Trainer
 from asyncrl.errors import FilesNotWritten, StoppedWhileStarting
 from asyncrl.learning.learner import Learner
-from asyncrl.run import ending, saving
+from asyncrl.run import evaluate, saving, slow_stop
 from asyncrl.run.saving import CheckpointSaver
 from asyncrl.storage.checkpoint import read_policy
 from asyncrl.storage.checkpoint_folder import CheckpointFolder
-from asyncrl.trainer import run_end, running
+from asyncrl.trainer import running
 from asyncrl.trainer import trainer as trainer_module
 
 
@@ -56,15 +56,15 @@ def test_a_background_run_is_saved_when_the_script_ends(tmp_path: Path) -> None:
 
 def test_a_forked_child_closes_no_runs_of_its_parent() -> None:
     """As one of `multiprocessing`, which ends by the same functions of `threading`."""
-    run = trainer()._run
-    run_end.close_at_exit(run)
+    run = trainer()
+    running.add(run, None)
     try:
         child = os.fork()
         if not child:
-            os._exit(len(run_end._open))
+            os._exit(len(running._started))
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        run_end.forget(run)
+        running.remove(run)
 
 
 @pytest.mark.parametrize("interval", [None, 500])
@@ -73,9 +73,9 @@ def test_a_disk_that_hangs_costs_only_the_files(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", lambda *given, **named: released.wait(60))
-    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
     monkeypatch.setattr(saving, "BEST_SECONDS", 0.5, raising=False)
-    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     results = []
     run = trainer(run_dir=tmp_path, eval_interval_steps=interval, eval_episodes=1)
     with pytest.warns(FilesNotWritten, match="cannot be written"):
@@ -86,7 +86,7 @@ def test_a_disk_that_hangs_costs_only_the_files(
         released.set()
         thread.join(30)
     assert not waits
-    assert run._run._thread is not None and not run._run._thread.is_alive()
+    assert run._thread is not None and not run._thread.is_alive()
     (result,) = results
     assert result.evaluation is not None and result.evaluation.episodes == 2
     assert result.unsaved == "the disk did not answer in time"
@@ -102,10 +102,10 @@ def test_a_final_evaluation_is_kept_though_its_file_hangs(
 
     save, released = CheckpointFolder.save, threading.Event()
     monkeypatch.setattr(CheckpointFolder, "save", hangs_later)
-    monkeypatch.setattr(ending, "EVALUATION_SECONDS", 5.0)
-    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(ending, "STEP_SECONDS", 0.5)
-    monkeypatch.setattr(run_end, "WORKER_SECONDS", 0.5)
+    monkeypatch.setattr(evaluate, "EVALUATION_SECONDS", 5.0)
+    monkeypatch.setattr(evaluate, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(slow_stop, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(trainer_module, "WORKER_SECONDS", 0.5)
     try:
         with pytest.warns(FilesNotWritten, match="the last checkpoint cannot be written"):
             result = trainer(run_dir=tmp_path, eval_interval_steps=None).learn(total_steps=1_000)
@@ -132,10 +132,10 @@ def test_a_run_stopped_while_it_is_built_has_a_policy_after_close(close: Any) ->
 def test_an_interrupt_after_a_stop_ends_a_run_that_is_being_built() -> None:
     run = trainer(env=SlowToBuild)
     run.start()
-    wait_until(lambda: run._run.coordinator is not None, "the coordinator")
+    wait_until(lambda: run._run is not None, "the run")
     run.stop()
     run.stop("interrupted")
-    assert isinstance(run._run.done.exception(timeout=8), StoppedWhileStarting)
+    assert isinstance(run._done.exception(timeout=8), StoppedWhileStarting)
     run.close()
 
 
@@ -143,7 +143,7 @@ def test_an_interrupt_while_learn_starts_ends_the_run(monkeypatch: pytest.Monkey
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "add", interrupted)
+    monkeypatch.setattr(trainer_module, "wait_for_futures", interrupted)
     run = trainer()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -163,10 +163,10 @@ def test_a_listener_of_a_refused_call_is_not_called_twice() -> None:
 
 def test_an_interrupt_that_another_thread_receives_ends_start(monkeypatch: pytest.MonkeyPatch) -> None:
     run, ended = trainer(), threading.Event()
-    monkeypatch.setattr(run._run, "_receive", lambda snapshot: None)  # so that the page has no address
+    monkeypatch.setattr(run, "_receive", lambda snapshot: None)  # so that the page has no address
 
     def interrupt() -> None:
-        while run._run.coordinator is None:
+        while run._run is None:
             ended.wait(0.01)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         if not ended.wait(5):
@@ -247,7 +247,7 @@ def test_the_last_save_is_not_training_time(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_curve_of_returns_has_each_point_once_and_the_newest() -> None:
-    run = trainer()._run
+    run = trainer()
     for steps in range(1, 402):
         for _ in range(5):  # a state is told again and again, such as the progress of an evaluation
             run._receive(make_snapshot(env_steps=steps, return_mean=float(steps)))

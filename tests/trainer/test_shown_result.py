@@ -17,7 +17,7 @@ from asyncrl import Trainer, errors
 from asyncrl.envs.source import EnvSource
 from asyncrl.policies import film
 from asyncrl.show.result_card import curve_html
-from asyncrl.trainer.run_thread import TrainResult
+from asyncrl.trainer.result import TrainResult
 
 
 @pytest.fixture(scope="module")
